@@ -1,4 +1,4 @@
-"""Functions for all benchmarks: paths, clean environments, temporary repositories, data and tables."""
+"""Functions that the benchmarks share: paths, clean environments, temporary repositories, data and tables."""
 import json
 import os
 import pathlib
@@ -19,18 +19,18 @@ def muster() -> str:
     return str(target / host / "dist" / "muster")
 
 
-def programs(given: str | None) -> tuple[str, str | None]:
-    """Returns the paths of Muster (as given, or built with profile `dist`) and of gitlab-runner, if set. Paths are absolute."""
+def programs(muster_path: str | None) -> tuple[str, str | None]:
+    """Returns the absolute paths of Muster (`muster_path`, or built with profile `dist`) and of gitlab-runner, if set."""
     peer = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
-    return os.path.abspath(given) if given else muster(), os.path.abspath(peer) if peer else None
+    return os.path.abspath(muster_path) if muster_path else muster(), os.path.abspath(peer) if peer else None
 
 
 def load() -> float:
-    """Returns the load of the machine in the last minute."""
+    """Returns the load average of the last minute."""
     return os.getloadavg()[0]
 
 
-def clean(home: pathlib.Path) -> dict[str, str]:
+def clean_env(home: pathlib.Path) -> dict[str, str]:
     """Returns an environment without the user's settings."""
     return {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "TERM": "dumb"}
 
@@ -39,24 +39,24 @@ def repository(folder: pathlib.Path, configuration: str) -> None:
     """Creates a repository with one commit and the configuration."""
     folder.mkdir()
     (folder / ".gitlab-ci.yml").write_text(configuration)
-    (folder / "README.md").write_text("a repository for a measurement\n")
+    (folder / "README.md").write_text("Repository of a benchmark.\n")
     git = ["git", "-c", "user.name=bench", "-c", "user.email=bench@example.org"]
     for arguments in (["init", "-q", "-b", "main"], ["add", "-A"], ["commit", "-q", "-m", "first"]):
         subprocess.run(git + arguments, cwd=folder, check=True)
     subprocess.run(["git", "remote", "add", "origin", "https://git.example.org/bench/app.git"], cwd=folder, check=True)
 
 
-def kept(name: str) -> dict:
+def stored(name: str) -> dict:
     """Returns the stored results."""
     data = ROOT / "benches" / "data" / name
     return json.loads(data.read_text()) if data.exists() else {}
 
 
-def renew(name: str, results: dict) -> dict:
-    """Replaces stored results of the same names, and returns all results."""
+def update(name: str, results: dict) -> dict:
+    """Stores results, replacing those with the same names, and returns all stored results."""
     data = ROOT / "benches" / "data" / name
     data.parent.mkdir(exist_ok=True)
-    whole = kept(name) | results
+    whole = stored(name) | results
     if results:
         data.write_text(json.dumps(whole, indent=1) + "\n")
     return whole

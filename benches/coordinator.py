@@ -1,7 +1,7 @@
-"""A coordinator that assigns jobs at given times, with the part of GitLab's runner API that a shell job needs.
+"""A coordinator that offers jobs at given times. It has the part of GitLab's runner API that a shell job needs.
 
-`muster ci run --executor external`, which the other benchmarks use, offers the jobs of a pipeline. This one offers any number of jobs at
-a rate or by a list of arrivals, and stores only the times of their events.
+Other benchmarks use `muster ci run --executor external`, which offers the jobs of a pipeline. This coordinator offers any number of
+jobs, at a rate or at listed times, and stores only the times of their events.
 """
 import asyncio
 import collections
@@ -23,9 +23,9 @@ class Job:
     """One job with the wall-clock times of its events."""
 
     offered: float
-    handed: float = 0.0
+    assigned: float = 0.0
     ended: float = 0.0
-    handouts: int = 0
+    assignments: int = 0
     reports: int = 0
     state: str = "pending"
     reason: str = ""
@@ -33,11 +33,11 @@ class Job:
 
 
 class Coordinator:
-    """Listens on a free port until it is closed. `payload(id)` returns the specific parts of a job's payload."""
+    """Listens on a free port until it is closed. `payload(id)` returns the script, variables and image of a job."""
 
     def __init__(self, payload):
         self.payload, self.jobs, self.waiters, self.queue = payload, {}, collections.deque(), collections.deque()
-        self.changed, self.ended, self.asked = threading.Condition(), 0, threading.Event()
+        self.changed, self.ended, self.requested = threading.Condition(), 0, threading.Event()
         self.loop = asyncio.new_event_loop()
         self.server = self.loop.run_until_complete(self.loop.create_server(lambda: Connection(self), "127.0.0.1", 0, backlog=512))
         self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
@@ -57,20 +57,20 @@ class Coordinator:
             number = len(self.jobs) + 1
             self.jobs[number] = Job(time.time())
             self.queue.append(number)
-            self._hand_out()
+            self._assign()
 
-    def _hand_out(self) -> None:
+    def _assign(self) -> None:
         while self.queue and self.waiters:
             waiter = self.waiters.popleft()
             if not waiter.is_open():
                 continue
             number = self.queue.popleft()
             job = self.jobs[number]
-            job.handed, job.handouts = time.time(), job.handouts + 1
-            waiter.answer(201, json.dumps(self._whole(number)).encode())
+            job.assigned, job.assignments = time.time(), job.assignments + 1
+            waiter.answer(201, json.dumps(self._full_payload(number)).encode())
 
-    def _whole(self, number: int) -> dict:
-        """Returns a payload like GitLab's, overridden by the measurement's parts."""
+    def _full_payload(self, number: int) -> dict:
+        """Returns a payload like GitLab's, with the script, variables and image of the benchmark."""
         variables = {"CI_JOB_ID": str(number), "GIT_STRATEGY": "none", "FF_TIMESTAMPS": "false"}
         own = self.payload(number)
         variables |= own.get("variables", {})
@@ -88,24 +88,24 @@ class Coordinator:
             "features": {"trace_sections": False, "failure_reasons": ["runner_system_failure", "script_failure"]},
         }
 
-    def take(self, connection, path: str, body: bytes) -> None:
+    def handle(self, connection, path: str, body: bytes) -> None:
         """Handles one request."""
-        found = JOB_PATH.match(path)
+        match = JOB_PATH.match(path)
         if path == "/api/v4/jobs/request":
-            self.asked.set()
+            self.requested.set()
             self.waiters.append(connection)
-            connection.hold(self.loop.call_later(HOLD_SECONDS, self._nothing, connection))
-            self._hand_out()
+            connection.set_timer(self.loop.call_later(HOLD_SECONDS, self._answer_empty, connection))
+            self._assign()
         elif path == "/api/v4/runners/verify":
             connection.answer(200, json.dumps({"id": 1, "token": TOKEN, "token_expires_at": None}).encode())
-        elif found and (job := self.jobs.get(int(found[1]))):
-            if found[2]:
+        elif match and (job := self.jobs.get(int(match[1]))):
+            if match[2]:
                 job.trace_bytes += len(body)
                 connection.answer(202, b"", f"Range: 0-{job.trace_bytes}\r\n")
                 return
-            told = json.loads(body)
-            if told["state"] in ("success", "failed"):
-                job.state, job.reason, job.ended, job.reports = told["state"], told.get("failure_reason") or "", time.time(), job.reports + 1
+            update = json.loads(body)
+            if update["state"] in ("success", "failed"):
+                job.state, job.reason, job.ended, job.reports = update["state"], update.get("failure_reason") or "", time.time(), job.reports + 1
                 with self.changed:
                     self.ended += job.reports == 1
                     self.changed.notify_all()
@@ -113,7 +113,7 @@ class Coordinator:
         else:
             connection.answer(404, b"")
 
-    def _nothing(self, connection) -> None:
+    def _answer_empty(self, connection) -> None:
         if connection in self.waiters:
             self.waiters.remove(connection)
             connection.answer(204, b"")
@@ -133,22 +133,22 @@ class Connection(asyncio.Protocol):
     """Handles one keep-alive connection. Both runners send a content length."""
 
     def __init__(self, coordinator: Coordinator):
-        self.coordinator, self.buffer, self.held = coordinator, b"", None
+        self.coordinator, self.buffer, self.timer = coordinator, b"", None
 
     def connection_made(self, transport) -> None:
         self.transport = transport
 
     def connection_lost(self, _) -> None:
-        if self.held:
-            self.held.cancel()
+        if self.timer:
+            self.timer.cancel()
         if self in self.coordinator.waiters:
             self.coordinator.waiters.remove(self)
 
     def is_open(self) -> bool:
         return not self.transport.is_closing()
 
-    def hold(self, timer) -> None:
-        self.held = timer
+    def set_timer(self, timer) -> None:
+        self.timer = timer
 
     def data_received(self, data: bytes) -> None:
         self.buffer += data
@@ -161,15 +161,15 @@ class Connection(asyncio.Protocol):
                 return
             self.buffer = rest[length:]
             _, target, _ = lines[0].split(" ", 2)
-            self.coordinator.take(self, target.partition("?")[0], rest[:length])
+            self.coordinator.handle(self, target.partition("?")[0], rest[:length])
 
-    def answer(self, status: int, body: bytes, more: str = "") -> None:
-        if self.held:
-            self.held.cancel()
-            self.held = None
+    def answer(self, status: int, body: bytes, extra_headers: str = "") -> None:
+        if self.timer:
+            self.timer.cancel()
+            self.timer = None
         head = (
             f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\nJob-Status: running\r\n"
-            f"X-GitLab-Trace-Update-Interval: 3\r\nX-GitLab-Last-Update: 1\r\n{more}"
+            f"X-GitLab-Trace-Update-Interval: 3\r\nX-GitLab-Last-Update: 1\r\n{extra_headers}"
         )
         length = "" if status == 204 else f"Content-Length: {len(body)}\r\n"
         self.transport.write(f"{head}{length}\r\n".encode() + body)

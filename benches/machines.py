@@ -14,11 +14,12 @@ import time
 
 import common
 
-NEEDED = ("dockerd", "containerd", "runc", "docker", "busybox", "openssl")
-START_SECONDS_MAX = 30
+REQUIRED = ("dockerd", "containerd", "runc", "docker", "busybox", "openssl")
+MAX_START_SECONDS = 30
 IMAGE = "bench"
 
-# A machine is a directory. `outcomes` has one line per creation, in order. Events are written to `log`, with the seconds since boot.
+# Fake docker-machine. A machine is a directory. `outcomes` has one line per creation, in order. `log` has the events with the time in
+# seconds since boot.
 DOCKER_MACHINE = """#!/bin/sh
 set -eu
 store=$MACHINE_STORAGE_PATH
@@ -27,23 +28,23 @@ command=$1
 for name in "$@"; do :; done
 case $command in inspect) name=$2 ;; esac
 machine=$store/machines/$name
-told() { read -r now _ </proc/uptime; echo "$now $1 $name" >>"$store/log"; }
+record() { read -r now _ </proc/uptime; echo "$now $1 $name" >>"$store/log"; }
 case $command in
 create)
     n=1
-    until mkdir "$store/made/$n" 2>/dev/null; do n=$((n + 1)); done
+    until mkdir "$store/creations/$n" 2>/dev/null; do n=$((n + 1)); done
     outcome=$(sed -n "${n}p" "$store/outcomes")
-    if [ "$outcome" = refused ]; then
-        told refused
+    if [ "$outcome" = rejected ]; then
+        record rejected
         echo "Error creating machine: quota exceeded" >&2
         exit 3
     fi
-    told made
+    record created
     mkdir -p "$machine"
     echo '{}' >"$machine/config.json"
     sleep "$(cat "$store/boot")"
-    if [ "$outcome" = dead ]; then
-        told dead
+    if [ "$outcome" = boot-failed ]; then
+        record boot-failed
         echo "Error creating machine: SSH never came up" >&2
         exit 1
     fi
@@ -51,7 +52,7 @@ create)
     ;;
 rm)
     rm -r "$machine"
-    told gone
+    record deleted
     ;;
 stop | config) [ -e "$machine/up" ] ;;
 url) cat "$store/url" ;;
@@ -69,15 +70,15 @@ openssl x509 -req -in request.pem -CA ca.pem -CAkey ca-key.pem -CAcreateserial -
 
 def missing() -> list[str]:
     """Returns the missing requirements."""
-    return [name for name in NEEDED if not shutil.which(name)] + ([] if os.geteuid() == 0 else ["root"])
+    return [name for name in REQUIRED if not shutil.which(name)] + ([] if os.geteuid() == 0 else ["root"])
 
 
 class Machines:
-    """The Docker daemon and the directory of docker-machine. `close` deletes both."""
+    """The Docker daemon, and the directory of docker-machine. `close` stops the daemon and deletes its data."""
 
     def __init__(self, place: pathlib.Path, outcomes: list[str], boot_seconds: float):
         self.store, self.bin = place / "machine", place / "bin"
-        for folder in (self.store, self.store / "made", self.store / "machines", self.store / "certs", self.bin):
+        for folder in (self.store, self.store / "creations", self.store / "machines", self.store / "certs", self.bin):
             folder.mkdir()
         executable = self.bin / "docker-machine"
         executable.write_text(DOCKER_MACHINE)
@@ -92,9 +93,9 @@ class Machines:
             port = free.getsockname()[1]
         (self.store / "url").write_text(f"tcp://127.0.0.1:{port}\n")
         self.env = {"MACHINE_STORAGE_PATH": str(self.store), "PATH": f"{self.bin}:{os.environ['PATH']}"}
-        # Paths of sockets have a maximum length.
-        self.short = pathlib.Path(tempfile.mkdtemp(prefix="mb-"))
-        self.docker = ["docker", "-H", f"unix://{self.short}/s"]
+        # The path of a socket must be short.
+        self.socket_dir = pathlib.Path(tempfile.mkdtemp(prefix="mb-"))
+        self.docker = ["docker", "-H", f"unix://{self.socket_dir}/s"]
         self.daemon = None
         try:
             self._start(place, port)
@@ -108,19 +109,19 @@ class Machines:
         certificates = self.store / "certs"
         with (place / "dockerd.log").open("w") as log:
             self.daemon = subprocess.Popen(
-                ["dockerd", "-H", f"unix://{self.short}/s", "-H", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", certificates / "ca.pem",
-                 "--tlscert", certificates / "cert.pem", "--tlskey", certificates / "key.pem", "--data-root", self.short / "data",
-                 "--exec-root", self.short / "exec", "--pidfile", self.short / "pid", "--iptables=false", "--ip-masq=false", "--bridge=none"],
-                env=common.clean(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                ["dockerd", "-H", f"unix://{self.socket_dir}/s", "-H", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", certificates / "ca.pem",
+                 "--tlscert", certificates / "cert.pem", "--tlskey", certificates / "key.pem", "--data-root", self.socket_dir / "data",
+                 "--exec-root", self.socket_dir / "exec", "--pidfile", self.socket_dir / "pid", "--iptables=false", "--ip-masq=false", "--bridge=none"],
+                env=common.clean_env(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )
-        deadline = time.monotonic() + START_SECONDS_MAX
+        deadline = time.monotonic() + MAX_START_SECONDS
         while subprocess.run([*self.docker, "version"], capture_output=True).returncode:
             if time.monotonic() > deadline or self.daemon.poll() is not None:
-                raise SystemExit(f"benches/scheme: the Docker daemon does not start; see {place}/dockerd.log")
+                raise SystemExit(f"benches/scheme: the Docker daemon did not start; see {place}/dockerd.log")
             time.sleep(0.1)
 
     def _image(self, place: pathlib.Path) -> None:
-        """Builds one image for the job and for the runner's helper: busybox with the two names that the runner calls."""
+        """Builds one image for the job and for the runner's helper: busybox, and the two programs that the runner calls."""
         tree = place / "image"
         for folder in ("bin", "usr/bin", "tmp"):
             (tree / folder).mkdir(parents=True)
@@ -138,13 +139,13 @@ class Machines:
 
     def close(self) -> None:
         if self.daemon and self.daemon.poll() is None:
-            left = subprocess.run([*self.docker, "ps", "-aq"], capture_output=True, text=True).stdout.split()
-            if left:
-                subprocess.run([*self.docker, "rm", "-f", *left], stdout=subprocess.DEVNULL)
+            containers = subprocess.run([*self.docker, "ps", "-aq"], capture_output=True, text=True).stdout.split()
+            if containers:
+                subprocess.run([*self.docker, "rm", "-f", *containers], stdout=subprocess.DEVNULL)
             self.daemon.terminate()
             try:
                 self.daemon.wait(30)
             except subprocess.TimeoutExpired:
                 self.daemon.kill()
                 self.daemon.wait()
-        shutil.rmtree(self.short, ignore_errors=True)
+        shutil.rmtree(self.socket_dir, ignore_errors=True)

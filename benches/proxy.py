@@ -1,17 +1,17 @@
-"""An HTTP proxy for a coordinator that drops the first answers to some methods: `Proxy(url, {"PATCH": 30})`."""
+"""HTTP proxy for a coordinator that answers the first requests of some methods with 500: `Proxy(url, {"PATCH": 30})`."""
 import http.client
 import http.server
 import threading
 import urllib.parse
 
-ANSWER_SECONDS_MAX = 120
+MAX_RESPONSE_SECONDS = 120
 
 
 class Proxy:
     """Listens on a free port until it is closed."""
 
     def __init__(self, url: str, failures: dict[str, int]):
-        target, left, lock = urllib.parse.urlsplit(url), dict(failures), threading.Lock()
+        target, failures_left, lock = urllib.parse.urlsplit(url), dict(failures), threading.Lock()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -19,21 +19,21 @@ class Proxy:
             def handle_one(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 with lock:
-                    fails = left.get(self.command, 0) > 0
-                    left[self.command] = left.get(self.command, 0) - 1
+                    fails = failures_left.get(self.command, 0) > 0
+                    failures_left[self.command] = failures_left.get(self.command, 0) - 1
                 if fails:
-                    self.answer(500, {}, b"lost by the benchmark")
+                    self.respond(500, {}, b"failure injected by the benchmark")
                     return
-                connection = http.client.HTTPConnection(target.hostname, target.port, timeout=ANSWER_SECONDS_MAX)
+                connection = http.client.HTTPConnection(target.hostname, target.port, timeout=MAX_RESPONSE_SECONDS)
                 try:
                     headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "connection")}
                     connection.request(self.command, self.path, body, headers)
-                    answer = connection.getresponse()
-                    self.answer(answer.status, dict(answer.getheaders()), answer.read())
+                    response = connection.getresponse()
+                    self.respond(response.status, dict(response.getheaders()), response.read())
                 finally:
                     connection.close()
 
-            def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            def respond(self, status: int, headers: dict[str, str], body: bytes) -> None:
                 self.send_response(status)
                 for key, value in headers.items():
                     if key.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):

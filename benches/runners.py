@@ -1,4 +1,4 @@
-"""A runner started as in production, Muster or gitlab-runner, and the resource usage of its processes."""
+"""Starts Muster or gitlab-runner as in production, and measures the resource usage of its processes."""
 import ctypes
 import os
 import pathlib
@@ -9,17 +9,17 @@ import time
 import common
 
 PR_SET_CHILD_SUBREAPER = 36
-END_SECONDS_MAX = 20
+MAX_EXIT_SECONDS = 20
 # Placeholder in a configuration for the runner's own directory.
 HOME = "@home@"
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of orphans, so that their usage can be summed up."""
+    """Makes this process the parent of orphaned descendants, so that their resource usage is counted."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def shell(url: str, token: str, concurrent: int) -> str:
+def shell_configuration(url: str, token: str, concurrent: int) -> str:
     """Returns the configuration of one runner with the shell executor and a job limit."""
     return (
         f'concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\nname = "bench"\nurl = "{url}"\ntoken = "{token}"\n'
@@ -31,7 +31,7 @@ def shell(url: str, token: str, concurrent: int) -> str:
 class Runner:
     """A runner with a config.toml, and all its processes."""
 
-    def __init__(self, place: pathlib.Path, program: str, executable: str, text: str, more: dict[str, str] | None = None):
+    def __init__(self, place: pathlib.Path, program: str, executable: str, text: str, extra_env: dict[str, str] | None = None):
         self.home, self.program = place / "runner", program
         self.home.mkdir()
         config = self.home / "config.toml"
@@ -39,8 +39,8 @@ class Runner:
         config.chmod(0o600)
         run = ["runner", "run"] if program == "muster" else ["run"]
         self.command = [executable, *run, "--config", str(config), "--working-directory", str(self.home)]
-        # As root, the default is in /var/lib and would remain there.
-        self.env = common.clean(self.home) | {"MUSTER_STATE_DIR": str(self.home / "state")} | (more or {})
+        # As root, the default state directory is below /var/lib and would not be deleted.
+        self.env = common.clean_env(self.home) | {"MUSTER_STATE_DIR": str(self.home / "state")} | (extra_env or {})
         self.cpu = 0.0
         self.start()
 
@@ -48,41 +48,41 @@ class Runner:
         self.log = (self.home / "log").open("a")
         self.process = subprocess.Popen(self.command, cwd=self.home, env=self.env, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
 
-    def own(self) -> list[int]:
+    def process_ids(self) -> list[int]:
         """Returns the processes of the runner, without those of its jobs."""
-        # After it is reaped, its PID may belong to another process.
+        # After the runner is reaped, another process may have its PID.
         runner = [self.process.pid] if self.process.returncode is None else []
         return sorted({*runner, *(pid for parent in (os.getpid(), *runner) for pid in children(parent) if is_agent(pid))})
 
     def memory(self) -> float:
-        return sum(resident_mib(pid) for pid in self.own())
+        return sum(resident_mib(pid) for pid in self.process_ids())
 
     def kill(self) -> None:
         self.process.kill()
         self._reap(self.process.pid)
 
     def close(self, first: signal.Signals = signal.SIGTERM) -> None:
-        """Stops the runner and returns its usage. An agent that outlives its manager has become a child of this process."""
-        for end in (first, signal.SIGKILL):
-            own = [pid for pid in self.own() if os.path.exists(f"/proc/{pid}")]
-            for pid in own:
-                os.kill(pid, end)
-            deadline = time.monotonic() + END_SECONDS_MAX
-            while own and time.monotonic() < deadline:
-                own = [pid for pid in own if not self._reap(pid, os.WNOHANG)]
+        """Stops the runner and adds the CPU time of its processes. An agent that outlived its manager is a child of this process."""
+        for end_signal in (first, signal.SIGKILL):
+            pids = [pid for pid in self.process_ids() if os.path.exists(f"/proc/{pid}")]
+            for pid in pids:
+                os.kill(pid, end_signal)
+            deadline = time.monotonic() + MAX_EXIT_SECONDS
+            while pids and time.monotonic() < deadline:
+                pids = [pid for pid in pids if not self._reap(pid, os.WNOHANG)]
                 time.sleep(0.01)
         self.log.close()
 
     def _reap(self, pid: int, flags: int = 0) -> bool:
         try:
-            done, status, usage = os.wait4(pid, flags)
+            reaped, status, usage = os.wait4(pid, flags)
         except ChildProcessError:
             return not os.path.exists(f"/proc/{pid}")
-        if done:
+        if reaped:
             self.cpu += usage.ru_utime + usage.ru_stime
-        if done == self.process.pid:
+        if reaped == self.process.pid:
             self.process.returncode = os.waitstatus_to_exitcode(status)
-        return bool(done)
+        return bool(reaped)
 
 
 def children(pid: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""Finds the test functions of Rust files, for the checks of documents against tests.
+"""Finds the test functions of Rust files, for scripts that compare documents with tests.
 
-Only functions that `cargo test` runs count: those with `#[test]` or `#[tokio::test]` and without `#[ignore]`, and those in a call of a
-macro of the same file that adds `#[test]` to each function.
+Only functions that `cargo test` runs count: functions with `#[test]` or `#[tokio::test]` and without `#[ignore]`, and functions in a call of
+a macro of the same file that adds `#[test]` to each of them.
 """
 import pathlib
 import re

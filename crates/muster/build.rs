@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Linker arguments that merge identical functions and pack relocations. They save a tenth of the size.
-const SMALL: [&str; 2] = ["-Wl,--icf=safe", "-Wl,-z,pack-relative-relocs"];
+const SIZE_LINK_ARGS: [&str; 2] = ["-Wl,--icf=safe", "-Wl,-z,pack-relative-relocs"];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = protox::compile(["wrapper.proto"], ["proto"])?;
     tonic_prost_build::configure().build_client(false).compile_fds(files)?;
     println!("cargo:rerun-if-changed=proto");
-    if env::var("PROFILE").is_ok_and(|profile| profile == "release") && can_be_small() == Some(true) {
-        for argument in SMALL {
+    if env::var("PROFILE").is_ok_and(|profile| profile == "release") && supports_size_link_args() == Some(true) {
+        for argument in SIZE_LINK_ARGS {
             println!("cargo:rustc-link-arg-bins={argument}");
         }
     }
@@ -23,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// Links and runs a small program with these arguments, because some linkers do not support them, and a glibc before 2.36
 /// cannot start the result. Returns `None` if this cannot be tried, as in a cross build.
-fn can_be_small() -> Option<bool> {
+fn supports_size_link_args() -> Option<bool> {
     let target = env::var("TARGET").ok().filter(|target| env::var("HOST").is_ok_and(|host| host == *target))?;
     let out = PathBuf::from(env::var_os("OUT_DIR")?);
     let (source, program) = (out.join("trial.rs"), out.join("trial"));
@@ -36,9 +36,9 @@ fn can_be_small() -> Option<bool> {
     if let Ok(linker) = env::var("RUSTC_LINKER") {
         rustc.arg("-C").arg(format!("linker={linker}"));
     }
-    for argument in SMALL {
+    for argument in SIZE_LINK_ARGS {
         rustc.arg("-C").arg(format!("link-arg={argument}"));
     }
-    let quiet = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
-    Some(quiet(&mut rustc)?.success() && quiet(&mut Command::new(&program))?.success())
+    let run_silently = |command: &mut Command| command.stdout(Stdio::null()).stderr(Stdio::null()).status().ok();
+    Some(run_silently(&mut rustc)?.success() && run_silently(&mut Command::new(&program))?.success())
 }

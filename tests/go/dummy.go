@@ -1,6 +1,6 @@
-// Package interop holds the tests against the Go side of the plugin protocol.
+// Package interop has the tests with GitLab's Go implementation of the plugin protocol.
 //
-// The imports keep the modules of fleeting's dummy plugin and of the nesting daemon, which scripts/test builds, in go.mod.
+// scripts/test builds fleeting's dummy plugin and the nesting daemon. The imports keep their modules in go.mod.
 package interop
 
 import (

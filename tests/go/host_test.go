@@ -1,4 +1,4 @@
-// The real Go host runs a plugin of ours. Started by scripts/test, which names the plugin's executable.
+// GitLab's Go host runs one of Muster's plugins. scripts/test starts these tests and sets the path of the plugin's executable.
 package interop
 
 import (
@@ -11,10 +11,10 @@ import (
 	"gitlab.com/gitlab-org/fleeting/fleeting/provider"
 )
 
-func TestToyUnderTheGoHost(t *testing.T) {
+func TestGoHostRunsToyPlugin(t *testing.T) {
 	executable := os.Getenv("MUSTER_TEST_TOY")
 	if executable == "" {
-		t.Fatal("MUSTER_TEST_TOY does not name the executable of fleeting-plugin-toy")
+		t.Fatal("MUSTER_TEST_TOY is not set to the path of fleeting-plugin-toy")
 	}
 	runner, err := fleeting.RunPlugin(executable, []byte(`{"NAME":"go","max_size":5}`))
 	if err != nil {
@@ -22,14 +22,14 @@ func TestToyUnderTheGoHost(t *testing.T) {
 	}
 	defer runner.Kill()
 
-	changed := make(chan fleeting.Instance, 100)
+	updates := make(chan fleeting.Instance, 100)
 	provisioner, err := fleeting.Init(
 		context.Background(), nil, runner.InstanceGroup(),
 		fleeting.WithMaxSize(5),
 		fleeting.WithUpdateIntervalWhenExpecting(10*time.Millisecond),
 		fleeting.WithSubscriber(func(instances []fleeting.Instance) {
 			for _, instance := range instances {
-				changed <- instance
+				updates <- instance
 			}
 		}),
 	)
@@ -40,15 +40,15 @@ func TestToyUnderTheGoHost(t *testing.T) {
 
 	wait := func(state provider.State, n int) {
 		t.Helper()
-		limit := time.After(time.Minute)
+		timeout := time.After(time.Minute)
 		seen := map[string]bool{}
 		for len(seen) < n {
 			select {
-			case instance := <-changed:
+			case instance := <-updates:
 				if instance.State() == state {
 					seen[instance.ID()] = true
 				}
-			case <-limit:
+			case <-timeout:
 				t.Fatalf("%d of %d instances became %v", len(seen), n, state)
 			}
 		}
@@ -58,14 +58,14 @@ func TestToyUnderTheGoHost(t *testing.T) {
 	wait(provider.StateRunning, 3)
 	instances := provisioner.Instances()
 	if len(instances) != 3 {
-		t.Fatalf("%d instances instead of 3", len(instances))
+		t.Fatalf("expected 3 instances, got %d", len(instances))
 	}
 	info, err := instances[0].ConnectInfo(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if info.InternalAddr != "127.0.0.1" || info.Timeout != 10*time.Minute {
-		t.Fatalf("connect info arrived as %+v", info)
+		t.Fatalf("unexpected connect info: %+v", info)
 	}
 	for _, instance := range instances {
 		instance.Delete()

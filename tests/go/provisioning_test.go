@@ -9,36 +9,36 @@ import (
 	"gitlab.com/gitlab-org/fleeting/fleeting/integration"
 )
 
-// The suite that fleeting offers to every plugin: scale up and down, and a command over its connector.
-func suite(t *testing.T, variable string, config map[string]any) {
+// runSuite runs the provisioning suite of fleeting: scale up, run a command over the connector, and scale down.
+func runSuite(t *testing.T, variable string, config map[string]any) {
 	t.Helper()
 	executable := os.Getenv(variable)
 	if executable == "" {
-		t.Fatalf("%s does not name the plugin's executable", variable)
+		t.Fatalf("%s is not set to the path of the plugin's executable", variable)
 	}
 	integration.TestProvisioning(t, executable, integration.Config{PluginConfig: config, MaxInstances: 3})
 }
 
 func TestLocalPassesTheProvisioningSuite(t *testing.T) {
-	suite(t, "MUSTER_TEST_LOCAL", map[string]any{"name": "go", "max_size": 3})
+	runSuite(t, "MUSTER_TEST_LOCAL", map[string]any{"name": "go", "max_size": 3})
 }
 
-// The example in shell, behind the plugin `script`.
+// The plugin `script` with the example script in shell.
 func TestScriptPassesTheProvisioningSuite(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
-		missing(t, "there is no /usr/sbin/sshd (Debian: openssh-server)")
+		missing(t, "/usr/sbin/sshd does not exist (Debian: openssh-server)")
 	}
 	example, err := filepath.Abs("../../examples/plugins/shell/sshd-group")
 	if err != nil {
 		t.Fatal(err)
 	}
-	suite(t, "MUSTER_TEST_SCRIPT", map[string]any{
+	runSuite(t, "MUSTER_TEST_SCRIPT", map[string]any{
 		"command":  []string{example},
 		"settings": map[string]any{"directory": filepath.Join(t.TempDir(), "group")},
 	})
 }
 
-// Machines that are there already: one SSH server by three names.
+// The plugin `static` with three machines, all of which are the same SSH server.
 func TestStaticPassesTheProvisioningSuite(t *testing.T) {
 	server := startSSH(t)
 	var machines []map[string]any
@@ -47,12 +47,12 @@ func TestStaticPassesTheProvisioningSuite(t *testing.T) {
 			"name": fmt.Sprintf("machine-%d", n), "address": server.address, "username": server.user, "key_path": server.key,
 		})
 	}
-	suite(t, "MUSTER_TEST_STATIC", map[string]any{
+	runSuite(t, "MUSTER_TEST_STATIC", map[string]any{
 		"machines": machines, "state_file": filepath.Join(t.TempDir(), "leases.json"), "health_interval_s": 1,
 	})
 }
 
-// The command line of docker-machine is one that only behaves like it; its machines are one SSH server.
+// The plugin `docker-machine` with a fake docker-machine program, all of whose machines are the same SSH server.
 func TestDockerMachinePassesTheProvisioningSuite(t *testing.T) {
 	server := startSSH(t)
 	fake, err := filepath.Abs("../../plugins/docker-machine/tests/fake/docker-machine")
@@ -71,16 +71,16 @@ func TestDockerMachinePassesTheProvisioningSuite(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	suite(t, "MUSTER_TEST_DOCKER_MACHINE", map[string]any{
+	runSuite(t, "MUSTER_TEST_DOCKER_MACHINE", map[string]any{
 		"MachineDriver": "fake", "MachineName": "auto-%s", "prefix": "go-", "max_size": 3,
 		"executable": fake, "storage_path": storage, "removal_interval_s": 0,
 	})
 }
 
-// The examples in other languages, each a plugin by itself.
+// The example plugins in other languages.
 func TestExamplesPassTheProvisioningSuite(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/sshd"); err != nil {
-		missing(t, "there is no /usr/sbin/sshd (Debian: openssh-server)")
+		missing(t, "/usr/sbin/sshd does not exist (Debian: openssh-server)")
 	}
 	for language, variable := range map[string]string{
 		"Go":     "MUSTER_TEST_GO_EXAMPLE",
@@ -89,9 +89,9 @@ func TestExamplesPassTheProvisioningSuite(t *testing.T) {
 	} {
 		t.Run(language, func(t *testing.T) {
 			if os.Getenv(variable) == "" {
-				missing(t, variable+" does not name the executable: see what scripts/test says of it")
+				missing(t, variable+" is not set to the path of the executable; scripts/test prints why")
 			}
-			suite(t, variable, map[string]any{"max_size": 3})
+			runSuite(t, variable, map[string]any{"max_size": 3})
 		})
 	}
 }

@@ -10,23 +10,24 @@ import (
 	"time"
 )
 
-// Skips the test, or fails it with MUSTER_TEST_REQUIRE=1.
-func missing(t *testing.T, what string) {
+// missing reports a missing prerequisite: it skips the test, or fails it with MUSTER_TEST_REQUIRE=1.
+func missing(t *testing.T, message string) {
 	t.Helper()
 	if os.Getenv("MUSTER_TEST_REQUIRE") == "1" {
-		t.Fatalf("MUSTER_TEST_REQUIRE=1, and %s", what)
+		t.Fatalf("MUSTER_TEST_REQUIRE=1, but %s", message)
 	}
-	t.Skip(what)
+	t.Skip(message)
 }
 
-// An OpenSSH server on this host, which ends with the test.
+// sshServer is an OpenSSH server on this host.
 type sshServer struct{ address, host, port, user, key string }
 
+// startSSH starts an OpenSSH server that is killed at the end of the test.
 func startSSH(t *testing.T) sshServer {
 	t.Helper()
 	const sshd = "/usr/sbin/sshd"
 	if _, err := os.Stat(sshd); err != nil {
-		missing(t, "there is no "+sshd+" (Debian: openssh-server)")
+		missing(t, sshd+" does not exist (Debian: openssh-server)")
 	}
 	home := t.TempDir()
 	for _, key := range []string{"host", "login"} {
@@ -35,7 +36,7 @@ func startSSH(t *testing.T) sshServer {
 			t.Fatalf("ssh-keygen: %v: %s", err, output)
 		}
 	}
-	// sshd wants it where it runs as root, and a package makes it only when the service starts.
+	// sshd requires this directory if it runs as root. The package creates it only when the service starts.
 	_ = os.MkdirAll("/run/sshd", 0o755)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -55,14 +56,14 @@ func startSSH(t *testing.T) sshServer {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { server.Process.Kill(); server.Wait() })
-	for limit := time.Now().Add(time.Minute); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		connection, err := net.Dial("tcp", address)
 		if err == nil {
 			connection.Close()
 			break
 		}
-		if time.Now().After(limit) {
-			t.Fatalf("sshd does not answer at %s: %v", address, err)
+		if time.Now().After(deadline) {
+			t.Fatalf("failed to connect to sshd at %s: %v", address, err)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -1,4 +1,4 @@
-//! Test environment: a coordinator in memory, a proxy in front of it, and the processes of one Muster, which can be killed.
+//! Test environment: a coordinator in memory, a proxy in front of it, and a manager with its processes, which tests can kill.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -9,54 +9,54 @@ use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::{Value, json};
 
-use crate::machines::{Machines, Part, kill, signal};
-use crate::process::{muster, plugin_local, until};
+use crate::machines::{Machines, ProcessKind, kill, signal};
+use crate::process::{muster, plugin_local, wait_until};
 use crate::proxy::Proxy;
 
-/// Maximum time for anything that a test waits for.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// Maximum time if a plugin fails at random: the delay of the taskscaler doubles with each consecutive failure.
-const FAILING_PLUGIN_PATIENCE: Duration = Duration::from_secs(900);
+/// Maximum time that the coordinator waits for an event of a test.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
+/// The same for a plugin that fails at random: the taskscaler doubles its delay with each consecutive failure.
+const FAILING_PLUGIN_WAIT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum time that the coordinator holds a job request.
 const LONG_POLL: Duration = Duration::from_secs(5);
-/// Time that a coordinator that behaves like GitLab takes to look for a job.
-const LOOKS: Duration = Duration::from_millis(20);
-/// Value of a masked variable, which must not appear anywhere.
+/// Time that a GitLab-like coordinator needs to find a job for a request.
+const JOB_LOOKUP_TIME: Duration = Duration::from_millis(20);
+/// Value of a masked variable. It must not appear in any log or file that other users can read.
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
-/// Test environment. Dropping it ends its processes.
+/// Test environment. Dropping it kills its processes.
 pub struct Bench {
     /// Coordinator that serves the runner API.
     pub coordinator: Arc<MemoryCoordinator>,
     /// Proxy between the manager and the coordinator.
     pub proxy: Proxy,
-    /// Directory of all files of the environment.
+    /// Directory with all files of the environment.
     pub home: tempfile::TempDir,
     /// Instances, if jobs run on instances.
     pub machines: Machines,
     concurrent: usize,
-    /// Executable under test. A copy of it simulates an upgrade.
+    /// Executable under test. Tests simulate an upgrade with a modified copy.
     pub executable: PathBuf,
     /// Path of `config.toml`. `None` means that jobs run on this host.
     config: Option<PathBuf>,
     manager: Option<Child>,
-    /// Process that the manager and its agent exit with.
-    keeper: Child,
+    /// Process with whose end the manager of this host and its agent exit.
+    lifetime_process: Child,
     _served: Served,
 }
 
 impl Bench {
     /// Starts an environment whose manager runs jobs on this host.
     pub async fn start(concurrent: usize) -> Self {
-        Self::start_at(memory(), concurrent).await
+        Self::start_with(coordinator_with_idempotency_keys(), concurrent).await
     }
 
-    /// Starts the same environment with a coordinator that behaves like GitLab: a job whose response is not read is lost.
-    pub async fn start_at_gitlab(concurrent: usize) -> Self {
-        Self::start_at(gitlab(), concurrent).await
+    /// Starts the same environment with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    pub async fn start_gitlab_like(concurrent: usize) -> Self {
+        Self::start_with(gitlab_like_coordinator(), concurrent).await
     }
 
-    async fn start_at(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
+    async fn start_with(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
         let mut bench = Self::prepare(coordinator, concurrent).await;
         bench.start_manager();
         bench
@@ -66,16 +66,16 @@ impl Bench {
     ///
     /// `autoscaler` is added to `[runners.autoscaler]`, and `plugin` to its `plugin_config`.
     pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
-        Self::with_instances_at(memory(), concurrent, autoscaler, plugin).await
+        Self::with_instances_and_coordinator(coordinator_with_idempotency_keys(), concurrent, autoscaler, plugin).await
     }
 
-    /// Starts the same environment with a coordinator that behaves like GitLab: a job whose response is not read is lost.
-    pub async fn with_instances_at_gitlab(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
-        let coordinator = gitlab().with_wait_timeout(FAILING_PLUGIN_PATIENCE);
-        Self::with_instances_at(coordinator, concurrent, autoscaler, plugin).await
+    /// Starts the same environment with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    pub async fn with_instances_gitlab_like(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
+        let coordinator = gitlab_like_coordinator().with_wait_timeout(FAILING_PLUGIN_WAIT_TIMEOUT);
+        Self::with_instances_and_coordinator(coordinator, concurrent, autoscaler, plugin).await
     }
 
-    async fn with_instances_at(
+    async fn with_instances_and_coordinator(
         coordinator: MemoryCoordinator,
         concurrent: usize,
         autoscaler: &str,
@@ -90,15 +90,15 @@ impl Bench {
                  directory = {machines:?}\n      persistent_instances = true\n      {plugin}\n"
             )
         };
-        Self::configured_at(coordinator, concurrent, write).await
+        Self::configured_with_coordinator(coordinator, concurrent, write).await
     }
 
-    /// Starts an environment whose manager uses this `config.toml`.
+    /// Starts an environment whose manager uses the `config.toml` that `write` returns.
     pub async fn configured(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
-        Self::configured_at(memory(), concurrent, write).await
+        Self::configured_with_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
     }
 
-    async fn configured_at(
+    async fn configured_with_coordinator(
         coordinator: MemoryCoordinator,
         concurrent: usize,
         write: impl FnOnce(&Self) -> String,
@@ -111,9 +111,10 @@ impl Bench {
         bench
     }
 
-    /// Starts an environment with several groups of instances: name, more keys, and more keys of `plugin_config` for each.
+    /// Starts an environment with several instance groups. Each group has a name, additional keys, and additional keys of
+    /// `plugin_config`.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
-        let mut bench = Self::prepare(memory(), concurrent).await;
+        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
         let (url, executable) = (&bench.proxy.url, plugin_local());
         let mut text = format!(
             "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
@@ -141,7 +142,7 @@ impl Bench {
         let proxy = Proxy::start(served.url.as_str()).await;
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("token"), RUNNER_TOKEN).unwrap();
-        let keeper = Command::new("sleep").arg("100000").spawn().unwrap();
+        let lifetime_process = Command::new("sleep").arg("100000").spawn().unwrap();
         let machines = Machines::new(home.path().join("machines"));
         Self {
             coordinator,
@@ -152,7 +153,7 @@ impl Bench {
             executable: muster(),
             config: None,
             manager: None,
-            keeper,
+            lifetime_process,
             _served: served,
         }
     }
@@ -162,7 +163,7 @@ impl Bench {
         self.home.path().join(name)
     }
 
-    /// Starts the manager, or another one after a kill.
+    /// Starts a manager. The previous one must have exited.
     pub fn start_manager(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
         let mut command = Command::new(&self.executable);
@@ -172,7 +173,7 @@ impl Bench {
             command.stdout(Stdio::null());
         } else {
             command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
-            command.args(["--exit-with-pid", &self.keeper.id().to_string()]);
+            command.args(["--exit-with-pid", &self.lifetime_process.id().to_string()]);
             for (flag, name) in [
                 ("--token-file", "token"),
                 ("--state-dir", "state"),
@@ -186,29 +187,29 @@ impl Bench {
     }
 
     /// Replaces the first `from` in `config.toml` by `to`.
-    pub fn edit(&self, from: &str, to: &str) {
+    pub fn replace_in_config(&self, from: &str, to: &str) {
         let config = self.config.as_ref().unwrap();
         let text = std::fs::read_to_string(config).unwrap();
-        assert!(text.contains(from), "{from} is not in\n{text}");
+        assert!(text.contains(from), "config.toml does not contain {from}:\n{text}");
         std::fs::write(config, text.replacen(from, to, 1)).unwrap();
     }
 
-    /// Writes another `config.toml`. Returns the previous one.
-    pub fn configure(&self, text: &str) -> String {
+    /// Writes `config.toml`. Returns its previous content.
+    pub fn write_config(&self, text: &str) -> String {
         let config = self.config.as_ref().unwrap();
         let before = std::fs::read_to_string(config).unwrap();
         std::fs::write(config, text).unwrap();
         before
     }
 
-    /// Sends the manager the signal with this name.
+    /// Sends a signal to the manager. `name` has no `SIG` prefix.
     pub fn signal(&self, name: &str) {
         let manager = self.manager.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([&format!("-{name}"), &manager]).status().unwrap().success());
     }
 
     /// Returns whether the manager runs.
-    pub fn is_managed(&mut self) -> bool {
+    pub fn is_manager_running(&mut self) -> bool {
         self.manager.as_mut().is_some_and(|manager| manager.try_wait().unwrap().is_none())
     }
 
@@ -220,32 +221,32 @@ impl Bench {
         }
     }
 
-    /// Stops the manager (SIGSTOP) or resumes it (SIGCONT), as if the machine had slept or the process had not been scheduled.
+    /// Stops the manager (SIGSTOP) or resumes it (SIGCONT), as if its machine were suspended or overloaded.
     pub fn pause_manager(&self, pause: bool) {
         let Some(manager) = &self.manager else { return };
         let signal = if pause { "-STOP" } else { "-CONT" };
         assert!(Command::new("kill").args([signal, &manager.id().to_string()]).status().unwrap().success());
     }
 
-    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager runs, or that a signal ended it.
+    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager was running, or that a signal ended it.
     pub async fn stop_manager(&mut self) -> Option<i32> {
         let mut manager = self.manager.take()?;
         assert!(Command::new("kill").args(["-QUIT", &manager.id().to_string()]).status().unwrap().success());
-        let mut ended = None;
-        let is_over = until(|| {
-            ended = manager.try_wait().unwrap();
-            ended.is_some()
+        let mut status = None;
+        let has_exited = wait_until(|| {
+            status = manager.try_wait().unwrap();
+            status.is_some()
         });
-        assert!(is_over.await, "the manager does not end:\n{}", self.log());
-        ended?.code()
+        assert!(has_exited.await, "the manager did not exit in time:\n{}", self.log());
+        status?.code()
     }
 
-    /// Kills the manager's plugin, if there is one (SIGKILL).
+    /// Kills the manager's plugin (SIGKILL). Returns whether a plugin was running.
     pub fn kill_plugin(&self) -> bool {
         self.signal_plugin("KILL")
     }
 
-    /// Stops the manager's plugin, if there is one (SIGSTOP): it exists, but does not respond.
+    /// Stops the manager's plugin (SIGSTOP): it exists, but does not respond. Returns whether a plugin was running.
     pub fn freeze_plugin(&self) -> bool {
         self.signal_plugin("STOP")
     }
@@ -253,38 +254,38 @@ impl Bench {
     fn signal_plugin(&self, name: &str) -> bool {
         let Some(manager) = &self.manager else { return false };
         let parent = format!("\nPPid:\t{}\n", manager.id());
-        let is_it = |process: &Path| {
+        let is_plugin = |process: &Path| {
             let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
-            let words = std::fs::read(process.join("cmdline")).unwrap_or_default();
-            status.contains(&parent) && words.starts_with(plugin_local().as_os_str().as_encoded_bytes())
+            let command_line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            status.contains(&parent) && command_line.starts_with(plugin_local().as_os_str().as_encoded_bytes())
         };
-        let all = std::fs::read_dir("/proc").unwrap().flatten();
-        let mut pids = all
-            .filter(|process| is_it(&process.path()))
+        let processes = std::fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = processes
+            .filter(|process| is_plugin(&process.path()))
             .filter_map(|process| process.file_name().to_str()?.parse().ok());
         pids.next().is_some_and(|pid| signal(name, pid))
     }
 
-    /// Returns the process ID of the agent of this host, from its lock file. `None` means that there is no agent.
-    fn agent(&self) -> Option<i32> {
+    /// Returns the process ID of the agent of this host, from its lock file. `None` means that no agent is running.
+    fn agent_pid(&self) -> Option<i32> {
         let pid = std::fs::read_to_string(self.path("state/spool/agent.lock")).ok()?.trim().parse().ok()?;
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         command.contains("agent").then_some(pid)
     }
 
-    /// Kills the agent, if there is one (SIGKILL).
+    /// Kills the agent of this host (SIGKILL). Returns whether an agent was running.
     pub fn kill_agent(&self) -> bool {
-        self.agent().is_some_and(kill)
+        self.agent_pid().is_some_and(kill)
     }
 
     /// Returns the process IDs of the manager and its agent of this host.
-    pub fn own(&self) -> Vec<i32> {
+    pub fn process_ids(&self) -> Vec<i32> {
         let manager = self.manager.as_ref().and_then(|manager| manager.id().try_into().ok());
-        manager.into_iter().chain(self.agent()).collect()
+        manager.into_iter().chain(self.agent_pid()).collect()
     }
 
-    /// Adds a job to the queue. `more` is added to its payload.
-    pub fn push(&self, id: i64, script: &[&str], more: &Value) {
+    /// Adds a job to the queue. The members of `overrides` are set in its payload.
+    pub fn push(&self, id: i64, script: &[&str], overrides: &Value) {
         let mut payload = json!({
             "id": id, "token": format!("jobtoken{id}jobtoken"),
             "job_info": { "name": format!("job-{id}"), "project_id": id, "project_name": "p" },
@@ -302,64 +303,68 @@ impl Bench {
             "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
             "muster": { "trace_interval_ms": 20 },
         });
-        for (key, value) in more.as_object().unwrap() {
+        for (key, value) in overrides.as_object().unwrap() {
             payload[key] = value.clone();
         }
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Returns the number of results in the agent's spool. Each is a line of its job's journal.
-    pub fn results(&self) -> usize {
+    /// Returns the number of job results in the spool of the agent of this host.
+    pub fn stored_results(&self) -> usize {
         let jobs = std::fs::read_dir(self.path("state/spool")).into_iter().flatten().flatten();
+        // A result is one line of the journal of its job.
         let journals = jobs.filter_map(|job| std::fs::read(job.path().join("journal")).ok());
         journals.filter(|text| text.split(|byte| *byte == b'\n').any(|line| line.starts_with(b"{\"result\":"))).count()
     }
 
     /// Returns the number of times that the script of a job has started.
-    pub fn starts(&self, id: JobId) -> usize {
+    pub fn start_count(&self, id: JobId) -> usize {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until nothing is left of any job (J5). Returns what is left after the maximum time.
+    /// Waits until no spool entry, process or temporary file of a job remains (J5). Returns those that remain after the timeout.
     pub async fn leftovers(&self) -> Vec<String> {
-        let mut left = Vec::new();
-        until(|| {
-            left = self.left();
-            left.is_empty()
+        let mut found = Vec::new();
+        wait_until(|| {
+            found = self.find_leftovers();
+            found.is_empty()
         })
         .await;
-        left
+        found
     }
 
-    fn left(&self) -> Vec<String> {
-        let folder = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
-        let job = |name: &str| name.starts_with(|first: char| first.is_ascii_digit()) && name.contains('-');
-        let spools = std::iter::once(self.path("state/spool")).chain(self.machines.each(".muster/agent/spool"));
-        let spool = spools.flat_map(folder).map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut left: Vec<String> = spool.filter(|name| job(name)).map(|name| format!("spool of {name}")).collect();
-        let mark = format!("MARKS={}", self.home.path().display());
-        for process in folder("/proc".into()) {
+    fn find_leftovers(&self) -> Vec<String> {
+        let entries = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let is_job = |name: &str| name.starts_with(|first: char| first.is_ascii_digit()) && name.contains('-');
+        let spools =
+            std::iter::once(self.path("state/spool")).chain(self.machines.paths_in_homes(".muster/agent/spool"));
+        let names = spools.flat_map(entries).map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut found: Vec<String> = names.filter(|name| is_job(name)).map(|name| format!("spool of {name}")).collect();
+        let variable = format!("MARKS={}", self.home.path().display());
+        for process in entries("/proc".into()) {
             let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
-            if environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes()) {
-                left.push(format!("process {}", process.file_name().to_string_lossy()));
+            if environment.split(|byte| *byte == 0).any(|entry| entry == variable.as_bytes()) {
+                found.push(format!("process {}", process.file_name().to_string_lossy()));
             }
         }
-        let builds = std::iter::once(self.path("builds")).chain(self.machines.each("builds"));
-        left.extend(builds.flat_map(|builds| temporary(&builds)).map(|path| path.display().to_string()));
-        left
+        let builds = std::iter::once(self.path("builds")).chain(self.machines.paths_in_homes("builds"));
+        found.extend(
+            builds.flat_map(|builds| nonempty_temporary_directories(&builds)).map(|path| path.display().to_string()),
+        );
+        found
     }
 
-    /// Returns everything that other users can read: logs, and files with permissions for others.
-    pub fn readable(&self) -> Vec<(String, Vec<u8>)> {
+    /// Returns all logs and everything that other users can read: files with permissions for others, and arguments of processes.
+    pub fn readable_by_others(&self) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
-        walk(self.home.path(), &mut |path, for_others| {
-            if for_others || path.ends_with("manager.log") || path.ends_with("log") {
+        walk(self.home.path(), &mut |path, is_readable| {
+            if is_readable || path.ends_with("manager.log") || path.ends_with("log") {
                 found.push((path.display().to_string(), std::fs::read(path).unwrap_or_default()));
             }
         });
         for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             if let Ok(arguments) = std::fs::read(process.path().join("cmdline")) {
-                found.push((format!("the arguments of {}", process.path().display()), arguments));
+                found.push((format!("arguments of {}", process.path().display()), arguments));
             }
         }
         found
@@ -372,21 +377,22 @@ impl Bench {
 }
 
 /// Returns a coordinator that supports idempotency keys.
-fn memory() -> MemoryCoordinator {
-    MemoryCoordinator::new(LONG_POLL).with_wait_timeout(PATIENCE)
+fn coordinator_with_idempotency_keys() -> MemoryCoordinator {
+    MemoryCoordinator::new(LONG_POLL).with_wait_timeout(WAIT_TIMEOUT)
 }
 
-/// Returns a coordinator without idempotency keys, which takes some time to look for a job.
-fn gitlab() -> MemoryCoordinator {
-    memory().as_gitlab(LOOKS)
+/// Returns a coordinator without idempotency keys, which needs some time to find a job.
+fn gitlab_like_coordinator() -> MemoryCoordinator {
+    coordinator_with_idempotency_keys().as_gitlab(JOB_LOOKUP_TIME)
 }
 
-fn walk(folder: &Path, visit: &mut impl FnMut(&Path, bool)) {
+/// Calls `visit` with each file that may be reachable for other users, and whether they can read it.
+fn walk(directory: &Path, visit: &mut impl FnMut(&Path, bool)) {
     use std::os::unix::fs::PermissionsExt as _;
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(metadata) = entry.metadata() else { continue };
         if metadata.is_dir() {
-            // Nobody gets into a folder that is closed to them.
+            // Other users cannot reach files below a directory without permissions for them.
             if metadata.permissions().mode() & 0o005 != 0 {
                 walk(&entry.path(), visit);
             }
@@ -396,16 +402,16 @@ fn walk(folder: &Path, visit: &mut impl FnMut(&Path, bool)) {
     }
 }
 
-/// Returns the directories for temporary files of jobs, which end in `.tmp`, that are not empty.
-fn temporary(builds: &Path) -> Vec<PathBuf> {
+/// Returns the directories for temporary files of jobs (`*.tmp`) that are not empty.
+fn nonempty_temporary_directories(builds: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(builds).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
         let path = entry.path();
-        let filled = std::fs::read_dir(&path).is_ok_and(|mut content| content.next().is_some());
-        if path.extension().is_some_and(|end| end == "tmp") {
-            found.extend(filled.then_some(path));
+        let is_nonempty = std::fs::read_dir(&path).is_ok_and(|mut content| content.next().is_some());
+        if path.extension().is_some_and(|extension| extension == "tmp") {
+            found.extend(is_nonempty.then_some(path));
         } else {
-            found.extend(temporary(&path));
+            found.extend(nonempty_temporary_directories(&path));
         }
     }
     found
@@ -413,10 +419,10 @@ fn temporary(builds: &Path) -> Vec<PathBuf> {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        for process in [Some(&mut self.keeper), self.manager.as_mut()].into_iter().flatten() {
+        for process in [Some(&mut self.lifetime_process), self.manager.as_mut()].into_iter().flatten() {
             let _ = process.kill();
             let _ = process.wait();
         }
-        self.machines.kill(Part::Machine);
+        self.machines.kill(ProcessKind::PersistentInstance);
     }
 }

@@ -1,6 +1,11 @@
-//! Test environment that the system and interoperability tests in `tests/` share.
+//! Helpers that the system tests and interoperability tests in `tests/` share.
 
-#![expect(clippy::unwrap_used, clippy::missing_panics_doc, reason = "a test's helpers fail as its body does")]
+#![expect(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::missing_panics_doc,
+    reason = "helpers of tests may panic"
+)]
 
 pub mod bench;
 pub mod machines;

@@ -1,25 +1,25 @@
-//! Instances of `fleeting-plugin-local` in a directory, seen from outside: they are processes.
+//! Instances of `fleeting-plugin-local`, found through their files and their processes in `/proc`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Kind of a process of an instance, which is recognized by its last argument.
+/// Kind of a process of an instance. The last argument of the process tells the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Whole instance that ends with the plugin.
+pub enum ProcessKind {
+    /// Main process of an instance that ends with the plugin.
     Instance,
-    /// Whole instance that outlives the plugin.
-    Machine,
-    /// SSH server of an instance that outlives the plugin. It is restarted when it ends.
-    Server,
+    /// Main process of an instance that outlives the plugin.
+    PersistentInstance,
+    /// SSH server of an instance that outlives the plugin. The instance restarts it when it exits.
+    SshServer,
 }
 
-impl Part {
+impl ProcessKind {
     fn last_argument(self) -> &'static str {
         match self {
             Self::Instance => "instance",
-            Self::Machine => "persistent",
-            Self::Server => "sshd",
+            Self::PersistentInstance => "persistent",
+            Self::SshServer => "sshd",
         }
     }
 }
@@ -49,62 +49,66 @@ impl Machines {
     }
 
     /// Returns the path of a file in the home directory of each instance.
-    pub fn each(&self, path: &str) -> impl Iterator<Item = PathBuf> {
+    pub fn paths_in_homes(&self, path: &str) -> impl Iterator<Item = PathBuf> {
         let directory = self.0.clone();
         let path = path.to_owned();
         self.names().into_iter().map(move |name| directory.join(name).join(&path))
     }
 
     /// Returns the sorted IDs of the processes of this kind.
-    pub fn processes(&self, part: Part) -> Vec<i32> {
-        let end = format!("\0{}\0", part.last_argument());
-        let is_part = |process: &Path| {
-            let inside = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0));
-            let words = std::fs::read(process.join("cmdline")).unwrap_or_default();
-            // The process that creates the namespaces ends with the same arguments.
-            inside && words.ends_with(end.as_bytes()) && !words.starts_with(b"unshare\0")
+    pub fn processes(&self, kind: ProcessKind) -> Vec<i32> {
+        let last_argument = format!("\0{}\0", kind.last_argument());
+        let is_of_kind = |process: &Path| {
+            let is_in_directory = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0));
+            let command_line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            // `unshare`, which creates the namespaces, has the same last argument.
+            is_in_directory
+                && command_line.ends_with(last_argument.as_bytes())
+                && !command_line.starts_with(b"unshare\0")
         };
-        let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_part(&process.path()));
-        let mut pids: Vec<i32> = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok()).collect();
+        let processes = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_of_kind(&process.path()));
+        let mut pids: Vec<i32> =
+            processes.filter_map(|process| process.file_name().to_string_lossy().parse().ok()).collect();
         pids.sort_unstable();
         pids
     }
 
     /// Stops all processes of all instances (SIGSTOP): the instances exist, but do not respond. Returns the number of processes.
     ///
-    /// The processes that created the namespaces are outside of the instances, and are not stopped.
+    /// The `unshare` processes, which created the namespaces, are not part of the instances and keep running.
     pub fn freeze(&self) -> usize {
         self.signal_all("STOP")
     }
 
     /// Resumes the processes that [`freeze`](Self::freeze) stopped (SIGCONT). Returns the number of processes.
-    pub fn thaw(&self) -> usize {
+    pub fn resume(&self) -> usize {
         self.signal_all("CONT")
     }
 
     /// Kills all processes of all instances (SIGKILL).
-    pub fn end(&self) {
+    pub fn kill_all(&self) {
         self.signal_all("KILL");
     }
 
     fn signal_all(&self, name: &str) -> usize {
         let directory = self.0.as_os_str().as_encoded_bytes();
-        let is_inside = |process: &Path| {
-            let file = |name| std::fs::read(process.join(name)).unwrap_or_default();
+        let belongs_to_instance = |process: &Path| {
+            let read = |name| std::fs::read(process.join(name)).unwrap_or_default();
             let home = [&b"HOME="[..], directory].concat();
-            let words = [file("cmdline"), file("environ")];
-            let is_theirs = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0))
-                || words.iter().any(|words| words.windows(home.len()).any(|part| part == home));
-            is_theirs && !words[0].starts_with(b"unshare\0")
+            let contents = [read("cmdline"), read("environ")];
+            let matches = std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(&self.0))
+                || contents.iter().any(|content| content.windows(home.len()).any(|window| window == home));
+            matches && !contents[0].starts_with(b"unshare\0")
         };
-        let all = std::fs::read_dir("/proc").unwrap().flatten().filter(|process| is_inside(&process.path()));
-        let pids = all.filter_map(|process| process.file_name().to_string_lossy().parse().ok());
+        let processes =
+            std::fs::read_dir("/proc").unwrap().flatten().filter(|process| belongs_to_instance(&process.path()));
+        let pids = processes.filter_map(|process| process.file_name().to_string_lossy().parse().ok());
         pids.filter(|pid| signal(name, *pid)).count()
     }
 
     /// Kills the processes of this kind of all instances (SIGKILL). Returns their number.
-    pub fn kill(&self, part: Part) -> usize {
-        self.processes(part).into_iter().filter(|pid| kill(*pid)).count()
+    pub fn kill(&self, kind: ProcessKind) -> usize {
+        self.processes(kind).into_iter().filter(|pid| kill(*pid)).count()
     }
 }
 
@@ -113,8 +117,8 @@ pub fn kill(pid: i32) -> bool {
     signal("KILL", pid)
 }
 
-/// Sends a process the signal with this name. Returns whether the process existed.
+/// Sends a signal to a process. `name` has no `SIG` prefix. Returns whether the process existed.
 pub fn signal(name: &str, pid: i32) -> bool {
-    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).output();
-    sent.is_ok_and(|sent| sent.status.success())
+    let output = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).output();
+    output.is_ok_and(|output| output.status.success())
 }

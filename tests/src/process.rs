@@ -6,15 +6,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-/// Maximum time for anything that a test waits for.
-pub const LIMIT: Duration = Duration::from_secs(90);
+/// Maximum time that a test waits for one condition.
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Polls until the condition holds. Returns whether it did within [`LIMIT`].
+/// Polls until the condition holds. Returns false if it does not hold within [`WAIT_TIMEOUT`].
 ///
-/// Use it for effects of other processes on files and processes, which cause no event in the test.
-pub async fn until(mut reached: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + LIMIT;
-    while !reached() {
+/// For effects of other processes, such as files and child processes, for which the test gets no event.
+pub async fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + WAIT_TIMEOUT;
+    while !condition() {
         if Instant::now() > deadline {
             return false;
         }
@@ -25,31 +25,32 @@ pub async fn until(mut reached: impl FnMut() -> bool) -> bool {
 
 /// Returns the path of the executable under test.
 pub fn muster() -> PathBuf {
-    built("muster")
+    workspace_executable("muster")
 }
 
 /// Returns the path of the plugin `local`.
 pub fn plugin_local() -> PathBuf {
-    built("fleeting-plugin-local")
+    workspace_executable("fleeting-plugin-local")
 }
 
-/// Returns the path of an executable of the workspace, which is in the directory of this test's executable.
+/// Returns the path of an executable of the workspace. It is in the target directory from which this test runs.
 #[must_use]
-pub fn built(name: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let binary = test.parent().unwrap().parent().unwrap().join(name);
-    assert!(binary.is_file(), "no {}: build the workspace first, as scripts/test does", binary.display());
-    binary
+pub fn workspace_executable(name: &str) -> PathBuf {
+    let test_executable = std::env::current_exe().unwrap();
+    let path = test_executable.parent().unwrap().parent().unwrap().join(name);
+    assert!(path.is_file(), "{} does not exist; build the workspace first, or run scripts/test", path.display());
+    path
 }
 
-/// Process whose output is read line by line. It is terminated at the end of the test.
-pub struct Running {
+/// Child process whose output is read line by line. Dropping it kills the process.
+pub struct RunningProcess {
     child: Child,
     lines: Receiver<String>,
-    seen: Vec<String>,
+    /// Lines that were read so far.
+    output: Vec<String>,
 }
 
-impl Running {
+impl RunningProcess {
     /// Starts `command` with empty standard input.
     pub fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -64,40 +65,44 @@ impl Running {
                 }
             });
         }
-        Self { child, lines, seen: Vec::new() }
+        Self { child, lines, output: Vec::new() }
     }
 
-    /// Waits for the next line for which `wanted` returns true.
-    pub fn line(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + LIMIT;
+    /// Returns the next line for which `matches` returns true. `description` is for the message of a failure.
+    pub fn wait_for_line(&mut self, description: &str, matches: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            self.seen.push(line.clone());
-            if wanted(&line) {
+            self.output.push(line.clone());
+            if matches(&line) {
                 return line;
             }
         }
-        panic!("waited in vain for {what}; the output was:\n{}", self.seen.join("\n"));
+        panic!("no line with {description} was printed in time; the output was:\n{}", self.output.join("\n"));
     }
 
-    /// Sends the process a signal. `name` is without `SIG`.
+    /// Sends a signal to the process. `name` has no `SIG` prefix.
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
     }
 
-    /// Waits until the process has ended. Returns the rest of its output and its exit status.
+    /// Waits until the process has exited. Returns its whole output and its exit status. `None` means that a signal ended it.
     pub fn finish(mut self) -> (Vec<String>, Option<i32>) {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            self.seen.push(line);
+            self.output.push(line);
         }
-        assert!(Instant::now() < deadline, "it did not end; the output was:\n{}", self.seen.join("\n"));
+        assert!(
+            Instant::now() < deadline,
+            "the process did not exit in time; the output was:\n{}",
+            self.output.join("\n")
+        );
         let status = self.child.wait().unwrap();
-        (std::mem::take(&mut self.seen), status.code())
+        (std::mem::take(&mut self.output), status.code())
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -105,14 +110,14 @@ impl Drop for Running {
 }
 
 /// Creates a repository with one commit that contains `files`.
-pub fn repository(place: &Path, files: &[(&str, &str)]) {
-    std::fs::create_dir_all(place).unwrap();
+pub fn create_repository(directory: &Path, files: &[(&str, &str)]) {
+    std::fs::create_dir_all(directory).unwrap();
     for (name, content) in files {
-        std::fs::write(place.join(name), content).unwrap();
+        std::fs::write(directory.join(name), content).unwrap();
     }
     for arguments in [&["init", "-q", "-b", "main"][..], &["add", "-A"], &["commit", "-q", "-m", "first"]] {
         let mut git = Command::new("git");
-        git.args(["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]).args(arguments).current_dir(place);
+        git.args(["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]).args(arguments).current_dir(directory);
         assert!(git.status().unwrap().success(), "git {arguments:?}");
     }
 }

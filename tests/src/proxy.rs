@@ -1,6 +1,6 @@
 //! HTTP proxy between runner and coordinator that injects faults.
 //!
-//! It reports what it did with each exchange, so that a test can act at that moment.
+//! A test selects the fault of each API call, and can act at that moment.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use rand::rngs::StdRng;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Kind of an exchange.
+/// Kind of a call of the runner API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ApiCall {
     /// `POST /jobs/request`.
     Request,
     /// `PATCH /jobs/:id/trace`.
@@ -35,11 +35,11 @@ pub enum Kind {
     Download,
 }
 
-impl Kind {
+impl ApiCall {
     /// All kinds.
     pub const ALL: [Self; 5] = [Self::Request, Self::Trace, Self::Update, Self::Upload, Self::Download];
 
-    fn of(method: &Method, path: &str) -> Option<Self> {
+    fn from_request(method: &Method, path: &str) -> Option<Self> {
         Some(match *method {
             Method::POST if path.ends_with("/jobs/request") => Self::Request,
             Method::PATCH if path.ends_with("/trace") => Self::Trace,
@@ -51,43 +51,44 @@ impl Kind {
     }
 }
 
-/// Fault of one exchange.
+/// Fault of one API call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The connection is closed before the request reaches the coordinator.
     DropBefore,
-    /// The connection is closed after the coordinator has processed the request, before its response is passed on.
+    /// The connection is closed after the coordinator has processed the request, before its response is forwarded.
     DropAfter,
-    /// The exchange is delayed by this time.
+    /// The request is delayed by this time.
     Delay(Duration),
-    /// The request is sent to the coordinator twice. The second response is passed on.
+    /// The request is sent to the coordinator twice. The second response is forwarded.
     Duplicate,
-    /// The coordinator gets half of the request body, then both connections are closed.
-    CutBody,
-    /// The coordinator gets a complete request with half of the body. Only for traces: other requests have their length in the body too.
-    ShortBody,
-    /// The runner gets half of the response, then the connection is closed.
-    CutAnswer,
-    /// The runner gets this response. The request does not reach the coordinator.
+    /// The coordinator receives half of the request body, then both connections are closed.
+    TruncateRequest,
+    /// The coordinator receives a valid request with half of the body. Other calls than
+    /// traces are forwarded unchanged.
+    ShortenTrace,
+    /// The runner receives half of the response, then the connection is closed.
+    TruncateResponse,
+    /// The runner receives a response with this status, and `Retry-After` in seconds if given. The request does not reach the coordinator.
     Status(u16, Option<u32>),
 }
 
 impl Fault {
-    /// Returns whether the fault of a job request loses a job of a coordinator without idempotency keys.
-    pub fn loses_an_answer(self) -> bool {
-        matches!(self, Self::DropAfter | Self::CutAnswer | Self::Duplicate)
+    /// Returns whether this fault of a job request loses the assigned job if the coordinator has no idempotency keys.
+    pub fn loses_response(self) -> bool {
+        matches!(self, Self::DropAfter | Self::TruncateResponse | Self::Duplicate)
     }
 
     /// Returns a random fault.
-    pub fn any(rng: &mut StdRng) -> Self {
+    pub fn random(rng: &mut StdRng) -> Self {
         match rng.random_range(0..12) {
             0 => Self::DropBefore,
             1 => Self::DropAfter,
             2 => Self::Delay(Duration::from_millis(rng.random_range(1..200))),
             3 => Self::Duplicate,
-            4 => Self::CutBody,
-            5 => Self::ShortBody,
-            6 => Self::CutAnswer,
+            4 => Self::TruncateRequest,
+            5 => Self::ShortenTrace,
+            6 => Self::TruncateResponse,
             7 => Self::Status(500, None),
             8 => Self::Status(502, None),
             9 => Self::Status(503, Some(rng.random_range(0..2))),
@@ -97,13 +98,13 @@ impl Fault {
     }
 }
 
-/// Selects the fault of each exchange, in the order in which they begin.
-pub type Decide = Box<dyn FnMut(Kind) -> Option<Fault> + Send>;
+/// Selects the fault of each API call, in the order in which the calls arrive.
+pub type FaultSelector = Box<dyn FnMut(ApiCall) -> Option<Fault> + Send>;
 
 struct Shared {
     target: Mutex<String>,
     client: reqwest::Client,
-    decide: Mutex<Decide>,
+    select_fault: Mutex<FaultSelector>,
 }
 
 /// HTTP proxy. Dropping it stops it.
@@ -131,15 +132,15 @@ impl Proxy {
         let shared = Arc::new(Shared {
             target: Mutex::new(target.trim_end_matches('/').to_owned()),
             client,
-            decide: Mutex::new(Box::new(|_| None)),
+            select_fault: Mutex::new(Box::new(|_| None)),
         });
         let task = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { url, shared, task }
     }
 
-    /// Uses `decide` to select the faults of later exchanges.
-    pub fn decide(&self, decide: Decide) {
-        *self.shared.decide.lock() = decide;
+    /// Sets the function that selects the faults of later API calls.
+    pub fn select_faults(&self, select: FaultSelector) {
+        *self.shared.select_fault.lock() = select;
     }
 }
 
@@ -147,22 +148,22 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
-            let service = service_fn(move |request| exchange(Arc::clone(&shared), request));
+            let service = service_fn(move |request| handle(Arc::clone(&shared), request));
             // An error means that a fault closed the connection.
             let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
-fn broken() -> std::io::Error {
+fn connection_reset() -> std::io::Error {
     std::io::ErrorKind::ConnectionReset.into()
 }
 
-async fn exchange(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
+async fn handle(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Response<Body>, std::io::Error> {
     let (head, body) = request.into_parts();
-    let body = body.collect().await.map_err(|_| broken())?.to_bytes();
-    let kind = Kind::of(&head.method, head.uri.path());
-    let fault = kind.and_then(|kind| (shared.decide.lock())(kind));
+    let body = body.collect().await.map_err(|_| connection_reset())?.to_bytes();
+    let kind = ApiCall::from_request(&head.method, head.uri.path());
+    let fault = kind.and_then(|kind| (shared.select_fault.lock())(kind));
     let path = head.uri.path_and_query().map_or("/", |path| path.as_str());
     let url = format!("{}{path}", shared.target.lock());
     let send = |body: reqwest::Body| {
@@ -173,53 +174,54 @@ async fn exchange(shared: Arc<Shared>, request: Request<Incoming>) -> Result<Res
     };
     let half = body.slice(..body.len() / 2);
     match fault {
-        Some(Fault::DropBefore) => return Err(broken()),
-        Some(Fault::Status(code, after)) => return Ok(refuse(code, after)),
+        Some(Fault::DropBefore) => return Err(connection_reset()),
+        Some(Fault::Status(code, retry_after_seconds)) => return Ok(error_response(code, retry_after_seconds)),
         Some(Fault::Delay(time)) => tokio::time::sleep(time).await,
         Some(Fault::Duplicate) => drop(send(body.clone().into()).await),
-        Some(Fault::CutBody) => {
-            let parts = stream::iter([Ok(half)]).chain(stream::once(async { Err(broken()) }));
-            let _ = send(reqwest::Body::wrap_stream(parts)).await;
-            return Err(broken());
+        Some(Fault::TruncateRequest) => {
+            let chunks = stream::iter([Ok(half)]).chain(stream::once(async { Err(connection_reset()) }));
+            let _ = send(reqwest::Body::wrap_stream(chunks)).await;
+            return Err(connection_reset());
         }
-        Some(Fault::ShortBody) if kind == Some(Kind::Trace) => {
+        Some(Fault::ShortenTrace) if kind == Some(ApiCall::Trace) => {
             let mut headers = head.headers.clone();
             headers.remove(header::HOST);
             headers.remove(header::CONTENT_LENGTH);
-            let short = shared.client.request(head.method.clone(), &url).headers(headers).body(half);
-            return relay(short.send().await, None).await;
+            let request = shared.client.request(head.method.clone(), &url).headers(headers).body(half);
+            return forward_response(request.send().await, None).await;
         }
         _ => {}
     }
-    relay(send(body.into()).await, fault).await
+    forward_response(send(body.into()).await, fault).await
 }
 
-fn refuse(code: u16, after: Option<u32>) -> Response<Body> {
-    let mut response =
-        Response::new(Full::new(Bytes::from("broken on purpose")).map_err(|never| match never {}).boxed());
+fn error_response(code: u16, retry_after_seconds: Option<u32>) -> Response<Body> {
+    let mut response = Response::new(
+        Full::new(Bytes::from("fault injected by the test proxy")).map_err(|never| match never {}).boxed(),
+    );
     *response.status_mut() = StatusCode::from_u16(code).unwrap();
-    if let Some(seconds) = after {
+    if let Some(seconds) = retry_after_seconds {
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     response
 }
 
-async fn relay(
-    answer: Result<reqwest::Response, reqwest::Error>,
+async fn forward_response(
+    response: Result<reqwest::Response, reqwest::Error>,
     fault: Option<Fault>,
 ) -> Result<Response<Body>, std::io::Error> {
-    let answer = answer.map_err(|_| broken())?;
-    let (status, mut headers): (_, HeaderMap) = (answer.status(), answer.headers().clone());
-    let body = answer.bytes().await.map_err(|_| broken())?;
+    let response = response.map_err(|_| connection_reset())?;
+    let (status, mut headers): (_, HeaderMap) = (response.status(), response.headers().clone());
+    let body = response.bytes().await.map_err(|_| connection_reset())?;
     headers.remove(header::TRANSFER_ENCODING);
     headers.remove(header::CONTENT_LENGTH);
     let body = match fault {
-        Some(Fault::DropAfter) => return Err(broken()),
-        Some(Fault::CutAnswer) => {
+        Some(Fault::DropAfter) => return Err(connection_reset()),
+        Some(Fault::TruncateResponse) => {
             headers.insert(header::CONTENT_LENGTH, (body.len().max(2)).into());
             let half = body.slice(..body.len() / 2);
-            let parts = stream::iter([Ok(Frame::data(half))]).chain(stream::once(async { Err(broken()) }));
-            BodyExt::boxed(StreamBody::new(parts))
+            let chunks = stream::iter([Ok(Frame::data(half))]).chain(stream::once(async { Err(connection_reset()) }));
+            BodyExt::boxed(StreamBody::new(chunks))
         }
         _ => Full::new(body).map_err(|never| match never {}).boxed(),
     };

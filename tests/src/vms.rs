@@ -1,4 +1,4 @@
-//! Virtual machines of a fake nesting daemon. Each is a process with an SSH server and its own home directory.
+//! Fake nesting daemon for tests. Each of its virtual machines is a process with an SSH server and its own home directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,61 +15,61 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 
 use crate::machines::Machines;
-use crate::process::{LIMIT, plugin_local};
+use crate::process::{WAIT_TIMEOUT, plugin_local};
 
-/// Name of an image that does not exist.
-pub const NO_IMAGE: &str = "none";
+/// Name of an image that the daemon does not have.
+pub const MISSING_IMAGE: &str = "none";
 
-/// Creates the machines.
+/// Creates and deletes the virtual machines of the daemon.
 pub struct Vms {
     homes: PathBuf,
     /// Public key that all machines accept, as if it were in their image.
     authorized: String,
     running: Mutex<BTreeMap<String, Child>>,
     /// Number of creations that will fail.
-    failing: Mutex<u32>,
-    /// Whether creations wait.
-    held: watch::Sender<bool>,
+    creation_failures: Mutex<u32>,
+    /// Whether creations wait until they are resumed.
+    paused: watch::Sender<bool>,
     /// Number of creations that have begun.
-    begun: watch::Sender<u32>,
+    started_creations: watch::Sender<u32>,
     /// Number of machines that will be created without an SSH server.
-    unreachable: Mutex<u32>,
+    unreachable_machines: Mutex<u32>,
 }
 
-/// Nesting daemon on this host, with its machines.
-pub struct Nest {
+/// Fake nesting daemon on this host, and its virtual machines.
+pub struct NestingFixture {
     /// Fake daemon.
     pub daemon: FakeDaemon,
     /// Machines of the daemon.
     pub vms: Arc<Vms>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
-impl Nest {
+impl NestingFixture {
     /// Starts a daemon.
     pub fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let authorized = write_key(&folder.path().join("key"));
+        let directory = tempfile::tempdir().unwrap();
+        let authorized = write_key(&directory.path().join("key"));
         let vms = Arc::new(Vms {
-            homes: folder.path().join("homes"),
+            homes: directory.path().join("homes"),
             authorized,
             running: Mutex::default(),
-            failing: Mutex::default(),
-            held: watch::Sender::new(false),
-            begun: watch::Sender::new(0),
-            unreachable: Mutex::default(),
+            creation_failures: Mutex::default(),
+            paused: watch::Sender::new(false),
+            started_creations: watch::Sender::new(0),
+            unreachable_machines: Mutex::default(),
         });
         let hypervisor: Arc<dyn Hypervisor> = Arc::<Vms>::clone(&vms);
-        let daemon = FakeDaemon::start(&folder.path().join("nesting.sock"), hypervisor, false).unwrap();
-        Self { daemon, vms, folder }
+        let daemon = FakeDaemon::start(&directory.path().join("nesting.sock"), hypervisor, false).unwrap();
+        Self { daemon, vms, directory }
     }
 
-    /// Returns the table `[runners.autoscaler.vm_isolation]`, with the additional keys `more`.
-    pub fn table(&self, more: &str) -> String {
-        table(&self.folder.path().join("nesting.sock"), &self.folder.path().join("key"), more)
+    /// Returns the table `[runners.autoscaler.vm_isolation]`, with the additional keys `extra_keys`.
+    pub fn table(&self, extra_keys: &str) -> String {
+        vm_isolation_table(&self.directory.path().join("nesting.sock"), &self.directory.path().join("key"), extra_keys)
     }
 
-    /// Stops all processes of all machines: the machines exist, but do not respond. Returns the number of processes.
+    /// Suspends all processes of all machines (SIGSTOP). The machines still exist, but do not respond. Returns the number of processes.
     pub fn freeze(&self) -> usize {
         Machines::new(&self.vms.homes).freeze()
     }
@@ -80,10 +80,10 @@ impl Nest {
     }
 }
 
-/// Returns the configuration table of a daemon on a socket, whose machines accept a key.
-pub fn table(socket: &Path, key: &Path, more: &str) -> String {
+/// Returns the table `[runners.autoscaler.vm_isolation]` for a daemon at `socket`, whose machines accept the private key at `key`.
+pub fn vm_isolation_table(socket: &Path, key: &Path, extra_keys: &str) -> String {
     format!(
-        "[runners.autoscaler.vm_isolation]\n      enabled = true\n      nesting_host = \"unix://{}\"\n      {more}\n      \
+        "[runners.autoscaler.vm_isolation]\n      enabled = true\n      nesting_host = \"unix://{}\"\n      {extra_keys}\n      \
          [runners.autoscaler.vm_isolation.nesting_config]\n        image_directory = \"/images\"\n      \
          [runners.autoscaler.vm_isolation.connector_config]\n        username = \"ci\"\n        key_path = {key:?}\n        \
          timeout = \"30s\"\n",
@@ -100,43 +100,43 @@ pub fn write_key(path: &Path) -> String {
 
 impl Vms {
     /// Sets the number of creations that will fail.
-    pub fn fail(&self, creations: u32) {
-        *self.failing.lock() = creations;
+    pub fn fail_creations(&self, creations: u32) {
+        *self.creation_failures.lock() = creations;
     }
 
     /// Sets the number of machines that will be created without an SSH server.
     pub fn make_unreachable(&self, machines: u32) {
-        *self.unreachable.lock() = machines;
+        *self.unreachable_machines.lock() = machines;
     }
 
-    /// Sets whether creations wait.
-    pub fn hold(&self, hold: bool) {
-        self.held.send_replace(hold);
+    /// Pauses or resumes the creation of machines.
+    pub fn pause_creations(&self, pause: bool) {
+        self.paused.send_replace(pause);
     }
 
-    /// Waits until this number of creations has begun.
-    pub async fn begun(&self, creations: u32) {
-        let mut begun = self.begun.subscribe();
-        tokio::time::timeout(LIMIT, begun.wait_for(|begun| *begun >= creations)).await.unwrap().unwrap();
+    /// Waits until this number of creations has started in total.
+    pub async fn wait_for_creations(&self, creations: u32) {
+        let mut started = self.started_creations.subscribe();
+        tokio::time::timeout(WAIT_TIMEOUT, started.wait_for(|started| *started >= creations)).await.unwrap().unwrap();
     }
 
-    /// Kills the machine with everything that runs in it, without a request to the daemon.
+    /// Kills the machine and all its processes. The daemon is not notified.
     pub async fn crash(&self, machine: &str) {
         let child = self.running.lock().remove(machine);
-        end(child.unwrap()).await;
+        stop(child.unwrap()).await;
     }
 }
 
 /// Decrements the counter. Returns false if it was 0 already.
-fn one_of(many: &Mutex<u32>) -> bool {
-    let mut many = many.lock();
-    let is_one = *many > 0;
-    *many = many.saturating_sub(1);
-    is_one
+fn take_one(counter: &Mutex<u32>) -> bool {
+    let mut counter = counter.lock();
+    let is_positive = *counter > 0;
+    *counter = counter.saturating_sub(1);
+    is_positive
 }
 
-async fn end(mut child: Child) {
-    // Closing standard input makes the machine terminate everything that runs in it.
+async fn stop(mut child: Child) {
+    // The machine terminates its processes when its standard input is closed.
     drop(child.stdin.take());
     child.wait().await.unwrap();
 }
@@ -144,15 +144,15 @@ async fn end(mut child: Child) {
 #[async_trait]
 impl Hypervisor for Vms {
     async fn create(&self, id: &str, image: &str) -> Result<String, String> {
-        self.begun.send_modify(|begun| *begun += 1);
-        let _ = self.held.subscribe().wait_for(|held| !held).await;
-        if image == NO_IMAGE {
+        self.started_creations.send_modify(|started| *started += 1);
+        let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
+        if image == MISSING_IMAGE {
             return Err("no such image".to_owned());
         }
-        if one_of(&self.failing) {
+        if take_one(&self.creation_failures) {
             return Err("no space left".to_owned());
         }
-        if one_of(&self.unreachable) {
+        if take_one(&self.unreachable_machines) {
             // No process listens on the discard port.
             return Ok("127.0.0.1:9".to_owned());
         }
@@ -164,9 +164,9 @@ impl Hypervisor for Vms {
         let mut child = command.spawn().unwrap();
         let line = format!("{}\n", self.authorized);
         child.stdin.as_mut().unwrap().write_all(line.as_bytes()).await.unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).await.unwrap();
-        let port = said.split_whitespace().next().unwrap().to_owned();
+        let mut first_line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).await.unwrap();
+        let port = first_line.split_whitespace().next().unwrap().to_owned();
         self.running.lock().insert(id.to_owned(), child);
         Ok(format!("127.0.0.1:{port}"))
     }
@@ -174,9 +174,9 @@ impl Hypervisor for Vms {
     async fn delete(&self, id: &str) -> Result<(), String> {
         let child = self.running.lock().remove(id);
         if let Some(child) = child {
-            // This also ends a machine that was stopped with SIGSTOP.
-            Machines::new(self.homes.join(id)).end();
-            end(child).await;
+            // A machine that was stopped with SIGSTOP does not exit by itself.
+            Machines::new(self.homes.join(id)).kill_all();
+            stop(child).await;
         }
         Ok(())
     }

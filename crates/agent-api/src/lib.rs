@@ -1,24 +1,25 @@
 //! The gRPC contract between manager and agent.
 //!
 //! It consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
-//! ([`builtin`]) to which a job is lowered, and the one [`client`] of an agent.
+//! ([`builtin`]) to which a job is lowered, the one [`client`] of an agent, and the conventions for an agent in a [`container`].
 //!
-//! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with the policy under
-//! which it runs.
+//! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with its
+//! policy.
 
 pub mod builtin;
 pub mod client;
+pub mod container;
 pub mod plan;
 pub mod result;
 
 /// GitLab's step-runner service (package `proto`).
-#[expect(missing_docs, clippy::too_many_lines, reason = "generated")]
+#[expect(missing_docs, clippy::pedantic, reason = "generated")]
 pub mod step_runner {
     tonic::include_proto!("proto");
 }
 
 /// Muster's extension (package `muster.agent.v1`).
-#[expect(missing_docs, clippy::too_many_lines, reason = "generated")]
+#[expect(missing_docs, clippy::pedantic, reason = "generated")]
 pub mod agent {
     tonic::include_proto!("muster.agent.v1");
 }

@@ -56,13 +56,13 @@ pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
 /// The plan is not valid. The text of a step file is not checked here.
 pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Error> {
     let definition = steps.strip_prefix(PREAMBLE).unwrap_or_default();
-    let unreadable = match serde_json::from_str::<Definition<JobPlan>>(definition) {
+    let parse_error = match serde_json::from_str::<Definition<JobPlan>>(definition) {
         Ok(Definition { run: [item] }) if item.step == JOB => return Ok(item.inputs.plan),
         Ok(_) => None,
         Err(error) => Some(error),
     };
     let is_job = |Definition { run: [item] }: Definition<IgnoredAny>| item.step == JOB;
-    if let (Some(error), true) = (unreadable, serde_json::from_str(definition).is_ok_and(is_job)) {
+    if let (Some(error), true) = (parse_error, serde_json::from_str(definition).is_ok_and(is_job)) {
         return Err(error);
     }
     Ok(JobPlan {
@@ -78,15 +78,15 @@ pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Erro
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobPlan {
-    /// Lines at the start of the log, without line breaks: who runs the job, and where.
+    /// Lines at the start of the log, without line breaks. They name the runner and the environment of the job.
     pub header: Vec<String>,
-    /// Further lines after the header, shown as good news.
+    /// Further lines after the header, shown as information.
     pub notices: Vec<String>,
     /// Problems of the job's settings, shown as warnings after the header.
     pub warnings: Vec<String>,
     /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
     pub project_dir: String,
-    /// Directory above it that an operator chose. A job can change everything below it.
+    /// Configured directory that contains the project directory. A job can change everything below it.
     pub builds_dir: String,
     /// Timeout for all steps together, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
@@ -111,7 +111,7 @@ pub struct JobPlan {
     pub require_start_approval: bool,
     /// Steps of the job, in order.
     pub steps: Vec<Step>,
-    /// Whether the log has only the output of the steps, without the lines that GitLab's jobs have around it.
+    /// Whether the log has only the output of the steps, without the lines that GitLab's jobs print before and after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
     /// Endpoint for uploading and downloading artifacts.
@@ -119,7 +119,7 @@ pub struct JobPlan {
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
-    /// The job's share of a machine that it shares with other jobs. `None` means that it has the machine alone.
+    /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
 }
@@ -170,9 +170,12 @@ impl Step {
 pub struct Policy {
     /// First line of the step's log section. Empty means that the step has no section.
     pub title: String,
+    /// Name of the log section. Empty means the name of the step.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub section: String,
     /// Condition for running the step.
     pub when: When,
-    /// Maximum number of attempts, at least 1.
+    /// Maximum number of attempts, at least 1. For [`Call::Delegate`], attempts to create the environment.
     pub attempts: u32,
     /// Timeout for all attempts together, in milliseconds. 0 means the timeout of the job.
     pub timeout_ms: u64,
@@ -182,7 +185,14 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { title: String::new(), when: When::default(), attempts: 1, timeout_ms: 0, allow_failure: false }
+        Self {
+            title: String::new(),
+            section: String::new(),
+            when: When::default(),
+            attempts: 1,
+            timeout_ms: 0,
+            allow_failure: false,
+        }
     }
 }
 
@@ -209,14 +219,15 @@ pub enum Call {
     Builtin {
         /// Name without `builtin://`.
         name: String,
-        /// [`Inputs`] of the step as JSON.
+        /// [`Inputs`] of the step, as JSON.
         inputs: Value,
     },
     /// Runs an author's `run:` list: steps in GitLab's step format.
     Run(Value),
     /// Runs an author's step: the two documents of a step file.
     StepFile(String),
-    /// Runs steps at another agent in an environment that a built-in step creates. Log, result and cancellation are those of this step.
+    /// Runs steps at another agent in an environment that a built-in step creates. Result and cancellation are those of this step. Its log
+    /// section ends when the environment is ready.
     Delegate {
         /// Name of the built-in step that creates the environment, without `builtin://`.
         name: String,
@@ -252,8 +263,8 @@ mod tests {
     use crate::builtin::Script;
 
     #[test]
-    fn a_plan_survives_the_way_through_the_steps_text() {
-        let script = Script { commands: vec!["echo ${{ not.ours }}".to_owned()], ..Script::default() };
+    fn job_plan_round_trips_through_steps_text() {
+        let script = Script { commands: vec!["echo ${{ inputs.name }}".to_owned()], ..Script::default() };
         let inner = vec![Step::new("step_script", "Executing", Call::builtin(&script))];
         let mut step = Step::new("group", "", Call::Steps(inner));
         step.policy.when = When::Always;
@@ -262,12 +273,12 @@ mod tests {
     }
 
     #[test]
-    fn any_other_text_is_a_step_file_and_a_plan_that_cannot_be_read_is_an_error() {
+    fn job_plan_accepts_step_files_and_rejects_invalid_plans() {
         let text = "{}\n---\nrun: [{script: ls}]";
         let plan = job_plan(text, "/w").unwrap();
         assert_eq!((plan.project_dir.as_str(), &plan.steps[0].call), ("/w", &Call::StepFile(text.to_owned())));
-        let newer = JobPlan { steps: vec![Step::new("a", "", Call::Run(Value::Null))], ..JobPlan::default() };
-        let newer = job_steps(&newer).unwrap().replace("\"run\":null", "\"dream\":null");
-        assert!(job_plan(&newer, "/w").unwrap_err().to_string().contains("unknown variant `dream`"));
+        let plan = JobPlan { steps: vec![Step::new("a", "", Call::Run(Value::Null))], ..JobPlan::default() };
+        let newer = job_steps(&plan).unwrap().replace("\"run\":null", "\"newer_call\":null");
+        assert!(job_plan(&newer, "/w").unwrap_err().to_string().contains("unknown variant `newer_call`"));
     }
 }

@@ -21,7 +21,7 @@ pub struct JobResult {
     pub log_crc32: u32,
     /// Result tree of the steps, in the order in which they started.
     pub tree: StepNode,
-    /// Resources that the job used. `None` means that none of its processes ran.
+    /// Resources that the job used. `None` means that no process of the job ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<ResourceUsage>,
 }
@@ -50,15 +50,15 @@ pub struct ResourceUsage {
     pub memory_bytes: Option<u64>,
     /// Whether the numbers come from single processes, because the job had no cgroup.
     ///
-    /// The CPU time is then that of all processes that were waited for or had to be killed, and the memory that of the largest one.
+    /// The CPU time then covers all processes that exited or were killed, and the memory is that of the largest process.
     pub counted_by_process: bool,
-    /// Time for which some process of its cgroup, or of the machine without one, waited for a CPU, in milliseconds.
+    /// Time for which a process of the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, a process of the machine.
     pub cpu_stalled_ms: Option<u64>,
     /// Time spent waiting for memory, in milliseconds.
     pub memory_stalled_ms: Option<u64>,
     /// Time spent waiting for I/O, in milliseconds.
     pub io_stalled_ms: Option<u64>,
-    /// Reason why the job had no share of the machine. Empty if it had one, or none was requested.
+    /// Reason why the job had no share of the machine. Empty if it had a share, or if no share was requested.
     pub share_error: String,
 }
 
@@ -117,7 +117,7 @@ pub struct StepNode {
 /// How a step ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum StepStatus {
     Success,
     Failure,

@@ -1,4 +1,4 @@
-//! The agent's jobs: those that run, and finished ones whose results are in the spool.
+//! The agent's jobs: running jobs, and finished jobs whose results are in the spool.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ use crate::spool::Spool;
 /// Maximum time that `Close` waits for the end of a job that it stopped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reason why a call about a job is refused.
+/// Reason for which a call about a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("`{0}` is not a valid job ID; use up to 128 letters, digits, `-`, `_` and `.`")]
@@ -51,17 +51,22 @@ struct State {
 }
 
 impl Agent {
-    pub(crate) fn new(spool: Spool, shared: AgentResources, host: Arc<ProcessManager>, boot_id: String) -> Self {
-        let context = Arc::new(AgentContext { spool, boot_id, host, shared: Arc::new(shared) });
+    pub(crate) fn new(
+        spool: Spool,
+        resources: AgentResources,
+        process_manager: Arc<ProcessManager>,
+        boot_id: String,
+    ) -> Self {
+        let context = Arc::new(AgentContext { spool, boot_id, process_manager, resources: Arc::new(resources) });
         Self { context, state: Mutex::default() }
     }
 
-    /// Adds a job whose result is known already.
+    /// Adds a job whose result is already known.
     pub(crate) fn adopt(&self, job: Job) {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Starts a job. Does nothing if there is a job with this ID already (R3 in `docs/spec/life-of-a-job.md`).
+    /// Starts a job. Does nothing if a job with this ID already exists (R3 in `docs/spec/life-of-a-job.md`).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;
         // Locked while the request is written, so that the same ID cannot start twice.
@@ -73,12 +78,12 @@ impl Agent {
         if state.is_draining {
             return Err(RequestError::Draining);
         }
-        let work = run_job::parse(&request)?;
+        let parsed = run_job::parse(&request)?;
         let journal = entry.create(&request).map_err(RequestError::Spool)?;
         let log = entry.log().map_err(RequestError::Spool)?;
         let job = Arc::new(Job::new(entry, journal, log, None));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
-        state.tasks.spawn(run_job::execute(Arc::clone(&self.context), job, request, work));
+        state.tasks.spawn(run_job::execute(Arc::clone(&self.context), job, request, parsed));
         Ok(())
     }
 
@@ -93,28 +98,28 @@ impl Agent {
         jobs
     }
 
-    /// Closes a job: ends it if it runs, and deletes its entry. Succeeds if there is no such job.
+    /// Closes a job: ends it if it is running, and deletes its entry. Succeeds if the job does not exist.
     pub(crate) async fn close(&self, id: &str) -> Result<(), RequestError> {
         let Ok(job) = self.job(id) else {
-            // An attempt that started nothing may have left files.
+            // Files of an attempt that started no process may exist.
             return match self.context.spool.entry(id) {
-                Some(entry) => entry.remove_apart().await.map_err(RequestError::Spool),
+                Some(entry) => entry.remove_on_blocking_thread().await.map_err(RequestError::Spool),
                 None => Ok(()),
             };
         };
         if job.finished().is_none() {
-            job.brakes.stop.stop(TerminationCause::CanceledByUser);
+            job.cancellation.stop.stop(TerminationCause::CanceledByUser);
             tokio::time::timeout(CLOSE_TIMEOUT, job.wait()).await.map_err(|_| RequestError::CloseTimeout)?;
         }
-        self.forget(&job).await
+        self.remove_job(&job).await
     }
 
-    async fn forget(&self, job: &Arc<Job>) -> Result<(), RequestError> {
-        let removing = Arc::clone(job);
-        let removed = tokio::task::spawn_blocking(move || removing.remove()).await;
+    async fn remove_job(&self, job: &Arc<Job>) -> Result<(), RequestError> {
+        let blocking_job = Arc::clone(job);
+        let removed = tokio::task::spawn_blocking(move || blocking_job.remove()).await;
         removed.unwrap_or_else(|error| Err(error.into())).map_err(RequestError::Spool)?;
         let mut state = self.state.lock();
-        // Another `Close` may have been faster, and the ID may be in use again.
+        // Another `Close` may have completed first, and a new job may have the same ID.
         if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
             state.jobs.remove(&job.id);
         }
@@ -130,25 +135,25 @@ impl Agent {
                 job = job.id,
                 "finished job deleted, because no manager closed it within the retention time"
             );
-            if let Err(error) = self.forget(&job).await {
+            if let Err(error) = self.remove_job(&job).await {
                 tracing::warn!(job = job.id, %error, "failed to delete a job from the spool");
             }
         }
         for entry in self.context.spool.entries().unwrap_or_default() {
             if self.job(&entry.id).is_err() && entry.age() > retention {
-                tracing::info!(job = entry.id, "job deleted that never started");
-                let _ = entry.remove_apart().await;
+                tracing::info!(job = entry.id, "unstarted job deleted");
+                let _ = entry.remove_on_blocking_thread().await;
             }
         }
     }
 
-    /// Returns whether the agent has nothing left to do.
+    /// Returns whether the agent can exit.
     ///
-    /// A running job keeps the agent alive. If the agent is `reachable`, a finished job that has not been closed does, too.
+    /// A running job keeps the agent running. If the agent is `reachable`, so does a finished job that has not been closed.
     pub(crate) fn is_idle(&self, reachable: bool) -> bool {
         let state = self.state.lock();
-        let runs = state.jobs.values().any(|job| job.finished().is_none());
-        !runs && (!reachable || state.jobs.is_empty() && self.context.spool.is_empty())
+        let has_running_job = state.jobs.values().any(|job| job.finished().is_none());
+        !has_running_job && (!reachable || state.jobs.is_empty() && self.context.spool.is_empty())
     }
 
     /// Accepts no new jobs, stops those that run, and waits until they have ended.
@@ -157,7 +162,7 @@ impl Agent {
             let mut state = self.state.lock();
             state.is_draining = true;
             for job in state.jobs.values() {
-                job.brakes.stop.stop(cause);
+                job.cancellation.stop.stop(cause);
             }
             std::mem::take(&mut state.tasks)
         };

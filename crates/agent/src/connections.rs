@@ -1,12 +1,12 @@
-//! Tracks connections, and ends an agent that has nothing left to do.
+//! Tracks connections, and closes an agent that is idle.
 //!
 //! ```text
-//! open --no connection for the time limit, and nothing to fetch--> closed
+//! open --no connection for the idle timeout, and no job to run or fetch--> closed
 //! ```
 //!
-//! A closed agent refuses connections, and their manager starts a new agent.
+//! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
-//! An agent cannot know that its manager will never come back, so it decides by its connections and jobs. It keeps running while a
+//! An agent cannot know whether its manager will return, so it decides by its connections and jobs. It keeps running while a
 //! connection is open, a job is running, or a finished job has not been closed. If its socket file was deleted, no manager can fetch
 //! results anymore, and only running jobs keep it alive.
 
@@ -26,7 +26,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
-/// Delay before connections are accepted again after an error, which is mostly a lack of file descriptors.
+/// Delay before connections are accepted again after an error, which is usually a lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Counts the open connections.
@@ -67,17 +67,17 @@ impl ConnectionTracker {
         self.is_empty.send_replace(connections.open == 0);
     }
 
-    /// Closes the agent for connections if none is open and `may` agrees. No connection is admitted meanwhile.
-    fn close_if(&self, may: impl FnOnce() -> bool) -> bool {
+    /// Closes the agent for connections if none is open and `is_idle` returns true. No connection is admitted during that call.
+    fn close_if(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let mut connections = self.connections.lock();
-        connections.is_closed = connections.open == 0 && may();
+        connections.is_closed = connections.open == 0 && is_idle();
         connections.is_closed
     }
 
-    /// Waits until no connection was open for `limit` and `may` agrees, and then closes the agent for connections.
+    /// Waits until no connection was open for `idle_timeout` and `is_idle` returns true. Then closes the agent for connections.
     ///
-    /// If `may` disagrees, it is called again after another `limit`.
-    pub(crate) async fn close_when_idle(&self, limit: Duration, may: impl Fn() -> bool) {
+    /// If `is_idle` returns false, it is called again after another `idle_timeout`.
+    pub(crate) async fn close_when_idle(&self, idle_timeout: Duration, is_idle: impl Fn() -> bool) {
         let mut is_empty = self.is_empty.subscribe();
         loop {
             if is_empty.wait_for(|empty| *empty).await.is_err() {
@@ -85,7 +85,7 @@ impl ConnectionTracker {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(limit) => if self.close_if(&may) { return },
+                () = tokio::time::sleep(idle_timeout) => if self.close_if(&is_idle) { return },
                 _ = is_empty.changed() => {}
             }
         }
@@ -165,7 +165,7 @@ impl AsyncWrite for TrackedConnection {
     }
 }
 
-/// A file, identified by device and inode: another agent may have created one with the same name meanwhile.
+/// A socket file, identified by device and inode, because another agent may replace the file at the same path.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -173,14 +173,14 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Returns the file that is at `path` now.
+    /// Returns the file that is currently at `path`.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
-        let found = fs::symlink_metadata(path)?;
-        Ok(Self { path: path.to_owned(), id: (found.dev(), found.ino()) })
+        let metadata = fs::symlink_metadata(path)?;
+        Ok(Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) })
     }
 
     /// Returns whether the file still exists.
     pub(crate) fn exists(&self) -> bool {
-        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
+        fs::symlink_metadata(&self.path).is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.id)
     }
 }

@@ -57,9 +57,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn job_waits_at_the_gate_until_it_is_open() {
+    async fn job_waits_until_the_gate_is_open() {
         let gate = StartGate::default();
-        assert_eq!(gate.wait_reached().now_or_never(), None, "the job has not reached the gate");
+        assert_eq!(gate.wait_reached().now_or_never(), None, "the job has not reached the gate yet");
         let mut job = Box::pin(gate.wait_open());
         assert!(job.as_mut().now_or_never().is_none());
         assert!(gate.wait_reached().await);

@@ -20,8 +20,8 @@ pub(crate) struct AgentContext {
     pub(crate) spool: Spool,
     /// Boot ID of the system.
     pub(crate) boot_id: String,
-    pub(crate) host: Arc<ProcessManager>,
-    pub(crate) shared: Arc<AgentResources>,
+    pub(crate) process_manager: Arc<ProcessManager>,
+    pub(crate) resources: Arc<AgentResources>,
 }
 
 /// A job, from `Run` to `Close`.
@@ -31,7 +31,7 @@ pub(crate) struct Job {
     pub(crate) entry: Entry,
     pub(crate) journal: Arc<Journal>,
     pub(crate) log: Arc<LogFile>,
-    pub(crate) brakes: JobCancellation,
+    pub(crate) cancellation: JobCancellation,
     pub(crate) gate: StartGate,
     pub(crate) started: SystemTime,
     /// Result of the job, as soon as it is in the spool.
@@ -55,7 +55,7 @@ impl Job {
             entry,
             journal: Arc::new(journal),
             log: Arc::new(log),
-            brakes: JobCancellation::default(),
+            cancellation: JobCancellation::default(),
             gate: StartGate::default(),
             started,
             result: watch::Sender::new(finished.map(Arc::new)),

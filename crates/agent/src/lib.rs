@@ -1,4 +1,4 @@
-//! The agent: executes steps, and outlives its connection and its manager.
+//! The agent: executes steps, and keeps running if its connection or its manager is lost.
 //!
 //! ```text
 //! manager --gRPC over a unix socket--> service --> agent --> running job --> builtins / steps
@@ -10,8 +10,8 @@
 //! - A request is in the spool before anything is started for it.
 //! - A result is in the spool before it is reported (R4 in `docs/spec/life-of-a-job.md`).
 //! - The user's code starts at most once per run ID (J2).
-//! - A job with a result has no process left (J5).
-//! - The agent does not end on its own while a job runs, or while the result of a finished job can still be fetched.
+//! - A job with a result has no running process (J5).
+//! - The agent does not exit for lack of connections while a job runs, or while the result of a finished job can still be fetched.
 
 mod agent;
 mod connections;

@@ -1,4 +1,4 @@
-//! Recovers the jobs in a spool that another agent left. There is no other form of recovery.
+//! Recovers the jobs of an earlier agent from its spool.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -6,17 +6,25 @@ use std::time::{Duration, SystemTime};
 use muster_builtins::Variables;
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
+use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
 use muster_steps::process::terminate_leftovers;
 use muster_steps::style;
+use tokio::task::JoinSet;
 
 use crate::agent::Agent;
 use crate::job::{Finished, Job};
-use crate::run_job::{parse, persist_result, system_failure};
+use crate::run_job::{ParsedRequest, parse, persist_result, system_failure};
 use crate::spool::Entry;
 
-/// Time from SIGTERM to SIGKILL for processes that a dead agent left.
+/// Time from SIGTERM to SIGKILL for remaining processes of a killed agent.
 const KILL_GRACE: Duration = Duration::from_secs(2);
+/// Maximum time to remove what is left of the environment of a job that starts again.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Delay between two attempts to remove what is left of the environment of a lost job.
+const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
+/// Maximum number of attempts: for one hour.
+const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
 const REBOOT_MESSAGE: &str =
@@ -24,18 +32,21 @@ const REBOOT_MESSAGE: &str =
 
 /// Recovers each job in the spool.
 ///
-/// Finished jobs are served as they are. Jobs whose user code may have run are ended and fail. Jobs that never started their first command
-/// wait until their `Run` is repeated.
-pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<()> {
+/// Finished jobs are served unchanged. Jobs whose user code may have run are ended and fail. Jobs that never started their first
+/// command start again when their `Run` is repeated.
+///
+/// Returns the tasks that remove what is left of the environments of lost jobs, such as containers.
+pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
+    let mut removals = JoinSet::new();
     for entry in agent.context.spool.entries()? {
-        if let Err(error) = recover_one(agent, &entry).await {
+        if let Err(error) = recover_job(agent, &entry, &mut removals).await {
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
     }
-    Ok(())
+    Ok(removals)
 }
 
-async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
+async fn recover_job(agent: &Arc<Agent>, entry: &Entry, removals: &mut JoinSet<()>) -> std::io::Result<()> {
     let contents = entry.read_journal()?;
     if let Some(result) = contents.result {
         let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
@@ -46,30 +57,63 @@ async fn recover_one(agent: &Arc<Agent>, entry: &Entry) -> std::io::Result<()> {
     }
     let Some(request) = contents.request else {
         // `Run` was never answered, so no manager relies on the job.
-        return entry.remove_apart().await;
+        return entry.remove_on_blocking_thread().await;
     };
     let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
     // No process survived a restart of the system, and its process IDs belong to other processes now.
     if !rebooted {
         terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
-    if let Ok(work) = parse(&request)
-        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", work.plan.project_dir)))
+    let parsed = parse(&request).ok();
+    if let Some(parsed) = &parsed
+        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", parsed.plan.project_dir)))
     {
         tracing::warn!(job = entry.id, %error, "failed to delete temporary files of a lost job");
     }
     if !contents.user_code {
+        // The next start of the job creates objects with the same names, so they must not be removed later.
+        if let Some(parsed) = parsed
+            && tokio::time::timeout(REMOVAL_TIMEOUT, try_remove(&parsed, &entry.id)).await != Ok(true)
+        {
+            tracing::warn!(job = entry.id, "the environment of a job that starts again may have leftovers");
+        }
         tracing::info!(job = entry.id, "job had not started its first command and can be run again");
         return Ok(());
     }
+    if let Some(parsed) = parsed {
+        removals.spawn(remove_leftovers(parsed, entry.id.clone()));
+    }
     let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
-    let lost = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
-    let line = style::error(&format!("Job failed (system failure): {lost}"));
+    let message = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
+    let line = style::error(&format!("Job failed (system failure): {message}"));
     job.log.append(format!("{line_break}{line}").as_bytes())?;
-    let end = system_failure(StartTime::now(), lost, Some(TerminationCause::EnvironmentLost));
+    let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job, so nothing is masked.
-    persist_result(&agent.context, &job, end, &Secrets::default());
+    persist_result(&agent.context, &job, outcome, &Secrets::default());
     agent.adopt(job);
     Ok(())
+}
+
+/// Removes what is left of the environments of a lost job. Tries again while that is not possible.
+async fn remove_leftovers(parsed: ParsedRequest, id: String) {
+    for _ in 0..MAX_REMOVAL_ATTEMPTS {
+        if try_remove(&parsed, &id).await {
+            return;
+        }
+        tokio::time::sleep(REMOVAL_RETRY_DELAY).await;
+    }
+    tracing::error!(job = id, "gave up removing what is left of the environment of a lost job; remove it by hand");
+}
+
+/// Returns whether everything that is left of the environments of a lost job was removed.
+async fn try_remove(parsed: &ParsedRequest, id: &str) -> bool {
+    let mut is_removed = true;
+    for target in parsed.steps.iter().flat_map(Step::targets) {
+        if let Err(error) = target.remove_leftovers().await {
+            tracing::warn!(job = id, %error, "failed to remove what is left of the environment of a lost job");
+            is_removed = false;
+        }
+    }
+    is_removed
 }

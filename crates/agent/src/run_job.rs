@@ -27,12 +27,13 @@ use crate::spool::LogSink;
 pub(crate) struct ParsedRequest {
     /// The plan without its steps.
     pub(crate) plan: JobPlan,
-    steps: Vec<Step<Context>>,
+    /// Steps of the plan.
+    pub(crate) steps: Vec<Step<Context>>,
     /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,
 }
 
-/// Reason why a request cannot be parsed.
+/// Reason for which a request cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ParseError {
     #[error("invalid plan of the job: {0}")]
@@ -57,25 +58,25 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
     }
     if plan.bare {
         // Temporary files are stored beside the project directory.
-        let above = std::path::Path::new(&plan.project_dir).parent();
-        plan.builds_dir = above.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
+        let parent = std::path::Path::new(&plan.project_dir).parent();
+        plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
     let steps = registry().load(std::mem::take(&mut plan.steps))?;
     Ok(ParsedRequest { plan, steps, env: request.env.clone() })
 }
 
-/// Executes a job, and writes its result to the spool before it is reported.
-pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, work: ParsedRequest) {
-    let began = StartTime::now();
+/// Executes a job, writes its result to the spool, and then publishes the result.
+pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, parsed: ParsedRequest) {
+    let started = StartTime::now();
     let variables = Variables::new(variables(request));
-    let secrets = secrets(&work.plan, &variables);
-    let running = run(&agent, &job, variables, &work, &secrets);
-    let end = match AssertUnwindSafe(running).catch_unwind().await {
-        Ok(Ok(end)) => end,
-        Ok(Err(error)) => fail_job(&job, began, &secrets.mask(&format!("failed to start the job: {error}"))),
-        Err(_) => fail_job(&job, began, "the agent panicked while it ran the job; see the agent's log"),
+    let secrets = secrets(&parsed.plan, &variables);
+    let running = run(&agent, &job, variables, &parsed, &secrets);
+    let outcome = match AssertUnwindSafe(running).catch_unwind().await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}"))),
+        Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log"),
     };
-    persist_result(&agent, &job, end, &secrets);
+    persist_result(&agent, &job, outcome, &secrets);
 }
 
 /// Returns the values that must not appear in the log or in the result.
@@ -91,22 +92,22 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
 /// Writes the result of a job to the spool, then publishes it.
 ///
 /// All texts in the result are masked, because names and errors of steps can quote values.
-pub(crate) fn persist_result(agent: &AgentContext, job: &Job, end: JobOutcome, secrets: &Secrets) {
-    let mut tree = end.tree;
+pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcome, secrets: &Secrets) {
+    let mut tree = outcome.tree;
     mask(&mut tree, secrets);
     let result = JobResult {
-        outcome: end.outcome,
-        message: secrets.mask(&end.message),
+        outcome: outcome.outcome,
+        message: secrets.mask(&outcome.message),
         log_bytes: job.log.bytes(),
         log_crc32: job.log.crc32(),
         tree,
-        used: end.used,
+        used: outcome.used,
     };
-    if let Err(error) = job.journal.result(&result) {
+    if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
-        if let Err(again) = job.journal.result(&result) {
+        if let Err(retry_error) = job.journal.record_result(&result) {
             // Publish it anyway: the manager can still report it to the coordinator.
-            tracing::error!(job = job.id, %error, %again, "failed to write the result to the spool");
+            tracing::error!(job = job.id, %error, %retry_error, "failed to write the result to the spool");
         }
     }
     job.result.send_replace(Some(Arc::new(Finished { result, ended: SystemTime::now() })));
@@ -124,26 +125,27 @@ async fn run(
     agent: &Arc<AgentContext>,
     job: &Arc<Job>,
     variables: Variables,
-    work: &ParsedRequest,
+    parsed: &ParsedRequest,
     secrets: &Secrets,
 ) -> Result<JobOutcome, std::io::Error> {
-    let ParsedRequest { plan, steps, env } = work;
+    let ParsedRequest { plan, steps, env } = parsed;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
-    journal.boot(&agent.boot_id)?;
+    journal.record_boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
-    let mut processes = agent.host.new_job(&job.id, &nonce, Arc::new(move |record| recorder.started(record)))?;
+    let mut processes =
+        agent.process_manager.new_job(&job.id, &nonce, Arc::new(move |record| recorder.record_process(record)))?;
     processes.add_environment(env.iter().map(|(key, value)| (key.into(), value.into())));
     let share_error = plan.share.as_ref().and_then(|share| share::apply_share(&mut processes, share));
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
-    let (full_agent, full_job) = (Arc::clone(agent), Arc::clone(job));
+    let (fault_agent, fault_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
-        tracing::error!(job = full_job.id, %error, "failed to write the log of a job, stopping the job");
-        full_agent.spool.release_reserve();
-        full_job.brakes.stop.stop(TerminationCause::ResourceExhausted);
+        tracing::error!(job = fault_job.id, %error, "failed to write the log of a job, stopping the job");
+        fault_agent.spool.release_reserve();
+        fault_job.cancellation.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
             // The final message always fits, and names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
-            let _ = full_job.log.append(format!("\n{line}").as_bytes());
+            let _ = fault_job.log.append(format!("\n{line}").as_bytes());
         }
     });
     let logged_bytes = job.log.bytes();
@@ -155,20 +157,20 @@ async fn run(
             if needs_approval {
                 gate.wait_open().await;
             }
-            journal.user_code()
+            journal.record_user_code()
         })
     });
-    let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.shared), on_user_code));
+    let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.resources), on_user_code));
     if logged_bytes > 0 {
         context.print(&style::warning(
             "the agent was restarted before the first command of the job, so the job starts again",
         ));
     }
-    let mut end = job::run(context, plan, steps, &job.brakes).await;
-    if let (Some(used), Some(why)) = (&mut end.used, share_error) {
-        used.share_error = why;
+    let mut outcome = job::run(context, plan, steps, &job.cancellation).await;
+    if let (Some(used), Some(error)) = (&mut outcome.used, share_error) {
+        used.share_error = error;
     }
-    Ok(end)
+    Ok(outcome)
 }
 
 fn variables(request: RunRequest) -> Vec<JobVariable> {
@@ -181,20 +183,20 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
     variables.collect()
 }
 
-/// Returns the end of a job that could not be executed, and logs the reason.
-fn fail_job(job: &Job, began: StartTime, message: &str) -> JobOutcome {
+/// Returns the outcome of a job that could not be executed, and writes the reason to the log.
+fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
     if let Err(error) = job.log.append(format!("{line_break}{line}").as_bytes()) {
         tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
     }
-    system_failure(began, message, None)
+    system_failure(started, message, None)
 }
 
 /// Returns the result of a job that failed because of its machine or its agent.
-pub(crate) fn system_failure(began: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
+pub(crate) fn system_failure(started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
-    let mut tree = began.node("job", Some(&failure).into(), Vec::new());
+    let mut tree = started.node("job", Some(&failure).into(), Vec::new());
     tree.cause = cause;
     JobOutcome {
         outcome: Outcome::Failed { reason: failure.reason(), exit_code: None, cause },

@@ -1,4 +1,4 @@
-//! The agent's process: opens its spool, recovers its jobs, listens, and shuts down in order.
+//! The agent's process: opens its spool, recovers its jobs, listens, and shuts down gracefully.
 
 use std::fs;
 use std::io::{self, Write};
@@ -25,7 +25,7 @@ use crate::spool::{Spool, SpoolError};
 
 /// Maximum size of a request: a plan with its variables, including file variables.
 const MAX_REQUEST_BYTES: usize = 64 * 1024 * 1024;
-/// Interval at which old jobs are deleted. Only a fallback: a job is normally deleted by `Close`.
+/// Interval at which old jobs are deleted. This is only a fallback, because `Close` normally deletes a job.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
@@ -35,7 +35,7 @@ const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for which a copy of the lock may outlive an agent that was killed.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval at which the lock is tried again.
+/// Interval between attempts to lock the spool.
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum length of a socket's path in bytes, set by the kernel.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -55,13 +55,13 @@ pub struct Options {
     pub retention: Duration,
     /// Maximum size of the requests and logs of all jobs together, in bytes.
     pub spool_limit: u64,
-    /// Boot ID of the system. Jobs with another one ended with the system.
+    /// Boot ID of the system. Jobs with another boot ID ended when the system was restarted.
     pub boot_id: String,
     /// How the processes of a job are tracked.
     pub containment: Containment,
     /// Maximum number of open files for each process of a job. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
-    /// Time without a connection after which the agent ends if no result is left to fetch. `None` means that it keeps running.
+    /// Time without a connection after which the agent exits if no result can be fetched. `None` means that it keeps running.
     pub idle_timeout: Option<Duration>,
     /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
@@ -75,7 +75,7 @@ pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Reason why an agent could not start or serve.
+/// Reason for which an agent could not start or serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The spool cannot be used.
@@ -120,15 +120,16 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         move |source| ServeError::Io { action, path, source }
     };
     let templates = spool.templates();
-    let shared =
+    let resources =
         AgentResources::new(Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?);
     let agent = Arc::new(Agent::new(
         spool,
-        shared,
+        resources,
         ProcessManager::new(options.containment, options.job_nofile_limit),
         options.boot_id,
     ));
-    recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
+    // Dropped, and thereby ended, with the agent.
+    let _removals = recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention).await;
 
     let listener = bind(&options.socket)?;
@@ -159,7 +160,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         closed.cancel();
         tokio::time::sleep(RESULT_FETCH_GRACE).await;
     };
-    let shared = Arc::clone(&agent.context.shared);
+    let resources = Arc::clone(&agent.context.resources);
     let result = tokio::select! {
         result = server => result,
         () = end => Ok(()),
@@ -172,7 +173,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     if agent.context.spool.exists() {
         let _ = muster_files::remove_tree(&templates);
     }
-    let emptied = tokio::task::spawn_blocking(move || shared.trash.close());
+    let emptied = tokio::task::spawn_blocking(move || resources.trash.close());
     if tokio::time::timeout(TRASH_TIMEOUT, emptied).await.is_err() {
         tracing::info!("failed to delete old workspaces in time; the next jobs that use them will delete them");
     }
@@ -181,8 +182,8 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
 
 /// Opens the spool.
 ///
-/// Waits if the agent that has it is shutting down. Also waits briefly for any other owner, because a process that a killed agent was
-/// starting has a copy of the lock.
+/// Waits if the agent that owns the spool is shutting down. Also waits briefly for any other owner: if an agent is killed while it
+/// starts a process, that process has a copy of the lock.
 async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     let started = Instant::now();
     loop {
@@ -190,7 +191,7 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
             Err(SpoolError::InUse { is_shutting_down, .. })
                 if started.elapsed() < if is_shutting_down { PREDECESSOR_EXIT_TIMEOUT } else { LOCK_COPY_TIMEOUT } =>
             {
-                // There is no event for either.
+                // No event announces that the lock is free.
                 tokio::time::sleep(PREDECESSOR_POLL_INTERVAL).await;
             }
             opened => return opened,
@@ -198,19 +199,24 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     }
 }
 
-/// Waits until the agent is idle. From then on it accepts no connections. Never returns without a limit.
-async fn wait_until_idle(connections: &ConnectionTracker, agent: &Agent, socket: &SocketFile, limit: Option<Duration>) {
-    let Some(limit) = limit else { return std::future::pending().await };
+/// Waits until the agent is idle. From then on it accepts no connections. Never returns without an idle timeout.
+async fn wait_until_idle(
+    connections: &ConnectionTracker,
+    agent: &Agent,
+    socket: &SocketFile,
+    idle_timeout: Option<Duration>,
+) {
+    let Some(idle_timeout) = idle_timeout else { return std::future::pending().await };
     let is_idle = || {
         let is_idle = agent.is_idle(socket.exists());
         if is_idle {
-            // This happens before the first connection is refused, whose manager then starts the next agent.
+            // The mark must precede the first refused connection, because the refused manager starts the next agent.
             agent.context.spool.mark_shutting_down();
         }
         is_idle
     };
-    connections.close_when_idle(limit, is_idle).await;
-    tracing::info!(idle_s = limit.as_secs(), "agent is idle, shutting down");
+    connections.close_when_idle(idle_timeout, is_idle).await;
+    tracing::info!(idle_s = idle_timeout.as_secs(), "agent is idle, shutting down");
 }
 
 /// Binds the socket so that only this user can connect. A socket on which no process listens is replaced.
@@ -220,8 +226,8 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     }
     let failed = |action| move |source| ServeError::Io { action, path: path.to_owned(), source };
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.map_err(failed("create the directory of the socket"))?;
+        let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        created.map_err(failed("create the directory of the socket"))?;
     }
     if let Ok(stream) = std::os::unix::net::UnixStream::connect(path) {
         let pid = rustix::net::sockopt::socket_peercred(&stream).map_or(0, |peer| peer.pid.as_raw_nonzero().get());

@@ -72,7 +72,7 @@ impl proto::step_runner_server::StepRunner for Service {
     }
 
     async fn cancel(&self, request: Request<proto::CancelRequest>) -> Result<Response<proto::CancelResponse>, Status> {
-        self.0.job(&request.into_inner().id)?.brakes.cancel.cancel();
+        self.0.job(&request.into_inner().id)?.cancellation.cancel.cancel();
         Ok(Response::new(proto::CancelResponse {}))
     }
 }
@@ -143,7 +143,7 @@ impl api::agent_server::Agent for Service {
         let api::StopRequest { id, cause } = request.into_inner();
         let cause = serde_json::from_value(cause.into())
             .map_err(|error| Status::invalid_argument(format!("invalid cause: {error}")))?;
-        self.0.job(&id)?.brakes.stop.stop(cause);
+        self.0.job(&id)?.cancellation.stop.stop(cause);
         Ok(Response::new(api::StopResponse {}))
     }
 

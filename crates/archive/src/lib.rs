@@ -2,13 +2,13 @@
 //!
 //! Both parts are usable alone: [`read`] calls back for each entry, [`Tree`] writes entries. [`unpack`] connects them.
 //!
-//! An archive is hostile until proven otherwise, and so is the directory: an earlier job may have left links in it.
+//! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory.
 //!
 //! - Nothing outside of the directory is created, changed or removed. Every operation is relative to an open directory, and the
 //!   kernel resolves names so that they never leave it (`openat2` with `RESOLVE_BENEATH`; without it, a walk of each
-//!   component). A process that replaces directories by links at the same time changes nothing about that.
-//! - A symbolic link of the archive is created as it is, wherever it points to, because that alone writes nothing elsewhere. Links
-//!   are created after all other entries, and no entry is written below one.
+//!   component). This also holds while another process replaces directories by links.
+//! - A symbolic link of the archive is created as it is, wherever it points to, because creating a link writes nothing at its target. Links
+//!   are created after all other entries, and no entry is written below a link of the archive.
 //! - A link that exists in the directory is followed only if it is relative and leads to a directory below the same directory.
 //! - Bytes, entries, the directories that their names imply, compression ratio and headers are limited ([`Limits`]).
 
@@ -23,7 +23,7 @@ pub use limits::{Exceeded, Limit, Limits};
 pub use meter::Meter;
 pub use open::{Root, create_root};
 pub use read::{Entry, EntryKind, Format, check_zip, read, read_zip_file};
-pub use tree::{LeftOut, Tree, write_new};
+pub use tree::{SkippedEntries, Tree, write_new};
 
 use std::io::{self, Read, Seek};
 
@@ -32,22 +32,24 @@ use cap_std::fs::Dir;
 /// Reason why an archive was not unpacked, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The caller asked to stop.
+    /// The caller's `stop` function returned true.
     #[error("stopped")]
     Stopped,
     /// The bytes are not an archive of the format, or are damaged.
-    #[error("the archive cannot be read")]
+    #[error("failed to read the archive")]
     Broken(#[source] io::Error),
     /// The name of an entry leaves the directory, is empty, or is not a valid file name.
-    #[error("the archive holds `{name}`, which lies outside of the directory: nothing more is unpacked")]
+    #[error(
+        "entry `{name}` of the archive is outside of the target directory; the remaining entries were not unpacked"
+    )]
     Outside {
         /// Name of the entry.
         name: String,
     },
     /// The entry is of a kind that is never unpacked, such as a device.
     #[error(
-        "the archive's `{name}` is a {kind}, and only files, directories and symbolic links are unpacked: \
-         nothing more is unpacked"
+        "entry `{name}` of the archive is a {kind}, but only files, directories and symbolic links can be unpacked; \
+         the remaining entries were not unpacked"
     )]
     Kind {
         /// Name of the entry.
@@ -58,8 +60,8 @@ pub enum UnpackError {
     /// The archive exceeds a limit.
     #[error(transparent)]
     Limit(#[from] Exceeded),
-    /// The system refused an operation for a reason that is not the archive's.
-    #[error("cannot unpack `{name}`")]
+    /// The system failed to perform an operation for a reason that the archive did not cause.
+    #[error("failed to unpack `{name}`")]
     Io {
         /// Name of the entry.
         name: String,
@@ -70,18 +72,18 @@ pub enum UnpackError {
 
 /// Unpacks an archive into an open directory. Existing files are replaced.
 ///
-/// `stop` is asked often ([`Meter::new`]); `true` ends the work with [`UnpackError::Stopped`].
-/// Entries that meet something that must not be replaced are left out and returned.
+/// `stop` is called often ([`Meter::new`]). If it returns true, unpacking ends with [`UnpackError::Stopped`].
+/// Returns the entries that were skipped, because an existing file or directory must not be replaced.
 ///
 /// # Errors
-/// [`UnpackError`]. Entries before the offending one are unpacked then.
+/// [`UnpackError`]. The entries before the offending one are already unpacked.
 pub fn unpack<R: Read + Seek>(
     archive: R,
     into: &Dir,
     limits: &Limits,
     format: Format,
     stop: &dyn Fn() -> bool,
-) -> Result<LeftOut, UnpackError> {
+) -> Result<SkippedEntries, UnpackError> {
     let meter = Meter::new(*limits, stop);
     let mut tree = Tree::new(into, &meter);
     read(archive, format, &meter, &mut |entry, content| tree.add(entry, content))?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Most that an archive may unpack to.
+/// Maximum sizes and numbers of an archive and its unpacked content.
 ///
 /// The defaults stop archives that are built to fill a disk or the memory, and are far above what jobs use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,8 +21,9 @@ pub struct Limits {
     pub ratio_floor: u64,
     /// Bytes of headers. Defaults to 256 MiB.
     ///
-    /// For zip these are the headers of all entries, which are never in memory together, for tar the headers of one entry. Names and targets of links and names of
-    /// directories, which are kept until the end, are counted separately with the same limit.
+    /// For zip, the limit applies to the headers of all entries together, although they are never in memory at the same time. For tar,
+    /// it applies to the headers of each entry. Names and targets of links and names of directories stay in memory until the end.
+    /// They are counted separately, with the same limit.
     pub header_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Counts what an archive unpacks to, and ends the work at a limit or at a stop.
+//! Counts the unpacked entries and bytes of an archive. Ends reading when a limit is exceeded or the caller stops it.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ pub struct Meter<'a> {
     bytes: Cell<u64>,
     /// Bytes of headers that may still be read. `None` while content is read.
     headers: Cell<Option<u64>>,
-    /// Bytes of names and targets that may still be kept until the end.
+    /// Bytes of names and targets that may still be stored until the end.
     retainable: Cell<u64>,
     exceeded: Cell<Option<Exceeded>>,
     stopped: Cell<bool>,
@@ -29,7 +29,8 @@ impl std::fmt::Debug for Meter<'_> {
 }
 
 impl<'a> Meter<'a> {
-    /// Counts up to `limits`. `stop` is asked before each read, each directory and each link; `true` ends the work.
+    /// Counts up to `limits`. `stop` is called before each read, each directory and each link. If it returns true, the
+    /// work ends.
     #[must_use]
     pub fn new(limits: Limits, stop: &'a dyn Fn() -> bool) -> Self {
         Self {
@@ -45,12 +46,12 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Sets the size of the archive, which its ratio is measured by.
+    /// Sets the size of the archive, from which the compression ratio is computed.
     pub(crate) fn set_size(&self, bytes: u64) {
         self.size.set(bytes);
     }
 
-    /// Returns the stop or the exceeded limit that ended reading.
+    /// Returns the error of the stop or the exceeded limit that ended reading, if there was one.
     pub(crate) fn cause(&self) -> Option<UnpackError> {
         if self.stopped.get() {
             return Some(UnpackError::Stopped);
@@ -58,51 +59,51 @@ impl<'a> Meter<'a> {
         self.exceeded.get().map(UnpackError::Limit)
     }
 
-    /// Compares what a zip archive says of its directory with the limits.
-    pub(crate) fn directory(&self, entries: u64, bytes: u64) -> Result<(), UnpackError> {
+    /// Compares the number of entries and the size of a zip directory, as its end record declares them, with the limits.
+    pub(crate) fn check_zip_directory(&self, entries: u64, bytes: u64) -> Result<(), UnpackError> {
         let limits = &self.limits;
         self.check(entries <= limits.entries, Limit::Entries, limits.entries)?;
         self.check(bytes <= limits.header_bytes, Limit::HeaderBytes, limits.header_bytes)?;
         Ok(())
     }
 
-    /// Counts one more entry, or a directory that the name of one implies.
-    pub(crate) fn entry(&self) -> Result<(), UnpackError> {
+    /// Counts one more entry, or a directory that the name of an entry implies.
+    pub(crate) fn count_entry(&self) -> Result<(), UnpackError> {
         self.check_stop()?;
         self.entries.set(self.entries.get() + 1);
         self.check(self.entries.get() <= self.limits.entries, Limit::Entries, self.limits.entries)?;
         Ok(())
     }
 
-    /// Counts what is kept until the end.
+    /// Counts bytes of names and targets that are stored until the end.
     pub(crate) fn retain(&self, bytes: usize) -> Result<(), UnpackError> {
-        let left = self.retainable.get().checked_sub(bytes as u64);
-        self.retainable.set(left.unwrap_or_default());
-        self.check(left.is_some(), Limit::HeaderBytes, self.limits.header_bytes)?;
+        let remaining = self.retainable.get().checked_sub(bytes as u64);
+        self.retainable.set(remaining.unwrap_or_default());
+        self.check(remaining.is_some(), Limit::HeaderBytes, self.limits.header_bytes)?;
         Ok(())
     }
 
-    /// Limits what `read` reads through a [`Headers`] reader of this meter.
-    pub(crate) fn headers<T>(&self, read: impl FnOnce() -> T) -> T {
+    /// Calls `read`, and limits the bytes that it reads through a [`Headers`] reader of this meter.
+    pub(crate) fn limit_headers<T>(&self, read: impl FnOnce() -> T) -> T {
         self.headers.set(Some(self.limits.header_bytes));
         let result = read();
         self.headers.set(None);
         result
     }
 
-    fn header(&self, bytes: u64) -> io::Result<()> {
-        let Some(left) = self.headers.get() else { return Ok(()) };
-        self.headers.set(Some(left.saturating_sub(bytes)));
-        self.check(bytes <= left, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
+    fn count_header(&self, bytes: u64) -> io::Result<()> {
+        let Some(remaining) = self.headers.get() else { return Ok(()) };
+        self.headers.set(Some(remaining.saturating_sub(bytes)));
+        self.check(bytes <= remaining, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
     }
 
-    fn content(&self, bytes: u64) -> io::Result<()> {
+    fn count_content(&self, bytes: u64) -> io::Result<()> {
         let bytes = self.bytes.get().saturating_add(bytes);
         self.bytes.set(bytes);
         let limits = &self.limits;
         self.check(bytes <= limits.bytes, Limit::Bytes, limits.bytes).map_err(io::Error::other)?;
-        let is_dense = bytes <= limits.ratio_floor || bytes <= self.size.get().saturating_mul(limits.ratio);
-        self.check(is_dense, Limit::Ratio, limits.ratio).map_err(io::Error::other)
+        let ratio_fits = bytes <= limits.ratio_floor || bytes <= self.size.get().saturating_mul(limits.ratio);
+        self.check(ratio_fits, Limit::Ratio, limits.ratio).map_err(io::Error::other)
     }
 
     fn check(&self, fits: bool, limit: Limit, max: u64) -> Result<(), Exceeded> {
@@ -114,7 +115,7 @@ impl<'a> Meter<'a> {
         Err(exceeded)
     }
 
-    /// Asks whether to stop.
+    /// Fails if the caller's `stop` function returns true.
     pub(crate) fn check_stop(&self) -> Result<(), UnpackError> {
         if (self.stop)() {
             self.stopped.set(true);
@@ -124,7 +125,8 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// The archive itself. A part of it that yields nothing, such as a million empty blocks, ends at a stop too.
+/// Reader of the archive itself. It checks for a stop at each read, so even a million empty blocks, which yield no content, can be
+/// stopped.
 pub(crate) struct Packed<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -143,7 +145,7 @@ impl<R: Seek> Seek for Packed<'_, R> {
     }
 }
 
-/// A reader below a library that parses headers.
+/// Reader that passes bytes to a library that parses headers, and counts them.
 pub(crate) struct Headers<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -152,12 +154,12 @@ pub(crate) struct Headers<'a, R> {
 impl<R: Read> Read for Headers<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
-        self.meter.header(read as u64)?;
+        self.meter.count_header(read as u64)?;
         Ok(read)
     }
 }
 
-/// The content of an entry.
+/// Reader of the content of an entry. It counts the bytes.
 pub(crate) struct Content<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -165,10 +167,10 @@ pub(crate) struct Content<'a, R> {
 
 impl<R: Read> Read for Content<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Not `Interrupted`, which is tried again.
+        // Not `ErrorKind::Interrupted`, because callers retry after it.
         self.meter.check_stop().map_err(io::Error::other)?;
         let read = self.inner.read(buffer)?;
-        self.meter.content(read as u64)?;
+        self.meter.count_content(read as u64)?;
         Ok(read)
     }
 }

@@ -1,4 +1,4 @@
-//! Opening the directory that an archive is unpacked into.
+//! Opens the directory that an archive is unpacked into.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,20 +11,20 @@ use cap_std::fs::Dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// Which part of a directory's path jobs can change.
+/// Part of the path of a directory that jobs can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
-    /// None: the user chose the directory. Links in the path are followed.
+    /// No part, because the user chose the directory. Links in the path are followed.
     Chosen,
-    /// All below this directory, which an operator chose and which may be a link. A link below it is refused, because a job that
-    /// puts one there decides where the archive of a later job goes.
+    /// Everything below this directory. An operator chose it, so it may itself be a link. A link below it is an error, because a job
+    /// could create one to choose where the archive of a later job is unpacked.
     Below(PathBuf),
 }
 
-/// Opens a directory; creates it, and those above it, if they do not exist.
+/// Opens a directory. Creates it and its parents if they do not exist.
 ///
 /// # Errors
-/// The error of the system. A link that is refused is [`io::ErrorKind::NotADirectory`].
+/// The error of the system. For a link that is not allowed it is [`io::ErrorKind::NotADirectory`].
 pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
     let Root::Below(base) = root else {
         fs::create_dir_all(path)?;
@@ -34,12 +34,12 @@ pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
         let message = format!("it is not below the builds directory `{}`", base.display());
         io::Error::new(io::ErrorKind::InvalidInput, message)
     };
-    let below = path.strip_prefix(base).map_err(|_| outside())?;
+    let relative = path.strip_prefix(base).map_err(|_| outside())?;
     fs::create_dir_all(base)?;
     let mut walked = base.clone();
-    // Directories above the last one need not be readable.
+    // `PATH` does not require read permission. Only the last directory must be readable.
     let mut dir = openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    for part in below.components() {
+    for part in relative.components() {
         let Component::Normal(name) = part else { return Err(outside()) };
         walked.push(name);
         dir = match enter(&dir, name) {
@@ -49,7 +49,7 @@ pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
             },
             entered => entered,
         }
-        .map_err(|error| not_entered(error, &walked))?;
+        .map_err(|error| describe_open_error(error, &walked))?;
     }
     let dir = openat(&dir, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(Dir::from_std_file(dir.into()))
@@ -59,12 +59,12 @@ fn enter(dir: &OwnedFd, name: &OsStr) -> Result<OwnedFd, Errno> {
     openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-fn not_entered(error: Errno, path: &Path) -> io::Error {
+fn describe_open_error(error: Errno, path: &Path) -> io::Error {
     if !matches!(error, Errno::LOOP | Errno::NOTDIR) {
         return error.into();
     }
     let message = format!(
-        "`{}` is a symbolic link or a file, which a job may have put there; remove it, or name another builds directory",
+        "`{}` is a symbolic link or a file, which a job may have put there; remove it, or choose another builds directory",
         path.display()
     );
     io::Error::new(io::ErrorKind::NotADirectory, message)

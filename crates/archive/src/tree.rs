@@ -1,4 +1,4 @@
-//! Writing entries below an open directory.
+//! Writes entries below an open directory.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,21 +15,21 @@ use crate::UnpackError;
 use crate::meter::Meter;
 use crate::read::{Entry, EntryKind};
 
-/// Number of left-out entries that are listed each on a line.
+/// Maximum number of skipped entries that are listed by name.
 const MAX_LISTED: usize = 20;
-/// Bytes of content that are copied at once.
+/// Number of bytes of content to copy at once.
 const CHUNK: usize = 64 * 1024;
 
-/// Entries that the directory did not take, such as a file whose name a filled directory has.
+/// Entries that could not be written, such as a file with the name of an existing directory that is not empty.
 #[derive(Debug, Default)]
-pub struct LeftOut {
+pub struct SkippedEntries {
     listed: Vec<String>,
-    /// Number of those that are not listed.
+    /// Number of skipped entries that are not listed.
     more: usize,
 }
 
-impl LeftOut {
-    /// Returns a line for each of the first ones, and one for all others.
+impl SkippedEntries {
+    /// Returns a line for each of the first 20 entries, and one line with the number of the others.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         let more = (self.more > 0).then(|| format!("{} more were skipped", self.more));
         self.listed.iter().cloned().chain(more)
@@ -54,18 +54,19 @@ pub struct Tree<'a> {
     /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
-    left_out: LeftOut,
+    skipped: SkippedEntries,
     buffer: Vec<u8>,
 }
 
 impl std::fmt::Debug for Tree<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tree").field("links", &self.links).field("left_out", &self.left_out).finish_non_exhaustive()
+        f.debug_struct("Tree").field("links", &self.links).field("skipped", &self.skipped).finish_non_exhaustive()
     }
 }
 
 impl<'a> Tree<'a> {
-    /// Writes below `root`. The meter counts the directories that names imply, and the bytes that are kept in memory until the end.
+    /// Writes below `root`. The meter counts the directories that names imply, and the bytes that stay in memory until the
+    /// end.
     #[must_use]
     pub fn new(root: &'a Dir, meter: &'a Meter<'a>) -> Self {
         Self {
@@ -74,7 +75,7 @@ impl<'a> Tree<'a> {
             links: BTreeMap::new(),
             attributes: BTreeMap::new(),
             meter,
-            left_out: LeftOut::default(),
+            skipped: SkippedEntries::default(),
             buffer: vec![0; CHUNK],
         }
     }
@@ -82,28 +83,27 @@ impl<'a> Tree<'a> {
     /// Writes one entry. It is skipped if an existing file must not be replaced.
     ///
     /// # Errors
-    /// [`UnpackError::Io`] if the system cannot write, [`UnpackError::Broken`] if the content cannot be read, and what the meter
-    /// ends the work with.
+    /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if reading the content fails, or the error of the meter.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
         if let Some(link) = self.link_above(&entry.path) {
             let reason = format!("it is below the link `{}` of the archive", link.display());
-            self.left_out.add(&entry.path, &reason);
+            self.skipped.add(&entry.path, &reason);
             return Ok(());
         }
-        // The last of several entries with one name counts.
+        // If several entries have the same name, the last one is used.
         self.links.remove(&entry.path);
         match self.put(entry, content) {
-            Err(PutError::Write(error)) if is_in_the_way(&error) => {
-                self.left_out.add(&entry.path, &error);
+            Err(PutError::Write(error)) if is_conflict(&error) => {
+                self.skipped.add(&entry.path, &error);
                 Ok(())
             }
-            put => put.map_err(|error| error.of(&entry.path)),
+            put => put.map_err(|error| error.into_unpack_error(&entry.path)),
         }
     }
 
     fn put(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), PutError> {
         if entry.kind == EntryKind::Directory {
-            self.directory(&entry.path, &entry.path)?;
+            self.enter_directory(&entry.path, &entry.path)?;
             // The root belongs to the caller.
             if !entry.path.as_os_str().is_empty() {
                 self.meter.retain(entry.path.as_os_str().len())?;
@@ -112,7 +112,7 @@ impl<'a> Tree<'a> {
             return Ok(());
         }
         let (parent, name) = split(&entry.path)?;
-        self.directory(parent, &entry.path)?;
+        self.enter_directory(parent, &entry.path)?;
         if let EntryKind::Link(target) = &entry.kind {
             self.meter.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
             self.links.insert(entry.path.clone(), target.clone());
@@ -121,7 +121,7 @@ impl<'a> Tree<'a> {
         let mode = entry.mode.unwrap_or(0o644);
         let mut buffer = std::mem::take(&mut self.buffer);
         let dir = self.current();
-        let written = replacing(dir, name, || create(dir, name, mode))
+        let written = create_or_replace(dir, name, || create(dir, name, mode))
             .map_err(PutError::Write)
             .and_then(|file| fill(file, mode, entry.modified, content, &mut buffer).map(drop));
         self.buffer = buffer;
@@ -140,9 +140,9 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir)
     }
 
-    /// Makes a directory the current one, and creates it with its parents if necessary. Directories that `entry` only implies count as
-    /// entries.
-    fn directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
+    /// Makes a directory the current one. Creates it and its parents if necessary. A created directory that has no entry, but is implied
+    /// by the name of `entry`, counts as an entry.
+    fn enter_directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;
         } else if self.current.as_ref().is_none_or(|(current, _)| current != path) {
@@ -156,8 +156,8 @@ impl<'a> Tree<'a> {
     }
 
     fn create_directories(&self, path: &Path, entry: &Path) -> Result<Dir, PutError> {
-        // The part that exists is opened from the root, because it may have links, and all below it from there: a deep name must
-        // not take a walk from the root for each of its directories.
+        // The part of the path that exists is opened from the root, because it may contain links. The directories below it are
+        // opened one from the other, so that a deep path does not require a walk from the root for each of its directories.
         let existing = path.ancestors().skip(1).find_map(|above| Some((above, self.root.open_dir(above).ok()?)));
         let (existing, mut dir) = match existing {
             Some((above, dir)) if !above.as_os_str().is_empty() => (above, dir),
@@ -173,14 +173,14 @@ impl<'a> Tree<'a> {
                         Err(missing) if missing.kind() == io::ErrorKind::NotFound => {}
                         Err(other) => return Err(other.into()),
                         Ok(metadata) if metadata.is_symlink() => {
-                            let reason = "a link on its way leads out of the project or to no directory";
+                            let reason = "a link in its path leads out of the project, or does not lead to a directory";
                             return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason).into());
                         }
                         Ok(metadata) if metadata.is_dir() => return Err(error.into()),
                         Ok(_) => dir.remove_file(part)?,
                     }
                     if is_implied {
-                        self.meter.entry()?;
+                        self.meter.count_entry()?;
                     }
                     dir.create_dir(part)?;
                     dir.open_dir(part)?
@@ -190,43 +190,44 @@ impl<'a> Tree<'a> {
         Ok(dir)
     }
 
-    /// Creates the links and sets the attributes of directories. Returns all entries that were left out.
+    /// Creates the links and sets the attributes of directories. Returns all entries that were skipped.
     ///
     /// # Errors
-    /// [`UnpackError::Io`] if the system cannot write, and what the meter ends the work with.
-    pub fn finish(mut self) -> Result<LeftOut, UnpackError> {
-        // From the end, a link is created before one that would be above it: no link is created through another.
+    /// [`UnpackError::Io`] if writing fails, or the error of the meter.
+    pub fn finish(mut self) -> Result<SkippedEntries, UnpackError> {
+        // Links are created in reverse order, so a link exists before any link that would be its parent. Thus no link is created
+        // through another link.
         for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
             self.meter.check_stop()?;
             match self.link(&path, &target) {
-                // A link without a target is `NotFound`.
-                Err(PutError::Write(error)) if is_in_the_way(&error) || error.kind() == io::ErrorKind::NotFound => {
-                    self.left_out.add(&path, &error);
+                // A link with an empty target fails with `NotFound`.
+                Err(PutError::Write(error)) if is_conflict(&error) || error.kind() == io::ErrorKind::NotFound => {
+                    self.skipped.add(&path, &error);
                 }
-                linked => linked.map_err(|error| error.of(&path))?,
+                linked => linked.map_err(|error| error.into_unpack_error(&path))?,
             }
         }
-        // From the end, a directory has its permissions before one above it takes away the right to reach it.
+        // Attributes are set in reverse order, because a parent directory's permissions may prevent access to its subdirectories.
         for (path, (mode, modified)) in std::mem::take(&mut self.attributes).into_iter().rev() {
             self.meter.check_stop()?;
             match self.set_attributes(&path, mode, modified) {
-                // The directory has another owner. Its files are unpacked, and that is what counts.
-                Err(error) if is_in_the_way(&error) => {}
-                set => set.map_err(|error| PutError::Write(error).of(&path))?,
+                // The directory has another owner. This is ignored, because its files are unpacked.
+                Err(error) if is_conflict(&error) => {}
+                set => set.map_err(|error| PutError::Write(error).into_unpack_error(&path))?,
             }
         }
-        Ok(self.left_out)
+        Ok(self.skipped)
     }
 
     fn link(&mut self, path: &Path, target: &Path) -> Result<(), PutError> {
         let (parent, name) = split(path)?;
-        self.directory(parent, path)?;
+        self.enter_directory(parent, path)?;
         let dir = self.current();
-        Ok(replacing(dir, name, || dir.symlink_contents(target, name))?)
+        Ok(create_or_replace(dir, name, || dir.symlink_contents(target, name))?)
     }
 
     fn set_attributes(&self, path: &Path, mode: u32, modified: Option<FileTime>) -> io::Result<()> {
-        // A link may have replaced the directory, or another entry have removed it.
+        // A link may have replaced the directory, or another entry may have removed it.
         if !self.root.symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir()) {
             return Ok(());
         }
@@ -243,22 +244,22 @@ impl<'a> Tree<'a> {
 /// Error of reading or of writing an entry.
 enum PutError {
     Write(io::Error),
-    /// The content cannot be read, a limit is exceeded, or the work was stopped.
-    Ended(UnpackError),
+    /// Reading the content failed, a limit is exceeded, or the work was stopped.
+    Read(UnpackError),
 }
 
 impl PutError {
-    fn of(self, path: &Path) -> UnpackError {
+    fn into_unpack_error(self, path: &Path) -> UnpackError {
         match self {
             Self::Write(source) => UnpackError::Io { name: path.display().to_string(), source },
-            Self::Ended(error) => error,
+            Self::Read(error) => error,
         }
     }
 }
 
 impl From<UnpackError> for PutError {
     fn from(error: UnpackError) -> Self {
-        Self::Ended(error)
+        Self::Read(error)
     }
 }
 
@@ -271,11 +272,11 @@ impl From<io::Error> for PutError {
 /// Creates a file that does not exist and fills it, without following a link. Returns the open file.
 ///
 /// # Errors
-/// [`UnpackError::Broken`] if the content cannot be read, else [`UnpackError::Io`].
+/// [`UnpackError::Broken`] if reading the content fails, otherwise [`UnpackError::Io`].
 pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Result<File, UnpackError> {
     let written = create(dir, OsStr::new(name), mode).map_err(PutError::Write);
     let filled = written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK]));
-    filled.map_err(|error| error.of(Path::new(name)))
+    filled.map_err(|error| error.into_unpack_error(Path::new(name)))
 }
 
 fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
@@ -307,8 +308,8 @@ fn fill(
     Ok(file)
 }
 
-/// Creates something; if the name is taken, removes what has it and creates it again.
-fn replacing<T>(dir: &Dir, name: &OsStr, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
+/// Calls `create`. If the name already exists, removes the existing file and calls `create` again.
+fn create_or_replace<T>(dir: &Dir, name: &OsStr, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match create() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             remove(dir, name)?;
@@ -333,8 +334,8 @@ fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
     path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
 
-/// Returns whether an error is about what has an entry's name, or about the name, and not about the machine.
-fn is_in_the_way(error: &io::Error) -> bool {
+/// Returns whether an error is caused by the name of an entry or by an existing file of that name, and not by the machine.
+fn is_conflict(error: &io::Error) -> bool {
     use io::ErrorKind::{
         AlreadyExists, DirectoryNotEmpty, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, PermissionDenied,
     };

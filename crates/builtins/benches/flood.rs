@@ -18,9 +18,9 @@ use muster_steps::process::{Command, Containment, ProcessEnd, ProcessManager};
 use muster_steps::stop::StopToken;
 
 /// Writes the log to a file, as the agent's spool does.
-struct ToFile(std::fs::File, Arc<AtomicU64>);
+struct FileSink(std::fs::File, Arc<AtomicU64>);
 
-impl Sink for ToFile {
+impl Sink for FileSink {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.1.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         self.0.write_all(bytes)
@@ -38,65 +38,66 @@ fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
         if block.len() >= 1 << 20 {
             break;
         }
-        let own = secret(line % secrets.max(1));
-        let shown = if hits { own.as_str() } else { own.get(..10).unwrap_or_default() };
+        let full = secret(line % secrets.max(1));
+        let shown = if hits { full.as_str() } else { full.get(..10).unwrap_or_default() };
         block.extend_from_slice(format!("{line:>8} compiled module with {shown} in 0.{line} s\n").as_bytes());
     }
-    let mut file = std::fs::File::create(path).expect("a file");
+    let mut file = std::fs::File::create(path).expect("failed to create a file");
     for _ in 0..mib {
-        file.write_all(&block).expect("free disk space");
+        file.write_all(&block).expect("failed to write the log");
     }
 }
 
 async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration, u64) {
-    let names: Vec<String> = (0..secrets).map(secret).collect();
+    let values: Vec<String> = (0..secrets).map(secret).collect();
     let options = TraceOptions {
-        secrets: Secrets::new(names.iter().map(String::as_str), []),
+        secrets: Secrets::new(values.iter().map(String::as_str), []),
         timestamps: false,
         limit: u64::MAX,
     };
     let written = Arc::new(AtomicU64::new(0));
-    let sink = ToFile(std::fs::File::create(spool).expect("a file"), Arc::clone(&written));
+    let sink = FileSink(std::fs::File::create(spool).expect("failed to create a file"), Arc::clone(&written));
     let trace: Arc<dyn Log> = Arc::new(Trace::new(&options, Box::new(sink), 0, Box::new(|_| {})));
     let manager = ProcessManager::new(Containment::ProcessTree, None);
-    let processes = manager.new_job("flood", "1", Arc::new(|_| Ok(()))).expect("a job");
+    let processes = manager.new_job("flood", "1", Arc::new(|_| Ok(()))).expect("failed to create a job");
     let cat = Command { program: "/bin/cat".into(), args: vec![log.into()], ..Command::default() };
-    let longest = Arc::new(parking_lot::Mutex::new(Duration::ZERO));
-    let seen = Arc::clone(&longest);
+    let max_delay = Arc::new(parking_lot::Mutex::new(Duration::ZERO));
+    let max_delay_writer = Arc::clone(&max_delay);
     let other = tokio::spawn(async move {
         let mut last = Instant::now();
         loop {
             tokio::task::yield_now().await;
             let now = Instant::now();
-            let mut seen = seen.lock();
-            *seen = seen.max(now - last);
+            let mut max_delay = max_delay_writer.lock();
+            *max_delay = max_delay.max(now - last);
             last = now;
         }
     });
     let started = Instant::now();
-    let ended = processes.run(cat, &trace, &StopToken::new(), Duration::from_secs(1)).await.expect("it runs");
+    let ended = processes.run(cat, &trace, &StopToken::new(), Duration::from_secs(1)).await.expect("failed to run cat");
     let took = started.elapsed();
     assert!(matches!(ended, ProcessEnd::Exited(status) if status.success()), "{ended:?}");
     other.abort();
     processes.finish(Duration::from_secs(1)).await;
-    let longest = *longest.lock();
-    (took, longest, written.load(Ordering::Relaxed))
+    let max_delay = *max_delay.lock();
+    (took, max_delay, written.load(Ordering::Relaxed))
 }
 
 fn main() {
-    // cargo adds arguments.
+    // `cargo bench` also passes flags such as `--bench`. Only numbers are read.
     let mut numbers = std::env::args().filter_map(|text| text.parse().ok());
     let (mib, secrets) = (numbers.next().unwrap_or(200), numbers.next().unwrap_or(50));
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = tempfile::tempdir().expect("failed to create a directory");
     let (log, spool) = (dir.path().join("log"), dir.path().join("spool"));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to create a runtime");
     for (name, hits) in [("no secret", false), ("one in each line", true)] {
         write_log(&log, mib, secrets, hits);
-        let (took, longest, written) = runtime.block_on(flood(&log, &spool, secrets));
+        let (took, max_delay, written) = runtime.block_on(flood(&log, &spool, secrets));
         println!(
-            "{name}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest hold-up {:.1} ms, {written} bytes",
+            "{name}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest delay {:.1} ms, {written} bytes",
             mib as f64 / took.as_secs_f64(),
-            longest.as_secs_f64() * 1000.0
+            max_delay.as_secs_f64() * 1000.0
         );
     }
 }

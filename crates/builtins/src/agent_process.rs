@@ -36,10 +36,10 @@ struct RunningAgent {
     /// How the process ended. `None` means that it is running.
     ended: watch::Receiver<Option<String>>,
     stop: StopToken,
-    watching: tokio::sync::Mutex<Option<JoinHandle<()>>>,
+    watcher: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Discards the output of the second agent. The log of its job does not come this way.
+/// Discards the output of the second agent, which does not contain the log of its job.
 struct DiscardedLog;
 
 impl Log for DiscardedLog {
@@ -66,7 +66,7 @@ impl DelegateTarget<Context> for AgentProcess {
         let (report_end, ended) = watch::channel(None);
         let agent_stop = StopToken::new();
         let process_stop = agent_stop.clone();
-        let watching = tokio::spawn(async move {
+        let watcher = tokio::spawn(async move {
             let log: Arc<dyn Log> = Arc::new(DiscardedLog);
             let end = match processes.run(command, &log, &process_stop, GRACE).await {
                 Ok(ProcessEnd::Exited(status)) => format!("its process ended: {status}"),
@@ -82,15 +82,15 @@ impl DelegateTarget<Context> for AgentProcess {
             connection: Mutex::default(),
             ended,
             stop: agent_stop,
-            watching: tokio::sync::Mutex::new(Some(watching)),
+            watcher: tokio::sync::Mutex::new(Some(watcher)),
         };
-        let serves = async {
+        let connected = async {
             while agent.reach().await.is_err() {
                 tokio::time::sleep(CONNECT_RETRY_DELAY).await;
             }
         };
         let failed = tokio::select! {
-            started = tokio::time::timeout(START_TIMEOUT, serves) => match started {
+            started = tokio::time::timeout(START_TIMEOUT, connected) => match started {
                 Ok(()) => return Ok(Box::new(agent)),
                 Err(_) => Failure::System(format!("the agent of a step did not start within {} s", START_TIMEOUT.as_secs())),
             },
@@ -126,14 +126,14 @@ impl OpenTarget for RunningAgent {
 
     async fn lost(&self) -> String {
         let mut ended = self.ended.clone();
-        let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
-        how.unwrap_or_else(|| "its process is no longer watched".to_owned())
+        let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+        end.unwrap_or_else(|| "its process is no longer watched".to_owned())
     }
 
     async fn close(&self) {
         self.stop.stop(muster_job::TerminationCause::ManagerShutdown);
-        if let Some(watching) = self.watching.lock().await.take()
-            && let Err(error) = watching.await
+        if let Some(watcher) = self.watcher.lock().await.take()
+            && let Err(error) = watcher.await
         {
             tracing::error!(%error, "the task that watches the agent of a step panicked");
         }

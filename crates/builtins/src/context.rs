@@ -62,7 +62,7 @@ impl AgentResources {
         Self { templates, trash: Trash::default(), client: Mutex::default() }
     }
 
-    /// Returns a client for the coordinator at `url`, which is without `/api/v4`.
+    /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.
     ///
     /// A client with certificates is created for each job, because the certificates are files of the job.
     pub(crate) fn client(&self, url: &str, tls: &TlsFiles) -> Result<Client, ClientError> {
@@ -71,7 +71,7 @@ impl AgentResources {
             return Client::with_tls(&parsed()?, tls);
         }
         let mut last = self.client.lock();
-        if let Some((_, client)) = last.as_ref().filter(|(own, _)| own == url) {
+        if let Some((_, client)) = last.as_ref().filter(|(known, _)| known == url) {
             return Ok(client.clone());
         }
         let client = Client::new(&parsed()?)?;
@@ -142,7 +142,7 @@ impl Context {
         temp_dir.push(".tmp");
         let grace = if plan.grace_ms == 0 { DEFAULT_GRACE } else { Duration::from_millis(plan.grace_ms) };
         let extraction = Extraction {
-            root_kind: Root::Below(plan.builds_dir.clone().into()),
+            root_trust: Root::Below(plan.builds_dir.clone().into()),
             limits: limits(plan.unpack),
             limits_from: if plan.unpack.set_in_ci_toml { LimitsFrom::CiConfig } else { LimitsFrom::Config },
             ..Extraction::new(project_dir.clone())
@@ -173,7 +173,7 @@ impl Context {
     pub(crate) async fn write_files(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "writing the job's temporary files", stop, move || {
-            let written = context.variables.write_files(&context.temp_dir, &context.extraction.root_kind);
+            let written = context.variables.write_files(&context.temp_dir, &context.extraction.root_trust);
             written.map_err(Failure::io("failed to write the job's temporary files"))
         })
         .await
@@ -287,14 +287,14 @@ impl engine::Job for Context {
             let Self { variables, temp_dir, extraction, .. } = &*context;
             // A symbolic link in place of the directory must not be followed, so the file is read relative to it.
             variables.read_gitlab_env(temp_dir)?;
-            let restored = variables.restore_files(temp_dir, &extraction.root_kind);
+            let restored = variables.restore_files(temp_dir, &extraction.root_trust);
             restored.map_err(Failure::io("failed to restore the temporary files of the job"))
         })
         .await
     }
 
     /// Records the start of the user's code in the spool. Fails if that is not possible, or if the job is stopped first.
-    async fn user_code_starts(&self, stop: &StopToken) -> Result<(), Failure> {
+    async fn wait_until_user_code_may_run(&self, stop: &StopToken) -> Result<(), Failure> {
         let mut started = self.user_code_started.lock().await;
         if *started {
             return Ok(());

@@ -5,7 +5,7 @@ use std::io::{Read, Seek};
 use std::path::PathBuf;
 
 use cap_std::fs::Dir;
-use muster_archive::{Format, LeftOut, Limit, Limits, Root, UnpackError, create_root};
+use muster_archive::{Format, Limit, Limits, Root, SkippedEntries, UnpackError, create_root};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
@@ -27,8 +27,8 @@ pub enum LimitsFrom {
 pub struct Extraction {
     /// Directory that archives are unpacked into. It is created if it does not exist.
     pub root: PathBuf,
-    /// Part of the path of the directory that jobs can change.
-    pub root_kind: Root,
+    /// How far the path of the directory is trusted: which of its components a job could have replaced by a link.
+    pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,
     /// Source of the limits.
@@ -39,14 +39,14 @@ impl Extraction {
     /// Returns the settings for a directory that the user chose, with the default limits.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
-        Self { root, root_kind: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
+        Self { root, root_trust: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
     }
 
     /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were skipped.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the archive is invalid, [`Failure::System`] if the machine failed, [`Failure::Stopped`] if it was stopped.
-    pub fn run(&self, mut archive: File, stop: &StopToken) -> Result<LeftOut, Failure> {
+    /// [`Failure::Step`] if the archive is invalid, [`Failure::System`] if the disk or the system failed, [`Failure::Stopped`] if `stop` was triggered.
+    pub fn run(&self, mut archive: File, stop: &StopToken) -> Result<SkippedEntries, Failure> {
         let mut head = [0; 4];
         let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
         let length = length.map_err(Failure::io("failed to read the archive"))?;
@@ -66,7 +66,7 @@ impl Extraction {
     /// # Errors
     /// [`Failure::System`].
     pub(crate) fn open_root(&self) -> Result<Dir, Failure> {
-        create_root(&self.root, &self.root_kind).map_err(|error| {
+        create_root(&self.root, &self.root_trust).map_err(|error| {
             Failure::System(format!("failed to open the directory `{}`: {error}", self.root.display()))
         })
     }

@@ -46,7 +46,7 @@ pub async fn run(
     cancellation: &JobCancellation,
 ) -> JobOutcome {
     let start = StartTime::now();
-    context.print(&opening(plan));
+    context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
     let (resources, prepared) = prepare(&context, plan, cancellation, engine.deadline()).await;
     let StepsResult { failure, nodes } = match prepared {
@@ -58,9 +58,10 @@ pub async fn run(
     if let Some(resources) = resources {
         resources.end(&context, &mut used).await;
     }
-    let end = cancellation.stop.child();
+    let cleanup_stop = cancellation.stop.child();
     let limit = Instant::now().checked_add(CLEANUP_TIMEOUT);
-    let cleared = end.stop_on(wait_until(limit), TerminationCause::TimedOut, context.clear_files(&end));
+    let cleared =
+        cleanup_stop.stop_on(wait_until(limit), TerminationCause::TimedOut, context.clear_files(&cleanup_stop));
     if let Err(failure @ Failure::System(_)) = cleared.await {
         context.print(&style::warning(&failure.to_string()));
     }
@@ -105,7 +106,7 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 }
 
 /// Returns the first lines of the trace.
-fn opening(plan: &JobPlan) -> String {
+fn first_lines(plan: &JobPlan) -> String {
     let header = plan.header.iter().map(|line| style::plain(line));
     let notices = plan.notices.iter().map(|notice| style::info(notice));
     let warnings = (!plan.warnings.is_empty()).then(|| style::warning(&plan.warnings.join("\n")));

@@ -2,7 +2,7 @@
 //!
 //! Each step implements `muster_steps::builtin::Builtin` for its inputs, and is listed in [`registry`].
 //!
-//! Invariants: everything that a job prints passes [`trace::Trace`], so that no masked value reaches the log (J6). An optional stage,
+//! Invariants: everything that a job prints goes through [`trace::Trace`], so that no masked value reaches the log (J6). An optional stage,
 //! such as a cache, never fails the job.
 
 mod agent_process;
@@ -11,6 +11,7 @@ mod blocking;
 pub mod cache;
 mod checkout;
 mod context;
+mod docker;
 mod extraction;
 mod files;
 pub mod job;
@@ -26,11 +27,13 @@ mod trash;
 mod variables;
 
 use muster_agent_api::builtin::{
-    AgentProcess, ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, Prepare, Script,
+    AgentProcess, ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
+    Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
 pub use context::{AgentResources, Context, OnUserCode};
+pub use docker::{NoEngine, find_engine};
 pub use extraction::{Extraction, LimitsFrom};
 pub use files::extract::extract;
 pub use files::format::{Format, Level};
@@ -53,4 +56,5 @@ pub fn registry() -> Registry<Context> {
         .with::<ArtifactsUploads>()
         .with::<Cleanup>()
         .with_target::<AgentProcess>()
+        .with_target::<DockerContainer>()
 }

@@ -39,7 +39,7 @@ pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<S
         memory_bytes: share.memory_bytes,
     };
     let error = processes.apply_share(&slot_share).err()?;
-    tracing::warn!(%error, "failed to give a job its share of the machine, running it without");
+    tracing::warn!(%error, "failed to give a job its share of the machine, running it without a share");
     Some(error.to_string())
 }
 

@@ -1,7 +1,7 @@
 //! Sticky contexts: directories that the jobs of one project and protection level share on a machine.
 //!
 //! ```text
-//! <root>/<name>/       directory; a job gets only the one with its own name
+//! <root>/<name>/       directory of one context; a job can use only the context that its request names
 //! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
 //! ```
 //!
@@ -24,7 +24,7 @@ use crate::removal::remove_tree;
 const LOCK_SUFFIX: &str = ".lock";
 /// Maximum time to wait for the lock of a context that is being removed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two attempts to take the lock. The system can notify only a process that blocks.
+/// Time between two attempts to take the lock. flock can only wait by blocking a thread, so the lock is polled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Sticky context in use by a job.
@@ -35,7 +35,7 @@ pub(crate) struct StickyDir {
     /// Lock file. Dropping it releases the lock.
     lock: File,
     /// Time of the previous use. `None` means that the context is new.
-    last: Option<SystemTime>,
+    last_use: Option<SystemTime>,
 }
 
 impl StickyDir {
@@ -61,13 +61,13 @@ impl StickyDir {
         if found.as_ref().is_some_and(|metadata| !metadata.is_dir()) {
             fs::remove_file(&dir)?;
         }
-        let last =
+        let last_use =
             if found.is_some_and(|metadata| metadata.is_dir()) { lock.metadata()?.modified().ok() } else { None };
-        if last.is_none() {
+        if last_use.is_none() {
             DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
         }
         lock.set_modified(SystemTime::now())?;
-        Ok(Self { settings, dir, lock, last })
+        Ok(Self { settings, dir, lock, last_use })
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -76,11 +76,14 @@ impl StickyDir {
 
     /// Returns the line for the trace.
     pub(crate) fn description(&self) -> String {
-        match self.last {
+        match self.last_use {
             None => "Sticky context: new".to_owned(),
             Some(last) => {
                 let ago = SystemTime::now().duration_since(last).unwrap_or_default();
-                format!("Sticky context: from earlier jobs here, last used {} ago", human_readable(ago))
+                format!(
+                    "Sticky context: reused from earlier jobs on this machine, last used {} ago",
+                    human_readable(ago)
+                )
             }
         }
     }
@@ -120,7 +123,7 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
             continue;
         }
         total = total.saturating_sub(bytes);
-        tracing::info!(name, bytes, "sticky context removed because the contexts were too large");
+        tracing::info!(name, bytes, "sticky context removed because all contexts together exceeded the size limit");
         if name == limits.name {
             warnings.push(format!(
                 "The sticky context was removed: its {} MiB exceed the limit of {} MiB for all contexts.",
@@ -245,8 +248,8 @@ mod tests {
     }
 
     fn set_last_use(root: &Path, name: &str, seconds: u64) {
-        let then = SystemTime::now() - Duration::from_secs(seconds);
-        lock_file(root, name).unwrap().set_modified(then).unwrap();
+        let time = SystemTime::now() - Duration::from_secs(seconds);
+        lock_file(root, name).unwrap().set_modified(time).unwrap();
     }
 
     #[tokio::test]
@@ -257,8 +260,8 @@ mod tests {
         let error = StickyDir::open(settings(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
         let limits = StickyContext { max_age_s: 1, ..settings(root.path(), "other") };
-        let then = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
-        let times = rustix::fs::Timestamps { last_access: then, last_modification: then };
+        let time = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
         rustix::fs::utimensat(rustix::fs::CWD, &lock, &times, rustix::fs::AtFlags::empty()).unwrap();
         StickyDir::open(limits).await.unwrap().close();
     }
@@ -285,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn context_is_shared_only_by_jobs_of_same_name() {
+    async fn context_is_shared_only_by_jobs_with_the_same_context_name() {
         let root = tempfile::tempdir().unwrap();
         let first = StickyDir::open(settings(root.path(), "a-1-protected")).await.unwrap();
         assert_eq!(first.description(), "Sticky context: new");
@@ -293,7 +296,8 @@ mod tests {
         assert!(first.close().is_empty());
         let next = StickyDir::open(settings(root.path(), "a-1-protected")).await.unwrap();
         assert!(
-            next.description().starts_with("Sticky context: from earlier jobs here, last used 0 s ago"),
+            next.description()
+                .starts_with("Sticky context: reused from earlier jobs on this machine, last used 0 s ago"),
             "{}",
             next.description()
         );

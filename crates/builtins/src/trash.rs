@@ -66,7 +66,7 @@ impl Trash {
             match moved {
                 Ok(()) => return self.remove_later(trash_dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // A mount point, for example, cannot be moved. Then the job has to wait for the removal.
+                // A mount point, for example, cannot be moved. Then the job must wait for the removal.
                 Err(_) => break,
             }
         }
@@ -106,7 +106,7 @@ fn remove_all(queued: &Receiver<PathBuf>) {
     }
     for trash_dir in queued {
         match remove_tree(&trash_dir) {
-            // Another leftover was moved here meanwhile, and is next in the queue.
+            // Another leftover was moved here in the meantime, and is next in the queue.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => tracing::warn!(%error, path = %trash_dir.display(), "failed to remove an old workspace"),
             Ok(()) => {}

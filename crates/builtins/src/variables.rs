@@ -27,7 +27,7 @@ const MAX_TOTAL_BYTES: usize = 1024 * 1024;
 /// Permissions of the temporary directory.
 const TEMP_DIR_MODE: u32 = 0o700;
 
-/// Variable of a job. The manager has initial_length expanded its value.
+/// Variable of a job. The manager has already expanded its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobVariable {
     /// Name of the variable.
@@ -49,7 +49,7 @@ impl std::fmt::Debug for JobVariable {
 /// Name of a variable and its value in the job.
 pub type ResolvedVariable<'a> = (Cow<'a, str>, Cow<'a, str>);
 
-/// Variables of one job. If a name occurs more than once, the last one counts.
+/// Variables of one job. If a name occurs more than once, its last value is used.
 #[derive(Debug)]
 pub struct Variables {
     all: Vec<JobVariable>,
@@ -85,7 +85,7 @@ impl Variables {
 
     /// Returns the current variables, for a second agent that runs steps of the job.
     pub(crate) fn current(&self) -> Vec<Variable> {
-        let own = self.all.iter().map(|variable| Variable {
+        let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
             value: variable.value.clone(),
             file: variable.file,
@@ -97,7 +97,7 @@ impl Variables {
             value: value.clone(),
             ..Variable::default()
         });
-        own.chain(from_gitlab_env).collect()
+        payload.chain(from_gitlab_env).collect()
     }
 
     /// Returns the values that must be masked.
@@ -123,7 +123,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Recreates what [`Variables::write_files`] wrote and a script, or a cleanup job of the machine, has removed since then.
+    /// Recreates files that [`Variables::write_files`] wrote, and that a script or a cleanup job of the machine has removed since then.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -132,7 +132,7 @@ impl Variables {
         if is_missing(temp_dir) {
             create_private_dir(temp_dir, root)?;
         }
-        // If a name occurs more than once, the last one counts.
+        // If a name occurs more than once, its last value is used.
         for variable in self.files().rev() {
             let path = checked_file_path(temp_dir, variable)?;
             if is_missing(&path) {
@@ -330,7 +330,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (temp, elsewhere) = (dir.path().join("p.tmp"), dir.path().join("elsewhere"));
         fs::create_dir(&elsewhere).unwrap();
-        fs::write(elsewhere.join("kept"), "").unwrap();
+        fs::write(elsewhere.join("file"), "").unwrap();
         let variables = Variables::new(vec![variable("KEY", "content", true)]);
         let changes: [&dyn Fn(); 4] = [
             &|| fs::create_dir_all(temp.join("a/b")).unwrap(),
@@ -353,8 +353,8 @@ mod tests {
             let metadata = fs::symlink_metadata(&temp).unwrap();
             assert!(metadata.is_dir() && metadata.permissions().mode() & 0o777 == 0o700);
         }
-        assert!(elsewhere.join("kept").exists() && !elsewhere.join("KEY").exists());
-        Variables::clear_files(&dir.path().join("nothing")).unwrap();
+        assert!(elsewhere.join("file").exists() && !elsewhere.join("KEY").exists());
+        Variables::clear_files(&dir.path().join("missing")).unwrap();
     }
 
     #[test]

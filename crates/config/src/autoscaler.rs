@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use muster_taskscaler::resources::memory_bytes;
 
+use super::checks::PLUGIN_EXECUTORS;
 use super::scaling;
 use super::tree::{Table, Value};
 use crate::settings::{
@@ -18,14 +19,14 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let defaults = AutoscalerSettings::default();
     let owned = |name: &str| table.str(name).map(str::to_owned);
     let isolation = table.table("vm_isolation").and_then(isolation);
-    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), passed_on(table, "plugin_config"));
+    let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), opaque_table(table, "plugin_config"));
     let plugin_config = plugin_config.unwrap_or_default();
     let connector = table.table("connector_config").map(connector).unwrap_or_default();
     // A group without its own value uses the runner's.
     let group = |group: &Table| GroupSettings {
         name: group.str("name").unwrap_or_default().to_owned(),
         plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
-        plugin_config: passed_on(group, "plugin_config").unwrap_or_else(|| plugin_config.clone()),
+        plugin_config: opaque_table(group, "plugin_config").unwrap_or_else(|| plugin_config.clone()),
         connector: group.table("connector_config").map_or_else(|| connector.clone(), self::connector),
     };
     Some(AutoscalerSettings {
@@ -47,11 +48,16 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
 
 /// Returns the settings for jobs of an entry that run on instances.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
-    let Some(autoscaler) = runner.table("autoscaler").filter(|_| executor == "instance") else {
+    let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();
     };
+    let image = autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned();
+    if executor != "instance" {
+        // `image` of the job is that of its container.
+        return OnInstances { image, ..OnInstances::default() };
+    }
     OnInstances {
-        image: autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned(),
+        image,
         allowed_images: runner
             .table("instance")
             .map(|table| table.strings("allowed_images").map(|(image, _)| image.to_owned()).collect())
@@ -63,13 +69,13 @@ pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
 fn isolation(table: &Table) -> Option<IsolationSettings> {
     table.bool("enabled").unwrap_or_default().then(|| IsolationSettings {
         nesting_host: table.str("nesting_host").unwrap_or_default().to_owned(),
-        nesting_config: passed_on(table, "nesting_config").unwrap_or_default(),
+        nesting_config: opaque_table(table, "nesting_config").unwrap_or_default(),
         connector: table.table("connector_config").map(connector).unwrap_or_default(),
     })
 }
 
-/// Returns a table that is passed on unchanged.
-fn passed_on(table: &Table, name: &str) -> Option<serde_json::Value> {
+/// Returns a table that is passed to the plugin unchanged, as JSON.
+fn opaque_table(table: &Table, name: &str) -> Option<serde_json::Value> {
     match table.node(name).map(|node| &node.value) {
         Some(Value::Any(text)) => Some(json(text)),
         _ => None,
@@ -127,21 +133,22 @@ mod tests {
     use crate::settings::Scaling;
     use crate::{SettingsContext, parse, settings};
 
-    fn loaded(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
+    fn load_runner(text: &str) -> std::sync::Arc<crate::settings::RunnerSettings> {
         let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-x\"\nexecutor = \"instance\"\n";
         let loaded = parse(&format!("{runner}{text}"), &crate::HostFacts::default());
         let settings = settings(&loaded.config.unwrap(), &SettingsContext::default());
         std::sync::Arc::clone(&settings.runners[0])
     }
 
-    fn of(text: &str) -> AutoscalerSettings {
-        (**loaded(text).autoscaler.as_ref().unwrap()).clone()
+    fn autoscaler(text: &str) -> AutoscalerSettings {
+        (**load_runner(text).autoscaler.as_ref().unwrap()).clone()
     }
 
     #[test]
-    #[expect(clippy::too_many_lines, reason = "a key a line")]
+    #[expect(clippy::too_many_lines, reason = "one line per key")]
     fn every_autoscaler_key_is_read() {
-        let found = of(r#"
+        let found = autoscaler(
+            r#"
 [runners.autoscaler]
 plugin = "aws:1.x"
 capacity_per_instance = 2
@@ -197,7 +204,8 @@ idle_time = "5m"
 scale_factor = 1.5
 preemptive_mode = false
 placement = "spread"
-"#);
+"#,
+        );
         let connector = ConnectorSettings {
             os: "linux".to_owned(),
             username: "ci".to_owned(),
@@ -210,11 +218,11 @@ placement = "spread"
             allow_unencrypted: true,
             ..ConnectorSettings::default()
         };
-        let wanted_idle = IdleTarget {
+        let idle_target = IdleTarget {
             idle_count: 2,
             idle_time: Duration::from_secs(300),
             scale_factor: 1.5,
-            ahead: false,
+            reserve_ahead: false,
             placement: Placement::Spread,
             ..IdleTarget::default()
         };
@@ -225,7 +233,7 @@ placement = "spread"
         let config = Config {
             capacity: 2.try_into().unwrap(),
             max_uses: Some(3.try_into().unwrap()),
-            policies: Policies::new(vec![Policy { periods, zone, idle_target: wanted_idle }]),
+            policies: Policies::new(vec![Policy { periods, zone, idle_target }]),
             forecast: Some(ForecastConfig { days: 14, ..ForecastConfig::default() }),
             failure_threshold: 5,
             update_interval: Duration::from_secs(30),
@@ -257,7 +265,8 @@ placement = "spread"
 
     #[test]
     fn group_overrides_values_of_runner() {
-        let found = of(r#"
+        let found = autoscaler(
+            r#"
 [runners.autoscaler]
 plugin = "aws"
 group_selection = "price"
@@ -279,7 +288,8 @@ limit = 3
 [runners.autoscaler.groups.connector_config]
 username = "root"
 password = "secret"
-"#);
+"#,
+        );
         let user = |name: &str, password: &str| ConnectorSettings {
             username: name.to_owned(),
             password: password.to_owned(),
@@ -324,7 +334,7 @@ username = "ci"
 password = "secret"
 timeout = "3m"
 "#;
-        let runner = loaded(text);
+        let runner = load_runner(text);
         let found = runner.autoscaler.as_ref().unwrap();
         let connector = ConnectorSettings {
             username: "ci".to_owned(),
@@ -345,24 +355,24 @@ timeout = "3m"
             use_common_build_dir: true,
         };
         assert_eq!(runner.on_instances, jobs);
-        let off = loaded(&text.replace("enabled = true\nnesting", "nesting"));
-        assert!(off.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(off.on_instances, jobs, "whether they are alone is their machine's to say");
+        let without_isolation = load_runner(&text.replace("enabled = true\nnesting", "nesting"));
+        assert!(without_isolation.autoscaler.as_ref().unwrap().isolation.is_none());
+        assert_eq!(without_isolation.on_instances, jobs, "the job settings do not depend on vm_isolation");
     }
 
     #[test]
     fn inline_table_is_passed_on() {
-        let found = of("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
+        let found = autoscaler("[runners.autoscaler]\nplugin = \"local\"\nplugin_config = { max_size = 3 }\n");
         assert_eq!(found.plugin_config, serde_json::json!({ "max_size": 3 }));
     }
 
     #[test]
     fn heartbeat_interval_of_zero_disables_heartbeats() {
-        let found = of("[runners.autoscaler]\nplugin = \"aws\"\nheartbeat_interval = \"0s\"\n");
+        let found = autoscaler("[runners.autoscaler]\nplugin = \"aws\"\nheartbeat_interval = \"0s\"\n");
         assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
-    /// R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have separate keys, so
+    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have separate keys, so
     /// that changing one changes none of the others.
     #[test]
     fn each_of_five_concerns_can_be_changed_alone() {
@@ -392,10 +402,10 @@ timeout = "3m"
             ("\"pack\"", "\"spread\""),
             ("\"bash\"", "\"sh\""),
         ];
-        for (swapped, (one, other)) in swaps.into_iter().enumerate() {
+        for (index, (one, other)) in swaps.into_iter().enumerate() {
             let after = concerns(&base.replace(one, other));
-            let changed: Vec<usize> = (0..before.len()).filter(|index| before[*index] != after[*index]).collect();
-            assert_eq!(changed, [swapped], "{other}");
+            let changed: Vec<usize> = (0..before.len()).filter(|concern| before[*concern] != after[*concern]).collect();
+            assert_eq!(changed, [index], "{other}");
         }
     }
 }

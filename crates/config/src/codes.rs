@@ -1,9 +1,11 @@
 //! The codes of problems with their default severity and title.
 //!
-//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019 and C084 to C088
-//! are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an
-//! instance share one session. C078 (instances start slower than jobs wait) is named in the error of the failed job. C093 (a service
-//! account lacks rights) and the `mac_address` half of C056 need facts about executors that Muster does not have yet.
+//! They are numbers of checks. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers C001 to C250.
+//!
+//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019, C057 and C084
+//! to C088 are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs
+//! of an instance share one session. C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
+//! C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not have yet.
 
 use Severity::{Error, Fatal, Info, Warning};
 
@@ -23,7 +25,7 @@ pub enum Severity {
 impl Severity {
     /// Returns `fatal`, `error`, `warning` or `info`.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Fatal => "fatal",
             Self::Error => "error",
@@ -80,9 +82,10 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C053", Warning, "Pull policy of a job is not allowed"),
     ("C054", Warning, "`*` in an image pattern does not match a slash"),
     ("C055", Warning, "Custom helper image"),
-    ("C056", Warning, "`volume_keep`"),
+    ("C056", Warning, "`volume_keep` keeps volumes after jobs"),
+    ("C057", Error, "Docker settings with which every job fails"),
     ("C058", Warning, "`cache_dir` is not on a volume"),
-    ("C059", Info, "`disable_cache` is not about the cache of jobs"),
+    ("C059", Info, "`disable_cache` does not disable the cache in object storage"),
     ("C060", Error, "Incomplete cache storage settings"),
     ("C070", Info, "`idle_count` counts job slots"),
     ("C071", Error, "Two runners share an instance group"),

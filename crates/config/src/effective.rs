@@ -87,16 +87,16 @@ impl Values<'_> {
                 (Entry::Key(key), node) => self.key(key, full, node, runner),
                 // Runners follow after the global section.
                 _ if full == "runners" => {}
-                (Entry::Table(below), Some(Node { value: Value::Tables(tables), .. })) => {
+                (Entry::Table(inner), Some(Node { value: Value::Tables(tables), .. })) => {
                     for table in tables {
-                        self.table(table, &below.path, runner);
+                        self.table(table, &inner.path, runner);
                     }
                 }
-                (Entry::Table(below), Some(Node { value: Value::Table(table), .. })) => {
-                    self.table(table, &below.path, runner)
+                (Entry::Table(inner), Some(Node { value: Value::Table(table), .. })) => {
+                    self.table(table, &inner.path, runner)
                 }
-                (Entry::Table(below), _) if !below.array && below.status == KeySupport::Supported => {
-                    self.table(&Table::default(), &below.path, runner);
+                (Entry::Table(inner), _) if !inner.array && inner.status == KeySupport::Supported => {
+                    self.table(&Table::default(), &inner.path, runner);
                 }
                 _ => {}
             }
@@ -147,7 +147,7 @@ fn with_unit(value: &str, unit: &str) -> String {
     if number && !unit.is_empty() { format!("{value} {unit}") } else { value.to_owned() }
 }
 
-/// Returns the mask of a secret: only whether there is one, and how many.
+/// Returns a placeholder for a secret. It shows only whether the value is empty, or the length of a list.
 fn masked(value: &Value) -> String {
     match value {
         Value::Str(text) if text.is_empty() => "\"\"".to_owned(),
@@ -161,17 +161,17 @@ fn without_password(url: &str) -> String {
 }
 
 fn quoted(text: &str) -> String {
-    const LENGTH_MAX: usize = 200;
+    const MAX_LENGTH: usize = 200;
     if has_secret(text) {
         return "[masked]".to_owned();
     }
-    let short: String = text.chars().take(LENGTH_MAX).collect();
-    let more = if text.chars().nth(LENGTH_MAX).is_some() { "…" } else { "" };
+    let short: String = text.chars().take(MAX_LENGTH).collect();
+    let more = if text.chars().nth(MAX_LENGTH).is_some() { "…" } else { "" };
     format!("{short:?}{more}")
 }
 
 fn shown(value: &Value) -> String {
-    let many = |parts: Vec<String>, open: char, close: char| format!("{open}{}{close}", parts.join(", "));
+    let joined = |parts: Vec<String>, open: char, close: char| format!("{open}{}{close}", parts.join(", "));
     match value {
         Value::Str(text) => quoted(text),
         Value::Int(number) => number.to_string(),
@@ -180,13 +180,13 @@ fn shown(value: &Value) -> String {
         Value::Duration(GoDuration::Positive(duration)) => format!("{duration:?}"),
         Value::Duration(GoDuration::Negative) => "negative".to_owned(),
         Value::Datetime(time) => time.to_string(),
-        Value::List(list) => many(list.iter().map(|node| shown(&node.value)).collect(), '[', ']'),
+        Value::List(list) => joined(list.iter().map(|node| shown(&node.value)).collect(), '[', ']'),
         Value::Table(table) => {
             let value = |name: &str, node: &Node| {
                 if schema().is_secret_name(name) { "[masked]".to_owned() } else { shown(&node.value) }
             };
             let entry = |(name, node): (&str, &Node)| format!("{} = {}", shown_name(name), value(name, node));
-            many(table.entries().map(entry).collect(), '{', '}')
+            joined(table.entries().map(entry).collect(), '{', '}')
         }
         Value::Tables(tables) => format!("{} entries", tables.len()),
         Value::Any(_) => "[masked]".to_owned(),
@@ -201,7 +201,7 @@ mod tests {
     #[test]
     fn values_have_origins_and_masked_secrets() {
         let text = "concurrent = 4\n\n[[runners]]\nname = \"a\"\nurl = \"https://${HOST}/\"\ntoken = \"$TOKEN\"\nlimit = 2\n\
-                    environment = [\"PASSWORD=hidden\"]\nunhealthy_interval = \"90s\"\n[runners.docker]\nimage = \"alpine\"\n";
+                    environment = [\"PASSWORD=hidden\"]\nunhealthy_interval = \"90s\"\n[runners.docker]\nimage = \"alpine\"\nisolation = \"process\"\n";
         let env = [("TOKEN", "glrt-hidden"), ("HOST", "g.example"), ("LOG_LEVEL", "debug")];
         let facts = HostFacts {
             env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
@@ -222,7 +222,8 @@ mod tests {
         assert_eq!(output("runners.unhealthy_interval"), "90s (line 9)");
         assert_eq!(output("runners.request_concurrency"), "1 (default)");
         assert!(found.iter().all(|value| !value.value.contains("hidden")));
-        let image = found.iter().find(|value| value.key == "runners.docker.image").unwrap();
-        assert!(image.without_effect.is_some() && image.runner == Some(0));
+        assert_eq!(output("runners.docker.image"), "\"alpine\" (line 11)");
+        let isolation = found.iter().find(|value| value.key == "runners.docker.isolation").unwrap();
+        assert!(isolation.without_effect.is_some() && isolation.runner == Some(0));
     }
 }

@@ -28,7 +28,7 @@ pub struct HostFacts {
     pub job_user: Option<String>,
     /// System ID beside the file, if it was created on another machine.
     pub other_machine_system_id: Option<String>,
-    /// Whether to check that the files exist that keys name.
+    /// Whether to check that files named by keys exist.
     pub files_checked: bool,
     /// Function that finds plugins. `None` means that plugins are not checked.
     pub find_plugin: Option<FindPlugin>,
@@ -63,7 +63,7 @@ impl HostFacts {
         let root = rustix::process::geteuid().is_root();
         let system = Path::new(SYSTEM_CONFIG);
         let home = env.get("HOME").map(PathBuf::from);
-        let own = home.as_ref().is_some_and(|home| path.starts_with(home));
+        let is_own = home.as_ref().is_some_and(|home| path.starts_with(home));
         Self {
             mode: metadata.as_ref().map(mode),
             exists: metadata.is_some(),
@@ -72,7 +72,7 @@ impl HostFacts {
             user: env.get("USER").or_else(|| env.get("LOGNAME")).cloned().unwrap_or_else(|| {
                 if root { "root".to_owned() } else { format!("uid {}", rustix::process::geteuid().as_raw()) }
             }),
-            system_config: (!root && own && system.exists()).then(|| system.to_owned()),
+            system_config: (!root && is_own && system.exists()).then(|| system.to_owned()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             home,
             job_user: None,
@@ -87,7 +87,7 @@ impl HostFacts {
 
     /// Returns whether the file is known to be missing.
     #[must_use]
-    pub fn lacks(&self, path: &Path) -> bool {
+    pub fn is_missing(&self, path: &Path) -> bool {
         self.files_checked && !path.exists()
     }
 

@@ -15,7 +15,7 @@ use crate::settings::{
     ArtifactTimeouts, ConnectionAge, MAX_WAIT, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings,
 };
 
-/// What the settings depend on besides the file.
+/// Inputs of the settings besides the file.
 #[derive(Debug, Clone, Default)]
 pub struct SettingsContext {
     /// System ID of the manager.
@@ -30,9 +30,9 @@ pub struct SettingsContext {
     pub find_plugin: Option<FindPlugin>,
 }
 
-/// Returns the settings of a configuration. An entry without a usable URL is left out: it has a problem that says so.
+/// Returns the settings of a configuration. An entry without a usable URL is left out, and a problem reports it.
 #[must_use]
-pub fn settings(config: &Config, around: &SettingsContext) -> Settings {
+pub fn settings(config: &Config, context: &SettingsContext) -> Settings {
     let tree = &config.tree;
     let defaults = Settings::new();
     let seconds = |name: &str, default: Duration| {
@@ -57,7 +57,7 @@ pub fn settings(config: &Config, around: &SettingsContext) -> Settings {
         log_level: owned("log_level"),
         log_format: owned("log_format"),
         token_env_names: config.runners.iter().flat_map(|entry| entry.token_env_names.iter().cloned()).collect(),
-        runners: config.runners.iter().filter_map(|entry| runner(tree, entry, around)).map(Arc::new).collect(),
+        runners: config.runners.iter().filter_map(|entry| runner(tree, entry, context)).map(Arc::new).collect(),
         ..defaults
     }
     .with_unique_keys()
@@ -65,11 +65,11 @@ pub fn settings(config: &Config, around: &SettingsContext) -> Settings {
 
 /// Returns the settings of one entry of a configuration. `None` if it has no usable URL.
 #[must_use]
-pub fn runner_settings(config: &Config, entry: &Runner, around: &SettingsContext) -> Option<RunnerSettings> {
-    runner(&config.tree, entry, around)
+pub fn runner_settings(config: &Config, entry: &Runner, context: &SettingsContext) -> Option<RunnerSettings> {
+    runner(&config.tree, entry, context)
 }
 
-fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<RunnerSettings> {
+fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<RunnerSettings> {
     let table = &entry.table;
     let url = base_url(&entry.url)?;
     let owned = |name: &str| table.str(name).map(str::to_owned);
@@ -79,10 +79,10 @@ fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<Runn
     let kib = table.int("output_limit").and_then(|value| u64::try_from(value).ok()).unwrap_or_default();
     Some(RunnerSettings {
         name: entry.name.clone(),
-        system_id: around.system_id.clone(),
+        system_id: context.system_id.clone(),
         token_obtained_at: entry.token_obtained_at.map(SystemTime::from),
         token_expires_at: entry.token_expires_at.map(SystemTime::from),
-        tls: tls(table, &url, around.certificates.as_deref()),
+        tls: tls(table, &url, context.certificates.as_deref()),
         limit: positive(table, "limit"),
         request_concurrency: positive(table, "request_concurrency").unwrap_or(defaults.request_concurrency),
         strict_check_interval: table.bool("strict_check_interval").unwrap_or_default(),
@@ -92,10 +92,10 @@ fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<Runn
             .unwrap_or(defaults.final_update_retry_limit),
         labels: labels(tree).chain(labels(table)).collect(),
         executor: entry.executor.clone(),
-        shell: owned("shell").or_else(|| around.default_shell.clone()).unwrap_or(defaults.shell),
+        shell: owned("shell").or_else(|| context.default_shell.clone()).unwrap_or(defaults.shell),
         // gitlab-runner's shell executor starts login shells.
         login: entry.executor == "shell",
-        user: around.user.clone().filter(|user| !user.is_empty()),
+        user: context.user.clone().filter(|user| !user.is_empty()),
         builds_dir: path("builds_dir"),
         cache_dir: path("cache_dir"),
         clone_url: owned("clone_url"),
@@ -117,6 +117,7 @@ fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<Runn
         custom_build_dir: table.bool("custom_build_dir.enabled"),
         feature_flags: feature_flags(table).collect(),
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
+        docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker).0)),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         artifact: ArtifactTimeouts {
             upload: table.time("artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
@@ -125,6 +126,7 @@ fn runner(tree: &Table, entry: &Runner, around: &SettingsContext) -> Option<Runn
                 .unwrap_or(defaults.artifact.response_header),
         },
         unpack: unpack(table),
+        cache: super::cache::read(table),
         ..defaults
     })
 }
@@ -161,7 +163,7 @@ fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
 }
 
-/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner (C106).
+/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner (check C106).
 fn environment(table: &Table) -> Vec<Variable> {
     let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
     entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()

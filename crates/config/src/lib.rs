@@ -1,8 +1,8 @@
-//! `config.toml`: reads text into settings and reports all problems at once; and edits the file.
+//! `config.toml`: reads text into settings and reports all problems at once, and edits the file.
 //!
 //! ```text
 //! text --toml_edit--> walk (schema) --> tree --checks--> problems
-//!                                        |--> runners --> Settings (what the manager works by)
+//!                                        |--> runners --> Settings (used by the manager)
 //! file --edit::ConfigFile (lock, change, save)--> file
 //! ```
 //!
@@ -15,8 +15,10 @@
 //! leaves either the old file or the new one, even if the disk is full or the process is killed.
 
 mod autoscaler;
+mod cache;
 mod checks;
 pub mod codes;
+mod docker;
 pub mod edit;
 mod effective;
 mod facts;
@@ -43,8 +45,8 @@ pub use codes::Severity;
 pub use effective::{Effective, Origin, effective};
 pub use facts::{FindPlugin, HostFacts, NoPlugin};
 pub use from_file::{SettingsContext, runner_settings, settings};
-pub use listen::{ListenAddress, NotAnAddress};
-pub use load::{Config, Loaded, MAX_FILE_BYTES, load, parse, parse_scaling, text_of};
+pub use listen::{InvalidListenAddress, ListenAddress};
+pub use load::{Config, Loaded, MAX_FILE_BYTES, load, parse, parse_scaling, read_text};
 pub use problem::Problem;
 pub use runners::{Runner, base_url};
 pub use source::ProblemLocation;

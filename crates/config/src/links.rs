@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 /// Returns the path of the file behind symbolic links.
 pub(super) fn target(path: &Path) -> io::Result<PathBuf> {
-    const LINKS_MAX: usize = 40;
+    const MAX_LINKS: usize = 40;
     let mut path = std::path::absolute(path)?;
-    for _ in 0..LINKS_MAX {
+    for _ in 0..MAX_LINKS {
         match fs::read_link(&path) {
             // A link may point to a file that does not exist yet.
             Ok(next) => path = path.parent().unwrap_or(Path::new("/")).join(next),

@@ -15,27 +15,27 @@ pub struct ListenAddress {
 
 /// The text is not a valid listen address.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not an address to listen on; it is like `127.0.0.1:9252`, `:9252` or `[::1]:9252`")]
-pub struct NotAnAddress(String);
+#[error("`{0}` is not a valid listen address; write it like `127.0.0.1:9252`, `:9252` or `[::1]:9252`")]
+pub struct InvalidListenAddress(String);
 
 impl FromStr for ListenAddress {
-    type Err = NotAnAddress;
+    type Err = InvalidListenAddress;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
-        let wrong = || NotAnAddress(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, InvalidListenAddress> {
+        let invalid = || InvalidListenAddress(text.to_owned());
         let trimmed = text.trim();
         let (host, port) = match trimmed.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             Some((host, "")) => (host, None),
-            Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or_else(wrong)?)),
+            Some((host, rest)) => (host, Some(rest.strip_prefix(':').ok_or_else(invalid)?)),
             None => match trimmed.split_once(':') {
                 Some((host, port)) => (host, Some(port)),
                 None => (trimmed, None),
             },
         };
-        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| wrong()))?;
+        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| invalid()))?;
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
         if trimmed.is_empty() || !host.chars().all(allowed) {
-            return Err(wrong());
+            return Err(invalid());
         }
         Ok(Self { host: host.to_owned(), port })
     }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_a_missing_port_is_9252() {
+    fn default_port_is_9252() {
         let read = |text: &str| text.parse::<ListenAddress>().map(|address| address.to_string()).unwrap();
         assert_eq!(read("127.0.0.1:1234"), "127.0.0.1:1234");
         assert_eq!(read("localhost"), "localhost:9252");

@@ -65,7 +65,7 @@ impl Loaded {
 /// Loads the file. A missing file is an empty configuration with a warning, unless the host facts say that it must exist.
 #[must_use]
 pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
-    match text_of(path) {
+    match read_text(path) {
         Ok(text) => parse(&text, facts),
         Err(problem) if problem.code == MISSING && !facts.must_exist => {
             let mut loaded = parse("", facts);
@@ -80,23 +80,23 @@ pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
 ///
 /// # Errors
 /// The fatal problem of a file that is missing, unreadable, not a regular file, too large, or not valid UTF-8.
-pub fn text_of(path: &Path) -> Result<String, Box<Problem>> {
+pub fn read_text(path: &Path) -> Result<String, Box<Problem>> {
     use std::io::ErrorKind;
     read(path).map_err(|error| {
-        let of =
+        let problem =
             |code, message: String, help| Box::new(Problem::new(code, message).severity(Severity::Fatal).help(help));
         let help = match error.kind() {
             ErrorKind::NotFound => {
                 let message = format!("{} does not exist; no runner is configured", path.display());
-                return of(MISSING, message, "register a runner, or name another file with --config");
+                return problem(MISSING, message, "register a runner, or name another file with --config");
             }
             ErrorKind::PermissionDenied => "fix its permissions and those of its directory, or run as its owner",
             ErrorKind::InvalidData => "a configuration is UTF-8 text: rewrite that line, or convert the file",
             ErrorKind::IsADirectory => "name the file in it, such as config.toml",
-            _ if is_symlink_loop(&error) => "a symbolic link leads in a circle: let it lead to the file",
-            _ => "see to the file, or name another one with --config",
+            _ if is_symlink_loop(&error) => "the symbolic links form a loop: let the link point to the file",
+            _ => "check the file, or name another one with --config",
         };
-        of("C000", format!("cannot read {}: {error}", path.display()), help)
+        problem("C000", format!("failed to read {}: {error}", path.display()), help)
     })
 }
 
@@ -131,7 +131,7 @@ pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
     }
     let document = match Document::parse(text) {
         Ok(document) => document,
-        Err(error) => return Loaded { config: None, problems: no_toml(text, &error) },
+        Err(error) => return Loaded { config: None, problems: toml_problems(text, &error) },
     };
     let mut walk = Walk::default();
     let tree = walk.table("", document.as_table(), 0..0);
@@ -144,18 +144,18 @@ pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
     Loaded { config, ..loaded }
 }
 
-/// Parses the keys that a scaler acts on, from a text whose top-level table stands for `[runners.autoscaler]`.
+/// Parses the keys of a scaler from a text whose top-level table stands for `[runners.autoscaler]`.
 ///
 /// # Errors
 /// All problems, in the order of the text. A key that a scaler would not follow as written is a problem, too.
 pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
-    let document = Document::parse(text).map_err(|error| no_toml(text, &error))?;
+    let document = Document::parse(text).map_err(|error| toml_problems(text, &error))?;
     let mut walk = Walk { strict: true, ..Walk::default() };
     let table = walk.table("runners.autoscaler", document.as_table(), 0..0);
     let source = Source::new(text, std::mem::take(&mut walk.secrets));
     let mut problems = walk.problems;
     checks::out_of_range(&table, &[]).for_each(|problem| problems.add(problem));
-    for (path, span) in checks::below_zero(&table) {
+    for (path, span) in checks::negative_durations(&table) {
         problems.add(Problem::new("C088", format!("`{path}` is negative")).at(&span));
     }
     let problems = problems.finish(&source);
@@ -166,10 +166,10 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
 }
 
 /// Returns the problems of a text that is not valid TOML. Lines are shown only as far as they cannot contain a secret.
-fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
+fn toml_problems(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
     /// Maximum number of errors to report. One mistake can cause many, and the first ones explain it.
     const MAX_ERRORS: usize = 10;
-    // The editing parser returns only one error, this one returns all.
+    // The parser for editing returns only one error, while this one returns all.
     let (_, errors) = toml::de::DeTable::parse_recoverable(text);
     let mut errors: Vec<_> = errors.iter().map(|error| (error.span(), error.message())).collect();
     if errors.is_empty() {
@@ -179,10 +179,10 @@ fn no_toml(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
     errors.truncate(MAX_ERRORS);
     let source = Source::new(text, Vec::new());
     let problem = |(span, message): (Option<std::ops::Range<usize>>, &str)| {
-        let place = source.redacted_location(&span.unwrap_or(text.len()..text.len()));
+        let location = source.redacted_location(&span.unwrap_or(text.len()..text.len()));
         let message = message.lines().next().unwrap_or_default();
-        let message = format!("line {} is not valid TOML: {message}", place.line);
-        Problem::new("C000", message).placed(place).help("the file is not used until this is fixed")
+        let message = format!("line {} is not valid TOML: {message}", location.line);
+        Problem::new("C000", message).with_location(location).help("the file is not used until this is fixed")
     };
     errors.into_iter().map(problem).collect()
 }

@@ -1,4 +1,4 @@
-//! Converts `[runners.machine]`, the settings of `docker+machine`, to those of instances from the plugin `docker-machine` (R025).
+//! Converts `[runners.machine]`, the settings of `docker+machine`, to those of instances from the plugin `docker-machine` (requirement R025).
 //!
 //! Machines and instances are counted alike, since a machine runs one job. In `[runners.machine]`, `IdleCount` is the upper limit of
 //! `IdleScaleFactor`, and `IdleCountMin` its lower limit. The autoscaler calls them `scale_factor_limit` and `idle_count`.
@@ -20,7 +20,7 @@ use crate::settings::{AutoscalerSettings, Scaling};
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 
 /// Note about a `[[runners.machine.autoscaling]]` without periods.
-pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied and was removed";
+pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied, so it was removed";
 
 /// A `[[runners.autoscaler.policy]]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,7 +29,7 @@ pub(super) struct PolicySettings {
     pub(super) periods: Vec<String>,
     /// Time zone of the periods. Empty means that of this machine.
     pub(super) timezone: String,
-    pub(super) wanted: IdleTarget,
+    pub(super) idle_target: IdleTarget,
 }
 
 /// Returns the settings of an entry with `[runners.machine]` and without `[runners.autoscaler]`.
@@ -50,8 +50,8 @@ pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
 fn scaling(entry: &Runner, machine: &Table) -> Scaling {
     let mut problems = Vec::new();
     let policies = policies(machine).into_iter().enumerate().map(|(index, policy)| {
-        let tell = |key: &str, message: String| problems.push(format!("policy[{}].{key}: {message}", index + 1));
-        in_periods(&policy.periods, &policy.timezone, policy.wanted, tell)
+        let report = |key: &str, message: String| problems.push(format!("policy[{}].{key}: {message}", index + 1));
+        in_periods(&policy.periods, &policy.timezone, policy.idle_target, report)
     });
     let mut config = Config::new(GroupConfig::new("", max_instances(entry)));
     config.max_uses = NonZeroU32::new(max_use_count(machine));
@@ -83,10 +83,10 @@ pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Valu
 /// It contains those characters of the token's start that a host name may have.
 fn prefix(entry: &Runner) -> String {
     let short = short_token(entry.token.expose()).to_lowercase();
-    let kept: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
-    match kept.trim_start_matches('-') {
+    let allowed: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    match allowed.trim_start_matches('-') {
         "" => String::new(),
-        kept => format!("runner-{kept}-"),
+        allowed => format!("runner-{allowed}-"),
     }
 }
 
@@ -105,15 +105,15 @@ pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
-        wanted: wanted(table),
+        idle_target: idle_target(table),
     });
     // A table without periods never applies in the old format, but a policy without periods would always apply.
     let periods = periods.filter(|policy| !policy.periods.is_empty());
-    let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), wanted: wanted(machine) };
+    let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), idle_target: idle_target(machine) };
     std::iter::once(outside).chain(periods).collect()
 }
 
-fn wanted(table: &Table) -> IdleTarget {
+fn idle_target(table: &Table) -> IdleTarget {
     let idle_count = count(table, "IdleCount");
     let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
@@ -135,11 +135,11 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     /// Lowest and highest value of minute, hour, day, month and weekday.
     const LIMITS: [(u32, u32); 5] = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)];
     let fields: Vec<_> = period.split_whitespace().collect();
-    let [_seconds, kept @ .., _year] = fields.as_slice() else { return vec![period.to_owned()] };
+    let [_seconds, middle @ .., _year] = fields.as_slice() else { return vec![period.to_owned()] };
     if fields.len() != 7 {
         return vec![period.to_owned()];
     }
-    let fields: Vec<String> = kept.iter().zip(LIMITS).map(|(field, limits)| without_steps(field, limits)).collect();
+    let fields: Vec<String> = middle.iter().zip(LIMITS).map(|(field, limits)| without_steps(field, limits)).collect();
     let [minute, hour, day, month, weekday] = fields.as_slice() else { return vec![period.to_owned()] };
     if [day, weekday].iter().any(|field| *field == "*") {
         return vec![fields.join(" ")];
@@ -148,7 +148,7 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
 }
 
 /// Replaces steps by values, and `?` by `*`. An invalid field is kept, so that it is reported.
-fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
+fn without_steps(field: &str, (min, max): (u32, u32)) -> String {
     let values = |part: &str| {
         if part == "?" {
             return Some("*".to_owned());
@@ -157,11 +157,11 @@ fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
         let step = step.parse::<usize>().ok().filter(|step| *step > 0)?;
         let (from, to) = match base.split_once('-') {
             _ if matches!(base, "*" | "?") && step == 1 => return Some("*".to_owned()),
-            _ if matches!(base, "*" | "?") => (least, greatest),
+            _ if matches!(base, "*" | "?") => (min, max),
             Some((from, to)) => (from.parse().ok()?, to.parse().ok()?),
-            None => (base.parse().ok()?, greatest),
+            None => (base.parse().ok()?, max),
         };
-        if from < least || to > greatest || from > to {
+        if from < min || to > max || from > to {
             return None;
         }
         Some((from..=to).step_by(step).map(|value| value.to_string()).collect::<Vec<_>>().join(","))
@@ -169,8 +169,8 @@ fn without_steps(field: &str, (least, greatest): (u32, u32)) -> String {
     field.split(',').map(|part| values(part).unwrap_or_else(|| part.to_owned())).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the parts of periods that cannot be converted: seconds that do not cover a whole minute, and years.
-pub(super) fn lost_of_periods(machine: &Table) -> Vec<&str> {
+/// Returns the periods that cannot be converted completely: their seconds do not cover a whole minute, or they have years.
+pub(super) fn lossy_periods(machine: &Table) -> Vec<&str> {
     let tables = machine.tables("autoscaling").iter();
     let lossy = |period: &str| {
         let fields: Vec<_> = period.split_whitespace().collect();
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::{HostFacts, SettingsContext, parse, settings};
 
-    fn of(text: &str) -> Option<AutoscalerSettings> {
+    fn autoscaler(text: &str) -> Option<AutoscalerSettings> {
         let runner = "[[runners]]\nurl = \"https://one.example\"\ntoken = \"glrt-Abcdefghijklmnop\"\nlimit = 12\n";
         let loaded = parse(&format!("{runner}{text}"), &HostFacts::default());
         settings(&loaded.config.unwrap(), &SettingsContext::default()).runners[0].autoscaler.as_deref().cloned()
@@ -206,7 +206,8 @@ mod tests {
 
     #[test]
     fn machine_keys_become_plugin_and_scaler_settings() {
-        let found = of(r#"
+        let found = autoscaler(
+            r#"
 executor = "docker+machine"
 [runners.machine]
 IdleCount = 5
@@ -222,7 +223,8 @@ Periods = ["* * 9-17 * * mon-fri *", "0 30 8 * * sat 2030"]
 Timezone = "Europe/Vienna"
 IdleCount = 50
 IdleTime = 3600
-"#)
+"#,
+        )
         .unwrap();
         assert_eq!(found.plugin, "fleeting-plugin-docker-machine");
         assert_eq!(
@@ -250,17 +252,18 @@ IdleTime = 3600
 
     #[test]
     fn scale_factor_is_bounded_by_idle_counts() {
-        let found =
-            of("executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
-                        IdleCount = 20\nIdleScaleFactor = 1.5\n");
+        let found = autoscaler(
+            "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\n\
+                        IdleCount = 20\nIdleScaleFactor = 1.5\n",
+        );
         let config = found.unwrap().scaling.config;
         let (_, wanted) = config.policies.active_at(0);
         assert_eq!((wanted.idle_count, wanted.scale_factor, wanted.scale_factor_limit), (1, 1.5, 20));
     }
 
     #[test]
-    fn periods_keep_their_meaning() {
-        for (there, here) in [
+    fn converted_periods_keep_their_meaning() {
+        for (old, new) in [
             ("* * 9-17 * * mon-fri *", &["* 9-17 * * mon-fri"][..]),
             ("0 1-9/4 */6 ? * * *", &["1,5,9 0,6,12,18 * * *"]),
             ("0 50/5,3 9 */10 * ? *", &["50,55,3 9 1,11,21,31 * *"]),
@@ -268,7 +271,7 @@ IdleTime = 3600
             // Either the day or the weekday must match.
             ("* * 9 1,15 * mon *", &["* 9 1,15 * *", "* 9 * * mon"]),
         ] {
-            assert_eq!(five_fields(there), here, "{there}");
+            assert_eq!(five_fields(old), new, "{old}");
         }
     }
 
@@ -277,7 +280,7 @@ IdleTime = 3600
         let wanted = |keys: &str| {
             let machine =
                 "[runners.machine]\nMachineName = \"m-%s\"\nMachineDriver = \"none\"\nIdleScaleFactor = 1.5\n";
-            of(&format!("executor = \"instance\"\n{machine}{keys}"))
+            autoscaler(&format!("executor = \"instance\"\n{machine}{keys}"))
                 .unwrap()
                 .scaling
                 .config
@@ -297,7 +300,7 @@ IdleTime = 3600
     #[test]
     fn autoscaler_table_overrides_machine_table() {
         let both = "executor = \"instance\"\n[runners.machine]\nMachineName = \"m-%s\"\n[runners.autoscaler]\nplugin = \"aws\"\n";
-        assert_eq!(of(both).unwrap().plugin, "aws");
-        assert_eq!(of("executor = \"shell\"\n"), None);
+        assert_eq!(autoscaler(both).unwrap().plugin, "aws");
+        assert_eq!(autoscaler("executor = \"shell\"\n"), None);
     }
 }

@@ -136,7 +136,7 @@ fn sample(random: &mut StdRng) -> String {
 fn mutate(text: &str, random: &mut StdRng) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let line = random.random_range(0..lines.len());
-    let with = |at: usize, new: Vec<String>| {
+    let replace_line = |at: usize, new: Vec<String>| {
         let mut lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
         lines.splice(at..=at, new);
         lines.join("\n")
@@ -150,8 +150,8 @@ fn mutate(text: &str, random: &mut StdRng) -> String {
             }
             String::from_utf8_lossy(&bytes).into_owned()
         }
-        1 => with(line, Vec::new()),
-        2 => with(line, vec![lines[line].to_owned(), lines[random.random_range(0..lines.len())].to_owned()]),
+        1 => replace_line(line, Vec::new()),
+        2 => replace_line(line, vec![lines[line].to_owned(), lines[random.random_range(0..lines.len())].to_owned()]),
         3 => {
             let values = [
                 "true",
@@ -170,16 +170,22 @@ fn mutate(text: &str, random: &mut StdRng) -> String {
             let value = values[random.random_range(0..values.len())];
             let changed =
                 lines[line].split_once('=').map_or(lines[line].to_owned(), |(key, _)| format!("{key}= {value}"));
-            with(line, vec![changed])
+            replace_line(line, vec![changed])
         }
         4 => text[..text.floor_char_boundary(random.random_range(0..text.len()))].to_owned(),
-        5 => with(line, vec![lines[line].to_owned(), format!("{} = 1", "k".repeat(random.random_range(1..20_000)))]),
+        5 => replace_line(
+            line,
+            vec![lines[line].to_owned(), format!("{} = 1", "k".repeat(random.random_range(1..20_000)))],
+        ),
         6 => {
             let depth = random.random_range(1..2_000);
-            with(line, vec![lines[line].to_owned(), format!("deep = {}{}", "[".repeat(depth), "]".repeat(depth))])
+            replace_line(
+                line,
+                vec![lines[line].to_owned(), format!("deep = {}{}", "[".repeat(depth), "]".repeat(depth))],
+            )
         }
-        7 => with(line, vec![format!("[{}]", vec!["runners"; random.random_range(1..50)].join("."))]),
-        _ => with(line, vec![lines[line].to_uppercase(), "\u{feff}\u{0}🎉 = \"\u{202e}\"".to_owned()]),
+        7 => replace_line(line, vec![format!("[{}]", vec!["runners"; random.random_range(1..50)].join("."))]),
+        _ => replace_line(line, vec![lines[line].to_uppercase(), "\u{feff}\u{0}🎉 = \"\u{202e}\"".to_owned()]),
     }
 }
 
@@ -203,11 +209,11 @@ fn check(text: &str, facts: &HostFacts, seed: u64) {
         "seed {seed}"
     );
     for problem in &loaded.problems {
-        if let Some(place) = &problem.place {
-            assert!((1..=lines).contains(&place.line) && place.column >= 1, "seed {seed}: {problem:?}");
+        if let Some(location) = &problem.location {
+            assert!((1..=lines).contains(&location.line) && location.column >= 1, "seed {seed}: {problem:?}");
         }
-        let fatal_without_place = problem.severity == Severity::Fatal && problem.place.is_none();
-        assert!(!fatal_without_place, "seed {seed}: {problem:?}");
+        let fatal_without_location = problem.severity == Severity::Fatal && problem.location.is_none();
+        assert!(!fatal_without_location, "seed {seed}: {problem:?}");
     }
     let rendered = rendered(&loaded, facts);
     if let Some(at) = rendered.find(MARK) {
@@ -219,7 +225,7 @@ fn check(text: &str, facts: &HostFacts, seed: u64) {
 }
 
 #[test]
-fn mutated_files_give_a_configuration_or_problems_with_places() {
+fn mutated_files_give_configuration_or_problems_with_locations() {
     let facts = HostFacts { exists: true, ..HostFacts::default() };
     let first = first_seed();
     for seed in first..first + RUNS {
@@ -237,7 +243,7 @@ fn mutated_files_give_a_configuration_or_problems_with_places() {
 }
 
 #[test]
-fn tokens_survive_a_save_unchanged() {
+fn saved_tokens_are_unchanged() {
     let first = first_seed();
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");

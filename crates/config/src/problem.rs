@@ -24,9 +24,9 @@ pub struct Problem {
     /// Index and name of the affected `[[runners]]` entry.
     pub runner: Option<(usize, String)>,
     /// Location in the text. `None` if the problem is not about the text.
-    pub place: Option<ProblemLocation>,
-    /// Whether the problem is about a feature that this version of Muster does not have. The file itself is correct then.
-    pub not_built: bool,
+    pub location: Option<ProblemLocation>,
+    /// Whether the problem is about a feature that this version of Muster does not have. The file itself may still be correct.
+    pub unsupported: bool,
     span: Option<Range<usize>>,
 }
 
@@ -41,8 +41,8 @@ impl Problem {
             message: message.into(),
             help: None,
             runner: None,
-            place: None,
-            not_built: false,
+            location: None,
+            unsupported: false,
             span: None,
         }
     }
@@ -56,8 +56,8 @@ impl Problem {
 
     /// Returns the problem marked as a feature that this version of Muster does not have.
     #[must_use]
-    pub fn not_built(mut self) -> Self {
-        self.not_built = true;
+    pub fn unsupported(mut self) -> Self {
+        self.unsupported = true;
         self
     }
 
@@ -76,8 +76,8 @@ impl Problem {
     }
 
     /// Returns the problem with a known location.
-    pub(super) fn placed(mut self, place: ProblemLocation) -> Self {
-        self.place = Some(place);
+    pub(super) fn with_location(mut self, location: ProblemLocation) -> Self {
+        self.location = Some(location);
         self
     }
 
@@ -92,12 +92,12 @@ impl Problem {
     #[must_use]
     pub fn render(&self, path: &Path) -> String {
         let mut text = format!("{self}\n");
-        if let Some(place) = &self.place {
-            let number = place.line.to_string();
+        if let Some(location) = &self.location {
+            let number = location.line.to_string();
             let gutter = " ".repeat(number.len());
-            text.push_str(&format!("{gutter}--> {}:{}:{}\n", path.display(), place.line, place.column));
-            text.push_str(&format!("{gutter} |\n{number} | {}\n", place.text));
-            text.push_str(&format!("{gutter} | {}{}\n", " ".repeat(place.mark), "^".repeat(place.width)));
+            text.push_str(&format!("{gutter}--> {}:{}:{}\n", path.display(), location.line, location.column));
+            text.push_str(&format!("{gutter} |\n{number} | {}\n", location.text));
+            text.push_str(&format!("{gutter} | {}{}\n", " ".repeat(location.mark), "^".repeat(location.width)));
         }
         if let Some(help) = &self.help {
             text.push_str(&format!("  = help: {help}\n"));
@@ -108,7 +108,7 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}[{}]: ", self.severity.word(), self.code)?;
+        write!(f, "{}[{}]: ", self.severity.as_str(), self.code)?;
         if let Some((index, name)) = &self.runner {
             match name.as_str() {
                 "" => write!(f, "runner {}: ", index + 1)?,
@@ -123,22 +123,22 @@ impl fmt::Display for Problem {
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     found: Vec<Problem>,
-    more: usize,
+    unlisted: usize,
 }
 
 impl Problems {
-    /// Adds a problem. Beyond the limit only the most severe problems are kept.
+    /// Adds a problem. Beyond the limit only fatal problems are stored.
     pub(super) fn add(&mut self, problem: Problem) {
         if self.found.len() < MAX_PROBLEMS
             || (problem.severity == Severity::Fatal && self.found.len() < 2 * MAX_PROBLEMS)
         {
             self.found.push(problem);
         } else {
-            self.more += 1;
+            self.unlisted += 1;
         }
     }
 
-    /// Returns whether minor problems are no longer kept, so that searching for their causes is useless.
+    /// Returns whether minor problems are no longer stored, so searching for their causes is useless.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }
@@ -147,13 +147,14 @@ impl Problems {
     pub(super) fn finish(mut self, source: &Source<'_>) -> Vec<Problem> {
         for problem in &mut self.found {
             if let Some(span) = &problem.span {
-                problem.place = Some(source.place(span));
+                problem.location = Some(source.location_of(span));
             }
         }
         self.found.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
-        if self.more > 0 {
+        if self.unlisted > 0 {
             self.found.push(
-                Problem::new("C000", format!("{} more problems are not listed", self.more)).severity(Severity::Warning),
+                Problem::new("C000", format!("{} more problems are not listed", self.unlisted))
+                    .severity(Severity::Warning),
             );
         }
         self.found
@@ -162,19 +163,19 @@ impl Problems {
 
 /// Returns a name from the file for output: shortened, without control characters, and masked if it looks like a token.
 pub(super) fn shown_name(name: &str) -> String {
-    const LENGTH_MAX: usize = 64;
-    if holds_token(name) {
+    const MAX_LENGTH: usize = 64;
+    if contains_token(name) {
         return "[masked]".to_owned();
     }
-    let mut shown: String = name.chars().take(LENGTH_MAX).flat_map(char::escape_debug).collect();
-    if name.chars().nth(LENGTH_MAX).is_some() {
+    let mut shown: String = name.chars().take(MAX_LENGTH).flat_map(char::escape_debug).collect();
+    if name.chars().nth(MAX_LENGTH).is_some() {
         shown.push('…');
     }
     shown
 }
 
 /// Returns whether the text contains a GitLab token, by its prefix.
-pub(super) fn holds_token(text: &str) -> bool {
+pub(super) fn contains_token(text: &str) -> bool {
     const PREFIXES: [&str; 9] =
         ["glrt-", "glrtr-", "glpat-", "glcbt-", "glptt-", "gldt-", "glsoat-", "GR1348941", "ghp_"];
     PREFIXES.iter().any(|prefix| text.contains(prefix))

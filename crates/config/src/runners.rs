@@ -12,7 +12,7 @@ use super::facts::HostFacts;
 use super::problem::shown_name;
 use super::tree::{Table, Value};
 
-/// One `[[runners]]` entry. It may lack required values: the problems say so.
+/// One `[[runners]]` entry. Required values may be missing; problems report them.
 #[derive(Clone)]
 pub struct Runner {
     /// Index of the entry in the file, from 0.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// C026: `register` flags that GitLab ignores for an authentication token, because its own page sets them.
+/// Check C026: `register` flags that GitLab ignores for an authentication token, because its own page sets them.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {
@@ -21,54 +21,54 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     )
 }
 
-/// C027: the system ID beside the file was created on another machine, whose manager may use it, too.
+/// Check C027: the system ID beside the file was created on another machine, whose manager may use it, too.
 #[must_use]
 pub(crate) fn shared_system_id(system_id: &str) -> Problem {
     let message = format!(
-        "the system id {} was created on another machine: the server cannot distinguish a manager there from this one",
+        "the system ID {} was created on another machine: the server cannot distinguish a manager there from this one",
         shown_name(system_id)
     );
     Problem::new("C027", message)
         .help("delete .runner_system_id in images that machines are cloned from, and here; then restart")
 }
 
-/// C034: the content of the file changed, but its modification time did not advance. For the reload.
+/// Check C034: the content of the file changed, but its modification time did not advance. For the reload.
 #[must_use]
 pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
-    let message = "the file's content differs, but its time is not newer";
+    let message = "the file's content changed, but its modification time is not newer";
     (changed && !newer)
         .then(|| Problem::new("C034", message).help("it is loaded now; GitLab Runner would need a SIGHUP"))
 }
 
-/// C040: a shutdown that cancels jobs. For the signal handler.
+/// Check C040: a shutdown that cancels jobs. For the signal handler.
 #[must_use]
 pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
-    let them = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
-    let message = format!("stop requested by {signal}: {them} aborted within {} s", timeout.as_secs());
+    let subject = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
+    let message = format!("stop requested by {signal}: {subject} aborted within {} s", timeout.as_secs());
     (jobs > 0).then(|| {
         Problem::new("C040", message)
-            .help("use SIGQUIT to let jobs end; for systemd, KillSignal=SIGQUIT and a long TimeoutStopSec")
+            .help("use SIGQUIT to let jobs finish; for systemd, KillSignal=SIGQUIT and a long TimeoutStopSec")
     })
 }
 
-/// C042: a stage timeout that exceeds the job's own timeout. For the lowering of a job.
+/// Check C042: a stage timeout that exceeds the job's own timeout. For the lowering of a job.
 #[must_use]
 pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
     let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", limit.as_secs(), job.as_secs());
     (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// C053: a pull policy of the runner or a job that is not allowed. For the docker and kubernetes executors.
+/// Check C053: a pull policy of the runner or a job that is not allowed. For the docker and kubernetes executors.
 #[must_use]
-pub(crate) fn pull_policy(asked: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
+pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
-    if permitted.contains(&asked) {
+    if permitted.contains(&policy) {
         return None;
     }
     let reason =
         if allowed.is_empty() { "allowed_pull_policies is empty" } else { "allowed_pull_policies does not list it" };
     let message =
-        format!("pull policy {} is refused: {reason}; {} may be used", shown_name(asked), permitted.join(", "));
+        format!("pull policy {} is refused: {reason}; {} may be used", shown_name(policy), permitted.join(", "));
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
 }
 
@@ -95,7 +95,7 @@ const RESOURCES: [&str; 6] = [
     "EPHEMERAL_STORAGE_REQUEST",
 ];
 
-/// C092: a variable that would overwrite a setting of the pod, although the runner does not allow it.
+/// Check C092: a variable that would overwrite a setting of the pod, although the runner does not allow it.
 ///
 /// For the kubernetes executor, and for the variables of a runner.
 #[must_use]
@@ -110,15 +110,15 @@ pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -
         fits.then(|| key.replace("{}", &rest.to_lowercase()))
     })?;
     let allowed = kubernetes.str(&key).is_some() || kubernetes.bool(&key) == Some(true);
-    let message = format!("{} is ignored: overwrite is not allowed", shown_name(variable));
+    let message = format!("{} is ignored, because overwriting it is not allowed", shown_name(variable));
     (!allowed).then(|| Problem::new("C092", message).help(format!("set {key} in [runners.kubernetes]")))
 }
 
-/// C105: a feature flag of a job that the runner has set. For the job's log.
+/// Check C105: a feature flag of a job that the runner has set. For the job's log.
 #[must_use]
 pub fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
     let ignored = variable.starts_with("FF_") && fixed.is_some_and(|fixed| fixed != wanted);
-    let message = format!("{} from the job is ignored; fixed by the runner", shown_name(variable));
+    let message = format!("the job's {} is ignored, because the runner sets it", shown_name(variable));
     ignored.then(|| {
         Problem::new("C105", message).help("ask the runner's operator to remove it from [runners.feature_flags]")
     })
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn c040_a_stop_that_aborts_jobs() {
+    fn c040_stop_that_aborts_jobs() {
         assert!(
             forced_stop("SIGTERM", 3, seconds(30)).unwrap().message.contains("SIGTERM: 3 jobs are aborted within 30 s")
         );
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn c053_a_pull_policy_that_is_not_allowed() {
+    fn c053_pull_policy_that_is_not_allowed() {
         assert!(
             pull_policy("never", &[], &["always"])
                 .unwrap()
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn c092_each_overwrite_has_its_key() {
+    fn c092_each_overwrite_needs_its_key() {
         for (variable, key) in [
             ("KUBERNETES_CPU_LIMIT", "cpu_limit_overwrite_max_allowed"),
             ("KUBERNETES_SERVICE_MEMORY_REQUEST", "service_memory_request_overwrite_max_allowed"),
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn c105_job_flag_has_no_effect() {
-        assert!(fixed_flag("FF_TIMESTAMPS", true, Some(false)).unwrap().message.contains("fixed by the runner"));
+        assert!(fixed_flag("FF_TIMESTAMPS", true, Some(false)).unwrap().message.contains("because the runner sets it"));
         assert!(fixed_flag("FF_TIMESTAMPS", true, None).is_none());
         assert!(fixed_flag("FF_TIMESTAMPS", true, Some(true)).is_none());
     }

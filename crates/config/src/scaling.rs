@@ -54,17 +54,17 @@ fn config(read: &mut Reader<'_>) -> Config {
     config.group_selection = read.one_of("group_selection", &orders).unwrap_or_default();
     let ahead = read.table.bool("request_ahead").unwrap_or(true);
     config.policies = Policies::new(read.each("policy", |read| policy(read, ahead)));
-    config.forecast = read.below("forecast", forecast);
-    for (key, place) in [
+    config.forecast = read.nested("forecast", forecast);
+    for (key, field) in [
         ("failure_threshold", &mut config.failure_threshold),
         ("shutdown_deletion_retries", &mut config.shutdown_deletion_retries),
     ] {
         // As in gitlab-runner, zero and negative values mean the default.
         if read.table.int(key).is_some_and(|count| count > 0) {
-            *place = read.count(key);
+            *field = read.count(key);
         }
     }
-    for (key, place) in [
+    for (key, field) in [
         ("update_interval", &mut config.update_interval),
         ("update_interval_when_expecting", &mut config.update_interval_when_expecting),
         ("deletion_retry_interval", &mut config.deletion_retry_interval),
@@ -74,7 +74,7 @@ fn config(read: &mut Reader<'_>) -> Config {
         ("ready_timeout", &mut config.ready_timeout),
         ("suspended_ttl", &mut config.suspended_ttl),
     ] {
-        *place = read.duration(key, *place);
+        *field = read.duration(key, *field);
     }
     config.heartbeat_interval = match read.table.duration("heartbeat_interval") {
         Some(GoDuration::Positive(Duration::ZERO)) => None,
@@ -85,7 +85,7 @@ fn config(read: &mut Reader<'_>) -> Config {
     let policies =
         [("ignore", UnmanagedPolicy::Ignore), ("adopt", UnmanagedPolicy::Adopt), ("delete", UnmanagedPolicy::Delete)];
     config.unmanaged = read.one_of("unmanaged_instances", &policies).unwrap_or_default();
-    config.density = read.below("density", density).unwrap_or_default();
+    config.density = read.nested("density", density).unwrap_or_default();
     config.delete_on_shutdown = read.table.bool("delete_instances_on_shutdown").unwrap_or_default();
     config
 }
@@ -96,10 +96,7 @@ fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
     let listed = read.each("groups", |read| {
         let name = read.table.str("name").unwrap_or_default().to_owned();
         if name.is_empty() {
-            read.problem(
-                "name",
-                "each group needs a `name` that no other group has: its instances are stored under it",
-            );
+            read.problem("name", "each group needs a unique `name`, under which its instances are stored");
         } else if names.contains(&name) {
             read.problem("name", format!("`{name}` is the name of another group"));
         }
@@ -124,26 +121,26 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
     let idle_count = read.count("idle_count");
     let preemptive = read.table.bool("preemptive_mode");
     let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
-    let wanted = IdleTarget {
+    let idle_target = IdleTarget {
         idle_count,
         idle_time: read.duration("idle_time", Duration::ZERO),
         scale_factor: read.amount("scale_factor").unwrap_or_default(),
         scale_factor_limit: read.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
         // An explicit `preemptive_mode = true` requests jobs for free slots only, without exception.
-        ahead: preemptive.is_none() && ahead,
+        reserve_ahead: preemptive.is_none() && ahead,
         placement: read.one_of("placement", &placements).unwrap_or_default(),
     };
     let periods: Vec<&str> = read.table.strings("periods").map(|(period, _)| period).collect();
     let zone = read.table.str("timezone").unwrap_or_default();
-    in_periods(&periods, zone, wanted, |key, message| read.problem(key, message))
+    in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
 }
 
 /// Returns a policy for these periods. No period means always; no time zone, or `Local`, means this machine's.
 pub(super) fn in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,
-    wanted: IdleTarget,
+    idle_target: IdleTarget,
     mut problem: impl FnMut(&'static str, String),
 ) -> Policy {
     let always = || "* * * * *".parse().ok();
@@ -158,7 +155,7 @@ pub(super) fn in_periods<T: AsRef<str>>(
             TimeZone::UTC
         }),
     };
-    Policy { periods: parsed, zone, idle_target: wanted }
+    Policy { periods: parsed, zone, idle_target }
 }
 
 fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
@@ -166,7 +163,7 @@ fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
     let days = read.table.int("days");
     let within = days.map(|days| u32::try_from(days).ok().filter(|days| (1..=60).contains(days)));
     if let (Some(days), Some(None)) = (days, within) {
-        read.problem("days", format!("{days} is not from 1 to 60"));
+        read.problem("days", format!("{days} is not between 1 and 60"));
     }
     ForecastConfig {
         days: within.flatten().unwrap_or(default.days),

@@ -4,9 +4,9 @@
 //!
 //! ```text
 //! [table] or [[array of tables]] | reload | status
-//! key | kind [unit] | default | meaning | what differs from the table's: live, jobs, restart, acted, not: reason, secret
+//! key | kind [unit] | default | meaning | overrides: live, jobs, restart, supported, unsupported: reason, secret
 //!
-//! [table] like other.table       (the same keys and tables below; the status is that of the table around it)
+//! [table] like other.table       (the same keys and nested tables; the status is that of the enclosing table)
 //! ```
 //!
 //! The facts come from gitlab-runner's public documentation and source, release 19.4.
@@ -68,14 +68,14 @@ impl Kind {
         ("bool", Kind::Bool, "true or false"),
         ("float", Kind::Float, "a number"),
         ("dur", Kind::Duration, "a duration such as \"90s\" or \"1h30m\""),
-        ("datetime", Kind::Datetime, "a date with time"),
+        ("datetime", Kind::Datetime, "a date and time"),
         ("regex", Kind::Regex, "a string with a regular expression"),
         ("list", Kind::List, "a list of strings"),
         ("list-int", Kind::ListInt, "a list of integers"),
         ("list-float", Kind::ListFloat, "a list of numbers"),
         ("str-or-list", Kind::StrOrList, "a string or a list of strings"),
         ("map", Kind::Map, "a table of strings"),
-        ("map-bool", Kind::MapBool, "a table of true and false"),
+        ("map-bool", Kind::MapBool, "a table of booleans"),
         ("map-int", Kind::MapInt, "a table of integers"),
         ("map-list", Kind::MapList, "a table of lists of strings"),
         ("any", Kind::Any, "a table"),
@@ -87,8 +87,8 @@ impl Kind {
 
     /// Returns the kind with its article, for messages.
     #[must_use]
-    pub fn words(self) -> &'static str {
-        Self::NAMES.iter().find(|(_, kind, _)| *kind == self).map_or("", |(.., words)| words)
+    pub fn description(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, kind, _)| *kind == self).map_or("", |(.., description)| description)
     }
 }
 
@@ -106,7 +106,7 @@ pub enum Reload {
 impl Reload {
     /// Returns `live`, `next job` or `restart`.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Live => "live",
             Self::Jobs => "next job",
@@ -160,7 +160,7 @@ pub struct TableSchema {
     pub keys: Vec<Key>,
 }
 
-/// What a name in a table means.
+/// A key or a table with a name.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry {
     /// A value.
@@ -175,7 +175,7 @@ impl Entry {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Key(key) => key.name,
-            Self::Table(table) => last(&table.path),
+            Self::Table(table) => last_segment(&table.path),
         }
     }
 }
@@ -236,8 +236,8 @@ impl Schema {
     /// Returns the entry `name` of the table. The exact spelling comes first, then one that differs in case.
     #[must_use]
     pub fn find(&'static self, path: &str, name: &str) -> Option<Entry> {
-        let alike = NAMES.get(&(path.to_owned(), name.to_lowercase()))?;
-        alike.iter().find(|entry| entry.name() == name).or(alike.first()).copied()
+        let candidates = NAMES.get(&(path.to_owned(), name.to_lowercase()))?;
+        candidates.iter().find(|entry| entry.name() == name).or(candidates.first()).copied()
     }
 
     /// Returns whether some table has a secret with this name. Its value is not shown, even in a wrong table.
@@ -253,7 +253,7 @@ pub(super) fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
 
-fn last(path: &str) -> &str {
+fn last_segment(path: &str) -> &str {
     path.rsplit_once('.').map_or(path, |(_, last)| last)
 }
 
@@ -263,14 +263,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_of_the_schema_is_understood() {
+    fn every_schema_line_is_parsed() {
         for text in FILES {
             let mut path = String::new();
             for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
                 if line.starts_with('[') {
                     path = line.rsplit_once(']').unwrap().0.trim_matches(['[', ']']).to_owned();
                     let table = schema().table(&path).unwrap_or_else(|| panic!("{line}"));
-                    assert!(path.is_empty() || schema().table(parent(&path)).is_some(), "{line}: no table around it");
+                    assert!(path.is_empty() || schema().table(parent(&path)).is_some(), "{line}: no parent table");
                     assert_eq!(table.array, line.starts_with("[["), "{line}");
                     let words = line.rsplit_once(']').unwrap().1;
                     assert!(words.starts_with(" like ") || words.starts_with(" | "), "{line}");

@@ -7,8 +7,12 @@
 //! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the one with which the job was received until the job ends,
 //! even across a restart, because `state.log` stores it. It is therefore a format on disk: a new field needs a default.
 
+mod artifact;
 mod autoscaler;
+mod cache;
 mod connection;
+mod defaults;
+mod docker;
 mod on_instances;
 mod unpack;
 
@@ -23,16 +27,22 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
+pub use artifact::ArtifactTimeouts;
 pub use autoscaler::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, Scaling, StickySettings,
 };
+pub use cache::{
+    AzureSettings, CacheSettings, CacheStoreSettings, GcsCredentials, GcsSettings, S3AccessKey, S3Encryption,
+    S3Settings,
+};
 pub use connection::{ConnectionAge, TlsFiles};
+pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
 pub use on_instances::OnInstances;
 pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
-/// Ten years. A longer limit counts as no limit, because a clock cannot represent every time.
+/// Ten years. Longer durations are reduced to it, because a clock cannot represent every time.
 pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Default of [`Settings::min_hold`].
@@ -46,6 +56,9 @@ pub const MIN_HOLD: Duration = Duration::from_secs(10);
 /// No front end holds such a request: until it is answered, GitLab is looking for a job, or is slow. GitLab itself ends a request
 /// after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Executors that run jobs in containers: on this host, and on instances.
+pub const CONTAINER_EXECUTORS: [&str; 3] = ["docker", "docker-autoscaler", "docker+machine"];
 
 /// All settings of one manager.
 #[derive(Debug, Clone)]
@@ -116,14 +129,14 @@ impl Settings {
     #[must_use]
     pub fn carry_over(mut self, old: &Self) -> Self {
         let has = |runners: &[Arc<RunnerSettings>], key: &RunnerKey| runners.iter().any(|runner| runner.key == *key);
-        let lost: Vec<&Arc<RunnerSettings>> =
+        let replaced: Vec<&Arc<RunnerSettings>> =
             old.runners.iter().filter(|runner| runner.id == 0 && !has(&self.runners, &runner.key)).collect();
-        let mut kept = lost.into_iter().filter(|runner| !runner.name.is_empty()).collect::<Vec<_>>();
+        let mut candidates = replaced.into_iter().filter(|runner| !runner.name.is_empty()).collect::<Vec<_>>();
         for runner in &mut self.runners {
             if runner.id == 0 && !has(&old.runners, &runner.key) {
-                let known = kept.iter().position(|old| old.name == runner.name && old.url == runner.url);
+                let known = candidates.iter().position(|old| old.name == runner.name && old.url == runner.url);
                 if let Some(known) = known {
-                    let key = kept.swap_remove(known).key.clone();
+                    let key = candidates.swap_remove(known).key.clone();
                     Arc::make_mut(runner).key = key;
                 }
             }
@@ -148,7 +161,7 @@ impl Settings {
 
     /// Gives each runner without a key one that no other runner of the file has.
     ///
-    /// Runners of one file with the same URL and token (C025) are distinguished by their order.
+    /// Runners of one file with the same URL and token (check C025) are distinguished by their order.
     #[must_use]
     pub fn with_unique_keys(mut self) -> Self {
         let mut seen: BTreeMap<RunnerKey, usize> = BTreeMap::new();
@@ -236,28 +249,28 @@ pub struct RunnerSettings {
     #[serde(default)]
     pub limit: Option<usize>,
     /// Maximum number of job requests in flight. At least 1.
-    #[serde(default = "one")]
+    #[serde(default = "defaults::request_concurrency")]
     pub request_concurrency: usize,
     /// Whether to wait for `check_interval` after a job before the next request.
     #[serde(default)]
     pub strict_check_interval: bool,
     /// Number of consecutive unhealthy answers after which the runner counts as unhealthy. At least 1.
-    #[serde(default = "unhealthy_requests_limit")]
+    #[serde(default = "defaults::unhealthy_requests_limit")]
     pub unhealthy_requests_limit: u32,
     /// Longest time between two probes of an unhealthy runner. In gitlab-runner, the pause of such a runner.
-    #[serde(default = "unhealthy_interval")]
+    #[serde(default = "defaults::unhealthy_interval")]
     pub unhealthy_interval: Duration,
     /// Number of attempts to send a final update that the coordinator refuses. At least 1.
-    #[serde(default = "final_update_retry_limit")]
+    #[serde(default = "defaults::final_update_retry_limit")]
     pub final_update_retry_limit: u32,
     /// Labels for the coordinator, including the file's own.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Name of the executor in the file.
-    #[serde(default = "shell_executor")]
+    #[serde(default = "defaults::executor")]
     pub executor: String,
     /// `bash`, `sh` or `pwsh`.
-    #[serde(default = "bash")]
+    #[serde(default = "defaults::shell")]
     pub shell: String,
     /// Whether shells are started as login shells.
     #[serde(default)]
@@ -265,10 +278,12 @@ pub struct RunnerSettings {
     /// User that runs the scripts of the shell executor. `None` means the manager's own user.
     #[serde(default)]
     pub user: Option<String>,
-    /// Parent directory of checkouts. `None` means the environment's own. A relative path is resolved beside that.
+    /// Parent directory of checkouts. `None` means the default of the environment.
+    /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub builds_dir: Option<PathBuf>,
-    /// Parent directory of caches. `None` means the environment's own. A relative path is resolved beside that.
+    /// Parent directory of caches. `None` means the default of the environment.
+    /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
     /// URL of the coordinator for git only.
@@ -316,9 +331,15 @@ pub struct RunnerSettings {
     /// `[runners.unpack]`: limits for unpacking an artifact or a cache.
     #[serde(default)]
     pub unpack: UnpackSettings,
+    /// `[runners.cache]`: the object store that shares caches among machines.
+    #[serde(default, skip_serializing_if = "CacheSettings::is_default")]
+    pub cache: CacheSettings,
     /// Settings of jobs on instances.
     #[serde(default)]
     pub on_instances: OnInstances,
+    /// `[runners.docker]`. `None` if the file has no such table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub docker: Option<Box<DockerSettings>>,
     /// `[runners.autoscaler]`. It is not stored with a job, because it has secrets and can change during the job.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
@@ -339,14 +360,14 @@ impl RunnerSettings {
             token_expires_at: None,
             tls: TlsFiles::default(),
             limit: None,
-            request_concurrency: one(),
+            request_concurrency: defaults::request_concurrency(),
             strict_check_interval: false,
-            unhealthy_requests_limit: unhealthy_requests_limit(),
-            unhealthy_interval: unhealthy_interval(),
-            final_update_retry_limit: final_update_retry_limit(),
+            unhealthy_requests_limit: defaults::unhealthy_requests_limit(),
+            unhealthy_interval: defaults::unhealthy_interval(),
+            final_update_retry_limit: defaults::final_update_retry_limit(),
             labels: BTreeMap::new(),
-            executor: shell_executor(),
-            shell: bash(),
+            executor: defaults::executor(),
+            shell: defaults::shell(),
             login: false,
             user: None,
             builds_dir: None,
@@ -366,9 +387,17 @@ impl RunnerSettings {
             feature_flags: BTreeMap::new(),
             artifact: ArtifactTimeouts::default(),
             unpack: UnpackSettings::default(),
+            cache: CacheSettings::default(),
             on_instances: OnInstances::default(),
+            docker: None,
             autoscaler: None,
         }
+    }
+
+    /// Returns whether the executor runs jobs in containers.
+    #[must_use]
+    pub fn uses_containers(&self) -> bool {
+        CONTAINER_EXECUTORS.contains(&self.executor.as_str())
     }
 
     /// Returns the base URL of the coordinator without a slash at its end.
@@ -389,52 +418,12 @@ pub struct RunnerScripts {
     pub post_build: Option<String>,
 }
 
-/// `[runners.artifact]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ArtifactTimeouts {
-    /// Maximum time for the whole upload.
-    pub upload: Duration,
-    /// Maximum time to wait for the answer after the body was sent.
-    pub response_header: Duration,
-}
-
-impl Default for ArtifactTimeouts {
-    fn default() -> Self {
-        Self { upload: Duration::from_secs(3600), response_header: Duration::from_secs(600) }
-    }
-}
-
 /// Returns the name of this machine, for log lines.
 #[must_use]
 pub fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "this machine".to_owned() } else { name.to_owned() }
-}
-
-fn one() -> usize {
-    1
-}
-
-fn unhealthy_requests_limit() -> u32 {
-    3
-}
-
-fn unhealthy_interval() -> Duration {
-    Duration::from_secs(3600)
-}
-
-fn final_update_retry_limit() -> u32 {
-    10
-}
-
-fn shell_executor() -> String {
-    "shell".to_owned()
-}
-
-fn bash() -> String {
-    "bash".to_owned()
 }
 
 /// Serializes a URL as text. The feature of the `url` crate would be compiled into every crate.
@@ -485,15 +474,15 @@ mod tests {
             ..Settings::new()
         };
         let new = new.carry_over(&old);
-        assert_eq!(new.runners[0].key, old.runners[1].key, "its token is new, and it is the same runner");
+        assert_eq!(new.runners[0].key, old.runners[1].key, "the runner is the same, with a new token");
         assert!(Arc::ptr_eq(&new.runners[1], &old.runners[0]), "nothing has changed");
         assert_eq!(new.runners[2].key, named("three", "c").key);
     }
 
     #[test]
-    fn version_1_of_the_stored_form_stays_readable() {
-        let kept = include_str!("../tests/samples/runner_settings_v1.json");
-        let read: RunnerSettings = serde_json::from_str(kept).unwrap();
+    fn stored_settings_of_version_1_are_readable() {
+        let stored = include_str!("../tests/samples/runner_settings_v1.json");
+        let read: RunnerSettings = serde_json::from_str(stored).unwrap();
         assert_eq!(read, RunnerSettings { name: "kept".to_owned(), ..runner("one", 7) });
     }
 }

@@ -6,7 +6,7 @@ use super::schema::{Kind, schema};
 
 /// Maximum number of characters of a line that are shown.
 const MAX_SHOWN_CHARS: usize = 100;
-/// Number of bytes on each side of an offset that are examined for that.
+/// Number of bytes on each side of an offset that are examined to find these characters.
 const WINDOW: usize = 4 * MAX_SHOWN_CHARS;
 /// Text that replaces a secret.
 const MASK: &str = "[masked]";
@@ -39,7 +39,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(text: &'a str, mut secrets: Vec<Range<usize>>) -> Self {
         let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         secrets.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
-        secrets.dedup_by(|later, kept| later.end <= kept.end);
+        secrets.dedup_by(|later, earlier| later.end <= earlier.end);
         Self { text, line_starts, secrets }
     }
 
@@ -63,7 +63,7 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the location of a range, with its line up to the end of the range. What follows may be a comment with a secret.
-    pub(super) fn place(&self, span: &Range<usize>) -> ProblemLocation {
+    pub(super) fn location_of(&self, span: &Range<usize>) -> ProblemLocation {
         let start = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(start);
         let end = self.floor(span.end.clamp(start, self.line_end(line).max(start)));
@@ -82,7 +82,7 @@ impl<'a> Source<'a> {
         if length > MAX_SHOWN_CHARS {
             text.push('…');
         } else {
-            // Closing brackets and quotes are not secret, and without them the line looks like the mistake.
+            // Closing brackets and quotes are not secret, and without them the line itself looks wrong.
             let rest = self.text.get(end..self.line_end(line)).unwrap_or_default();
             let closing: String =
                 rest.chars().take_while(|c| matches!(c, ']' | '}' | ' ' | '"')).take(MAX_SHOWN_CHARS).collect();
@@ -95,13 +95,15 @@ impl<'a> Source<'a> {
     ///
     /// It is unknown which parts are secret, so only names from the schema and short values of plain keys are shown.
     pub(super) fn redacted_location(&self, span: &Range<usize>) -> ProblemLocation {
-        const PLAIN_MAX: usize = 40;
+        const MAX_PLAIN_CHARS: usize = 40;
         let at = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(at);
         let shown = self.text.get(self.line_start(line)..self.line_end(line)).unwrap_or_default().trim_end();
         let header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_name);
         let text = match shown.split_once('=') {
-            Some((name, value)) if is_plain_key(name.trim()) && value.chars().count() <= PLAIN_MAX => escaped(shown),
+            Some((name, value)) if is_plain_key(name.trim()) && value.chars().count() <= MAX_PLAIN_CHARS => {
+                escaped(shown)
+            }
             Some((name, _)) if is_name(name.trim()) => format!("{}= {MASK}", escaped(name)),
             None if shown.trim_start().starts_with('[') && header(shown) => escaped(shown),
             None if shown.is_empty() => String::new(),

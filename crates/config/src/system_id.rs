@@ -34,13 +34,13 @@ pub fn system_id(directory: &Path) -> String {
             %error,
             system_id = id,
             state_file = %path.display(),
-            "the system id cannot be stored; write it to state_file so that the coordinator knows this manager again"
+            "failed to store the system ID; write it to state_file so that the coordinator recognizes this manager"
         ),
     }
     id
 }
 
-/// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (C027).
+/// Returns the ID in `directory` if it was created on another machine, as in a disk image that was cloned after its first start (check C027).
 #[must_use]
 pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
@@ -108,8 +108,8 @@ mod tests {
         let machine = "00112233445566778899aabbccddeeff\n";
         assert!(is_from_other_machine("s_a25ec89402b4", machine));
         assert!(!is_from_other_machine("s_a25ec89402b3", machine));
-        assert!(!is_from_other_machine("r_a25ec89402b4", machine), "of chance");
-        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an id");
+        assert!(!is_from_other_machine("r_a25ec89402b4", machine), "a random ID is not derived from a machine");
+        assert!(!is_from_other_machine("s_a25ec89402b4", ""), "a machine without an ID");
     }
 
     #[test]

@@ -47,7 +47,7 @@ fn settings_have_values_and_defaults() {
 }
 
 #[test]
-fn huge_durations_are_ten_years() {
+fn huge_durations_are_capped_at_ten_years() {
     let huge = i64::MAX;
     let text = format!("shutdown_timeout = {huge}\ncheck_interval = {huge}\n{RUNNER}");
     let settings = settings(&config(&text), &SettingsContext::default());
@@ -97,11 +97,11 @@ fn unreadable_file_is_reported_with_reason_and_fix() {
     for (name, wanted, help) in [
         ("latin.toml", "latin.toml: line 2 is not UTF-8", "a configuration is UTF-8 text"),
         ("", ": it is a directory", "name the file in it"),
-        ("a.toml", "a.toml: Too many levels of symbolic links", "leads in a circle: let it lead to the file"),
+        ("a.toml", "a.toml: Too many levels of symbolic links", "form a loop: let the link point to the file"),
     ] {
-        let output = text_of(&path(name)).unwrap_err().render(&path(name));
+        let output = read_text(&path(name)).unwrap_err().render(&path(name));
         assert!(
-            output.starts_with("fatal[C000]: cannot read ") && output.contains(wanted) && output.contains(help),
+            output.starts_with("fatal[C000]: failed to read ") && output.contains(wanted) && output.contains(help),
             "{output}"
         );
         assert!(load(&path(name), &facts()).config.is_none());
@@ -112,18 +112,18 @@ fn unreadable_file_is_reported_with_reason_and_fix() {
 fn all_problems_are_reported_at_once_with_locations() {
     let text = "concurent = 3\nlog_level = 4\n[[runners]]\n  limit = \"a\"\n  unhealthy_interval = 60\n  [runners.dokcer]\n  image = 3\n";
     let loaded = parse(text, &facts());
-    let places: Vec<_> = loaded
+    let locations: Vec<_> = loaded
         .problems
         .iter()
-        .filter_map(|problem| Some((problem.code, problem.place.as_ref()?.line, problem.place.as_ref()?.column)))
+        .filter_map(|problem| Some((problem.code, problem.location.as_ref()?.line, problem.location.as_ref()?.column)))
         .filter(|(code, ..)| ["C010", "C013", "C014"].contains(code))
         .collect();
-    assert_eq!(places, [("C010", 1, 1), ("C014", 2, 13), ("C014", 4, 11), ("C013", 5, 24), ("C010", 6, 12)]);
+    assert_eq!(locations, [("C010", 1, 1), ("C014", 2, 13), ("C014", 4, 11), ("C013", 5, 24), ("C010", 6, 12)]);
     assert!(loaded.config.is_none());
 }
 
 #[test]
-fn a_problem_shows_its_line_with_a_mark_below() {
+fn problem_shows_its_line_with_mark() {
     let loaded = parse("[[runners]]\n\tlimit = \"ten\" # many\n", &facts());
     let wrong = loaded.problems.iter().find(|problem| problem.code == "C014").unwrap();
     assert_eq!(
@@ -135,7 +135,7 @@ fn a_problem_shows_its_line_with_a_mark_below() {
 
 #[test]
 fn kinds_are_checked_like_gitlab_runner() {
-    for (text, fits) in [
+    for (text, valid) in [
         ("concurrent = \"4\"", false),
         ("concurrent = 4.0", false),
         ("log_level = 3", false),
@@ -160,7 +160,7 @@ fn kinds_are_checked_like_gitlab_runner() {
         ("[[runners]]\ntoken_expires_at = \"2026-01-01T00:00:00Z\"", true),
         ("[[runners]]\ntoken_expires_at = \"soon\"", false),
     ] {
-        if fits { clean("C014", text) } else { drop(found("C014", text)) }
+        if valid { clean("C014", text) } else { drop(found("C014", text)) }
     }
 }
 
@@ -185,7 +185,7 @@ fn invalid_toml_is_reported_without_secrets() {
 }
 
 #[test]
-fn a_file_of_more_than_10_mib_is_refused() {
+fn file_larger_than_10_mib_is_refused() {
     let text = "#".repeat(MAX_FILE_BYTES + 1);
     assert!(parse(&text, &facts()).problems[0].message.contains("10 MiB"));
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -213,7 +213,7 @@ fn debug_output_contains_no_secret() {
 }
 
 #[test]
-fn a_line_is_shown_with_the_brackets_that_close_it() {
+fn shown_line_includes_closing_brackets() {
     let render = |text: &str, code: &str| {
         let problems = parse(text, &HostFacts::default()).problems;
         problems.iter().find(|problem| problem.code == code).unwrap().render(std::path::Path::new("c.toml"))
@@ -224,7 +224,7 @@ fn a_line_is_shown_with_the_brackets_that_close_it() {
     assert!(output.contains("3 | [runners.nothing]\n"), "{output}");
 }
 
-/// R043: an executor on instances extends the plain one. Each option that the executor `shell` supports has the same meaning with the
+/// Requirement R043: an executor on instances extends the plain one. Each option that the executor `shell` supports has the same meaning with the
 /// executor `instance`.
 #[test]
 fn instance_executor_supports_every_shell_option() {

@@ -210,7 +210,7 @@ impl Table {
     }
 
     /// Returns the byte range of the value with this name, or that of the header of the table to which it would belong.
-    pub(super) fn place(&self, name: &str) -> Range<usize> {
+    pub(super) fn span_of(&self, name: &str) -> Range<usize> {
         if let Some(node) = self.node(name) {
             return node.span.clone();
         }

@@ -1,4 +1,4 @@
-//! Keys that are not in the schema: removed keys, keys in a wrong table, and misspelled keys (C010, C011, C018).
+//! Keys that are not in the schema: removed keys, keys in a wrong table, and misspelled keys (checks C010, C011, C018).
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
 ];
 
 /// Reports a key that the schema of its table does not contain.
-pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
+pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {
         return problems.add(Problem::new("C010", String::new()));
@@ -25,10 +25,10 @@ pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range
         let message = format!("`{shown}` was removed in GitLab Runner {version}; the value is ignored");
         return problems.add(Problem::new("C011", message).at(span).help(format!("use `{new}`")));
     }
-    if let Some(around) = around(path, name) {
+    if let Some(owner) = enclosing_table(path, name) {
         let message =
-            format!("`{shown}` belongs to {} but was read in {}; the value is ignored", header(around), header(path));
-        let help = format!("TOML counts it to the last header above it: move the line up, above {}", header(path));
+            format!("`{shown}` belongs to {} but was read in {}; the value is ignored", header(owner), header(path));
+        let help = format!("TOML assigns it to the last header above it: move the line above {}", header(path));
         return problems.add(Problem::new("C018", message).at(span).help(help));
     }
     let full = if path.is_empty() { shown } else { format!("{path}.{shown}") };
@@ -36,15 +36,15 @@ pub(super) fn tell(problems: &mut Problems, path: &str, name: &str, span: &Range
     let problem = Problem::new("C010", format!("unknown key `{full}`{effect}")).at(span);
     problems.add(match nearest(path, name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
-        None => match elsewhere(name) {
-            Some(table) => problem.help(format!("there is such a key in {}", header(&table))),
+        None => match only_other_table(name) {
+            Some(table) => problem.help(format!("a key with this name exists in {}", header(&table))),
             None => problem,
         },
     });
 }
 
-/// Returns the nearest table around `path` that has the name.
-fn around<'a>(path: &'a str, name: &str) -> Option<&'a str> {
+/// Returns the nearest table that encloses `path` and has an entry with the name.
+fn enclosing_table<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     let mut path = path;
     while !path.is_empty() {
         path = parent(path);
@@ -56,7 +56,7 @@ fn around<'a>(path: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Returns the only other table that has such a key.
-fn elsewhere(name: &str) -> Option<String> {
+fn only_other_table(name: &str) -> Option<String> {
     let mut tables =
         schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));
     let table = tables.next()?;
@@ -65,8 +65,8 @@ fn elsewhere(name: &str) -> Option<String> {
 
 /// Returns the name in the table that was probably intended.
 pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
-    const LENGTH_MAX: usize = 80;
-    if name.len() > LENGTH_MAX {
+    const MAX_LENGTH: usize = 80;
+    if name.len() > MAX_LENGTH {
         return None;
     }
     let name = name.to_lowercase();

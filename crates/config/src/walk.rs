@@ -7,12 +7,12 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use toml_edit::{Item, TableLike, Value as Toml};
 
-use super::problem::{Problem, Problems, holds_token, shown_name};
+use super::problem::{Problem, Problems, contains_token, shown_name};
 use super::schema::{Entry, Key, Kind, schema};
 use super::tree::{Node, Table, Value};
 use super::unknown;
 
-/// What the walk finds besides the tree.
+/// Results of the walk besides the tree.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) problems: Problems,
@@ -34,8 +34,9 @@ impl Walk {
         let mut tree = Table::new(header);
         // Exact names come first, so that another spelling of a name never overrides it.
         let exact = |name: &str| schema().find(path, name).is_some_and(|entry| entry.name() == name);
-        let (first, then): (Vec<_>, Vec<_>) = table.iter().map(|(name, _)| name).partition(|name| exact(name));
-        for name in first.into_iter().chain(then) {
+        let (exact_names, other_names): (Vec<_>, Vec<_>) =
+            table.iter().map(|(name, _)| name).partition(|name| exact(name));
+        for name in exact_names.into_iter().chain(other_names) {
             let Some((key, item)) = table.get_key_value(name) else { continue };
             let span = key.span().or_else(|| item.span()).unwrap_or_else(|| tree.header.clone());
             let name = Name { text: name, span };
@@ -50,22 +51,22 @@ impl Walk {
                     self.problems.add(Problem::new("C010", message).at(&name.span).help("remove one of the two"));
                 }
                 Some(Entry::Key(known)) => self.key(path, known, &name, item, &mut tree),
-                Some(Entry::Table(known)) => self.below(&known.path, known.array, &name, item, &mut tree),
+                Some(Entry::Table(known)) => self.nested(&known.path, known.array, &name, item, &mut tree),
                 None => {
                     self.hide(item);
                     if shown_name(name.text).contains("[masked]") {
                         self.secrets.push(name.span.clone());
                     }
-                    unknown::tell(&mut self.problems, path, name.text, &name.span, self.strict);
+                    unknown::report(&mut self.problems, path, name.text, &name.span, self.strict);
                 }
             }
         }
         tree
     }
 
-    fn below(&mut self, path: &str, array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
+    fn nested(&mut self, path: &str, array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let span = item.span().unwrap_or_else(|| name.span.clone());
-        let short = path.rsplit_once('.').map_or(path, |(_, short)| short);
+        let last = path.rsplit_once('.').map_or(path, |(_, last)| last);
         let tables: Option<Vec<Table>> = match item {
             Item::ArrayOfTables(tables) => Some(
                 tables
@@ -89,7 +90,7 @@ impl Walk {
             (true, ..) => return self.wrong(path, &name.span, "an array of tables", found(item), item),
             (false, ..) => return self.wrong(path, &name.span, "a table", found(item), item),
         };
-        tree.push(short, Node { value, span, key: name.span.clone() });
+        tree.push(last, Node { value, span, key: name.span.clone() });
     }
 
     fn key(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
@@ -100,7 +101,7 @@ impl Walk {
         let full = if path.is_empty() { known.name.to_owned() } else { format!("{path}.{}", known.name) };
         let value = match known.kind {
             Kind::Any => match item.as_table_like() {
-                Some(_) => Ok(Value::Any(whole(item))),
+                Some(_) => Ok(Value::Any(full_text(item))),
                 None => Err(found(item)),
             },
             Kind::Map | Kind::MapBool | Kind::MapInt | Kind::MapList => {
@@ -116,13 +117,13 @@ impl Walk {
                 self.nanoseconds(&full, known.kind, item, &span);
                 tree.push(known.name, Node { value, span, key: name.span.clone() });
             }
-            Err(found) => self.wrong(&full, &span, known.kind.words(), found, item),
+            Err(found) => self.wrong(&full, &span, known.kind.description(), found, item),
         }
     }
 
     fn map(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let Some(map) = item.as_table_like() else {
-            return self.wrong(path, &name.span, known.kind.words(), found(item), item);
+            return self.wrong(path, &name.span, known.kind.description(), found(item), item);
         };
         let kind = match known.kind {
             Kind::MapBool => Kind::Bool,
@@ -139,14 +140,16 @@ impl Walk {
             let key = map.get_key_value(name).and_then(|(key, _)| key.span()).unwrap_or_else(|| span.clone());
             match item.as_value().ok_or_else(|| found(item)).and_then(|value| convert(kind, value, &span)) {
                 Ok(value) => table.push(name, Node { value, span, key }),
-                Err(found) => self.wrong(&format!("{path}.{}", shown_name(name)), &span, kind.words(), found, item),
+                Err(found) => {
+                    self.wrong(&format!("{path}.{}", shown_name(name)), &span, kind.description(), found, item)
+                }
             }
         }
         let span = table.header.clone();
         tree.push(known.name, Node { value: Value::Table(table), span, key: name.span.clone() });
     }
 
-    /// Warns about integers without a unit (C013). Zero needs no unit.
+    /// Warns about integers without a unit (check C013). Zero needs no unit.
     fn nanoseconds(&mut self, path: &str, kind: Kind, item: &Item, span: &Range<usize>) {
         if let (Kind::Duration, Some(number)) = (kind, item.as_integer())
             && number != 0
@@ -157,7 +160,7 @@ impl Walk {
         }
     }
 
-    /// Reports a value of the wrong kind (C014).
+    /// Reports a value of the wrong kind (check C014).
     fn wrong(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
         // It is unknown which part of the value belongs to the key, and which was pasted there.
         self.hide(item);
@@ -203,7 +206,7 @@ fn is_secret(name: &str, item: &Item) -> bool {
 /// Returns whether the text contains a token, or a URL with credentials.
 #[must_use]
 pub fn has_secret(text: &str) -> bool {
-    (text.contains('@') && text.contains("://")) || holds_token(text)
+    (text.contains('@') && text.contains("://")) || contains_token(text)
 }
 
 fn found(item: &Item) -> &'static str {
@@ -280,7 +283,7 @@ fn nanoseconds(number: i64) -> GoDuration {
 /// Returns a hint for a duration with a unit that Go does not have.
 fn duration_hint(text: &str) -> Option<String> {
     let plain: String = text.to_lowercase().split_whitespace().collect();
-    let long = [
+    let units = [
         ("seconds", "s"),
         ("second", "s"),
         ("secs", "s"),
@@ -292,14 +295,15 @@ fn duration_hint(text: &str) -> Option<String> {
         ("hours", "h"),
         ("hour", "h"),
     ];
-    let short = long.iter().fold(plain, |text, (long, short)| text.replace(long, short));
+    let short = units.iter().fold(plain, |text, (long, short)| text.replace(long, short));
     [short.clone(), format!("{short}s")]
         .into_iter()
         .find(|text| text.len() < 20 && GoDuration::parse(text).is_some())
         .map(|text| format!("did you mean \"{text}\"?"))
 }
-/// Returns the text of a table including the tables below it, whose headers are separate.
-fn whole(item: &Item) -> String {
+
+/// Returns the text of a table, including its nested tables, whose headers are separate.
+fn full_text(item: &Item) -> String {
     let Some(table) = item.as_table() else { return item.to_string() };
     let mut document = toml_edit::DocumentMut::new();
     *document.as_table_mut() = table.clone();

@@ -1,5 +1,5 @@
-//! Costs of finished pipelines for a coordinator: memory and start time with an empty and a full database, and memory while
-//! pipelines finish.
+//! Measures the cost of finished pipelines for a coordinator: memory and start time with an empty and a full database, and memory
+//! while pipelines finish.
 //!
 //! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` prints medians and ratios. `PIPELINES` defaults to 100,000.
 //! Each measurement runs in a separate process.
@@ -24,35 +24,38 @@ use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
 /// Number of processes per measurement.
 const RUNS: usize = 9;
-/// Number of pipelines that one process runs one after the other. The first tenth is the warm-up.
-const RUN_ONE_BY_ONE: i64 = 2000;
+/// Number of pipelines that one process runs sequentially. The first tenth is the warm-up.
+const SEQUENTIAL_PIPELINES: i64 = 2000;
 
 /// Returns the resident memory of this process in KiB.
 fn memory_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("resident memory");
-    line.trim().trim_end_matches(" kB").parse().expect("a number")
+    line.trim().trim_end_matches(" kB").parse().expect("not a number")
 }
 
 /// Runs a pipeline with one job to its end.
 async fn run_one(coordinator: &Coordinator, token: &str) {
     let yaml = b"test: {script: [make test], artifacts: {paths: [out]}}";
     let context = Context { ref_name: "main".to_owned(), ..Context::default() };
-    let compiled = muster_pipeline::compile(yaml, &context, &NoFiles).pipeline.expect("a pipeline");
+    let compiled = muster_pipeline::compile(yaml, &context, &NoFiles).pipeline.expect("no pipeline");
     let project = ProjectFacts::new(ProjectId(1), "grp/app");
     let new = NewPipeline::new(project, context, compiled, GitFacts::default(), Arc::new(NoFiles));
-    coordinator.create_pipeline(new).await.expect("created");
+    coordinator.create_pipeline(new).await.expect("failed to create");
     let request = JobRequest { token: token.to_owned(), last_update: "x".to_owned(), ..JobRequest::default() };
-    let job = coordinator.request_job(request).await.expect("an answer").job.expect("a job");
-    coordinator.append_trace(job.id, &job.token, 0, bytes::Bytes::from_static(b"a log")).await.expect("taken");
+    let job = coordinator.request_job(request).await.expect("no answer").job.expect("no job");
+    coordinator
+        .append_trace(job.id, &job.token, 0, bytes::Bytes::from_static(b"a log"))
+        .await
+        .expect("was not accepted");
     let report = UpdateRequest { token: job.token.clone(), state: "success".to_owned(), ..UpdateRequest::default() };
-    coordinator.update_job(job.id, report).await.expect("taken");
+    coordinator.update_job(job.id, report).await.expect("was not accepted");
 }
 
 async fn open(dir: &Path) -> (Arc<Coordinator>, String) {
-    let coordinator = Coordinator::open(Options::new(dir)).await.expect("a coordinator");
+    let coordinator = Coordinator::open(Options::new(dir)).await.expect("failed to start a coordinator");
     let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
-    let token = coordinator.create_runner(runner).await.expect("a runner").token;
+    let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     (coordinator, token)
 }
 
@@ -64,7 +67,7 @@ async fn seed(dir: &Path, pipelines: i64) {
     }
     coordinator.shutdown().await;
     let options = SqliteConnectOptions::new().filename(dir.join("coordinator.db"));
-    let mut database = SqliteConnection::connect_with(&options).await.expect("the database");
+    let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
     let numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < ?)";
     let rows = [
         "INSERT INTO pipelines SELECT id + i, root + i, parent_pipeline, parent_bridge, open, status, created_at,
@@ -75,32 +78,32 @@ async fn seed(dir: &Path, pipelines: i64) {
     ];
     for text in rows.into_iter().filter(|_| pipelines > 1) {
         let text = sqlx::AssertSqlSafe(format!("{numbers} {text}"));
-        sqlx::query(text).bind(pipelines).execute(&mut database).await.expect("copied");
+        sqlx::query(text).bind(pipelines).execute(&mut database).await.expect("failed to copy");
     }
-    database.close().await.expect("closed");
+    database.close().await.expect("failed to close");
 }
 
 /// Prints one measurement for the parent process: start time in microseconds, and memory in KiB.
 async fn start(dir: &Path, pipelines: i64) {
-    let began = Instant::now();
-    let coordinator = Coordinator::open(Options::new(dir)).await.expect("a coordinator");
-    coordinator.stuck_jobs().await.expect("it answers");
-    let (took, memory) = (began.elapsed().as_micros(), memory_kib());
+    let started = Instant::now();
+    let coordinator = Coordinator::open(Options::new(dir)).await.expect("failed to start a coordinator");
+    coordinator.stuck_jobs().await.expect("the coordinator did not answer");
+    let (elapsed, memory) = (started.elapsed().as_micros(), memory_kib());
     if pipelines > 0 {
-        let view = coordinator.pipeline(PipelineId(pipelines)).await.expect("the last pipeline");
+        let view = coordinator.pipeline(PipelineId(pipelines)).await.expect("no last pipeline");
         assert!(view.summary.status.is_complete() && view.jobs.len() == 1, "{view:?}");
     }
     coordinator.shutdown().await;
-    println!("{took} {memory}");
+    println!("{elapsed} {memory}");
 }
 
-/// Prints the memory in KiB after a tenth and after all of the pipelines that are run one after the other.
+/// Prints the memory in KiB after a tenth and after all of the pipelines that are run sequentially.
 async fn live(dir: &Path) {
     let (coordinator, token) = open(dir).await;
     let mut early = 0;
-    for number in 1..=RUN_ONE_BY_ONE {
+    for number in 1..=SEQUENTIAL_PIPELINES {
         run_one(&coordinator, &token).await;
-        if number == RUN_ONE_BY_ONE / 10 {
+        if number == SEQUENTIAL_PIPELINES / 10 {
             early = memory_kib();
         }
     }
@@ -111,10 +114,10 @@ async fn live(dir: &Path) {
 /// Returns the two numbers that a child process prints.
 fn measure(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().expect("this program");
-    let output = Command::new(program).args(arguments).output().expect("started");
+    let output = Command::new(program).args(arguments).output().expect("failed to start");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("text");
-    let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().expect("a number"));
+    let mut numbers = text.split_whitespace().map(|number| number.parse::<f64>().expect("not a number"));
     (numbers.next().expect("two numbers"), numbers.next().expect("two numbers"))
 }
 
@@ -125,15 +128,15 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn compare(pipelines: &str) {
     let directories = ["0", pipelines].map(|count| {
-        let dir = tempfile::tempdir().expect("a directory");
-        measure_seed(dir.path(), count);
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        run_seed(dir.path(), count);
         (dir, count)
     });
     // Alternate between both directories, so that other load on the machine affects both.
     let mut runs = [Vec::new(), Vec::new()];
     for _ in 0..RUNS {
         for ((dir, count), runs) in directories.iter().zip(&mut runs) {
-            runs.push(measure(&["start", dir.path().to_str().expect("a path of text"), count]));
+            runs.push(measure(&["start", dir.path().to_str().expect("a UTF-8 path"), count]));
         }
     }
     let results: Vec<(f64, f64)> = runs
@@ -146,28 +149,31 @@ fn compare(pipelines: &str) {
     if let [none, many] = results.as_slice() {
         println!("ratio: start time {:.2}, memory {:.2}", many.0 / none.0, many.1 / none.1);
     }
-    let dir = tempfile::tempdir().expect("a directory");
-    let (early, late) = measure(&["live", dir.path().to_str().expect("a path of text"), "0"]);
+    let dir = tempfile::tempdir().expect("failed to create a directory");
+    let (early, late) = measure(&["live", dir.path().to_str().expect("a UTF-8 path"), "0"]);
     println!(
-        "one process: memory {:.1} MiB after {} pipelines, {:.1} MiB after {RUN_ONE_BY_ONE}, ratio {:.2}",
+        "one process: memory {:.1} MiB after {} pipelines, {:.1} MiB after {SEQUENTIAL_PIPELINES}, ratio {:.2}",
         early / 1024.0,
-        RUN_ONE_BY_ONE / 10,
+        SEQUENTIAL_PIPELINES / 10,
         late / 1024.0,
         late / early
     );
 }
 
-fn measure_seed(dir: &Path, count: &str) {
+fn run_seed(dir: &Path, count: &str) {
     let program = std::env::current_exe().expect("this program");
-    let status = Command::new(program).arg("seed").arg(dir).arg(count).status().expect("started");
+    let status = Command::new(program).arg("seed").arg(dir).arg(count).status().expect("failed to start");
     assert!(status.success(), "{status}");
 }
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("failed to create a runtime");
     let number = |count: &str| count.parse().expect("a number of pipelines");
     match arguments.as_slice() {
         ["seed", dir, count] => runtime.block_on(seed(Path::new(dir), number(count))),

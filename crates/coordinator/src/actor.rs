@@ -9,9 +9,9 @@
 //!   -> send the answers, publish the events, start compiling child configurations
 //!   -> remove finished pipelines from memory
 //! ```
-//! If the write fails, answers that report a change become errors and assignments are rolled back. The rows stay marked as changed:
-//! memory is ahead of the database, no caller was told of the changes, and the next write includes them. Until a write succeeds, no
-//! job is assigned.
+//! If the write fails, answers that report a change become errors, and assignments are rolled back. The rows stay marked as changed, and
+//! the next write includes them. Until then, memory has changes that the database does not have and that no caller was notified of.
+//! Until a write succeeds, no job is assigned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(crate) struct Actor {
     pub(crate) expiry: ArtifactExpiry,
     pub(crate) children: ChildCompiler,
     pub(crate) staged: Vec<StagedReply>,
-    /// Message why the database cannot be written. `None` if it can.
+    /// Reason why the database cannot be written. `None` if the last write succeeded.
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
     events: broadcast::Sender<Event>,
@@ -68,12 +68,12 @@ pub(crate) struct Actor {
 }
 
 /// Result of the write that an answer waited for.
-type Written<'a> = Result<(), &'a StoreError>;
+type WriteResult<'a> = Result<(), &'a StoreError>;
 
 /// An answer that is sent after the write.
 pub(crate) enum StagedReply {
     /// An answer, which becomes an error if the write fails.
-    Answer(Box<dyn FnOnce(Written<'_>) + Send>),
+    Answer(Box<dyn FnOnce(WriteResult<'_>) + Send>),
     /// The id of a new pipeline. If its caller gets an error, the jobs must not run later.
     Pipeline {
         /// ID of the pipeline.
@@ -94,7 +94,7 @@ pub(crate) enum StagedReply {
     },
 }
 
-/// A staged change that its caller did not learn of.
+/// A staged change whose answer could not be delivered.
 enum UndeliveredChange {
     /// The assignment of a job, by its number.
     Assignment(JobId, u32),
@@ -103,7 +103,7 @@ enum UndeliveredChange {
 }
 
 impl Actor {
-    /// Creates an actor with a restored state. `actions` may not have been carried out by the last process.
+    /// Creates an actor with a restored state. `actions` are those that the last process may not have carried out.
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,
@@ -143,8 +143,8 @@ impl Actor {
         self.expiry.query(self.now());
         self.commit().await;
         loop {
-            let wake = self.timers.next().map(|at| self.options.clock.sleep_until(at));
-            // All four are cancel-safe: a command stays in its channel, a child in its set, a timer in its heap.
+            let next_timer = self.timers.next().map(|at| self.options.clock.sleep_until(at));
+            // All branches are cancel-safe: nothing is lost if another branch completes first.
             let command = tokio::select! {
                 command = commands.recv() => match command {
                     Some(command) => Some(command),
@@ -158,7 +158,7 @@ impl Actor {
                     self.on_artifact_expiry(step);
                     None
                 }
-                () = sleep(wake) => None,
+                () = sleep(next_timer) => None,
             };
             if self.ingest(command, &mut commands).await {
                 break;
@@ -168,7 +168,7 @@ impl Actor {
         commands.close();
         self.children.stop().await;
         self.expiry.stop().await;
-        // Before the last batch: no job may be assigned now, because its manager could not report to this process.
+        // Close the long polls before the last batch, so that no job is assigned whose manager could not report to this process.
         self.close_long_polls();
         self.commit().await;
         if let Err(error) = self.store.close().await {
@@ -176,7 +176,7 @@ impl Actor {
         }
     }
 
-    /// Processes a command with all commands that wait after it, and the due timers. Returns whether to stop.
+    /// Processes a command, all commands that wait after it, and the due timers. Returns whether to stop.
     async fn ingest(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut count) = (first, 0);
         while let Some(command) = next.take() {
@@ -195,7 +195,7 @@ impl Actor {
                 next = commands.try_recv().ok();
             }
         }
-        // Assign jobs before timers end long polls without a job.
+        // Assign jobs before timers answer long polls without a job.
         self.dispatch().await;
         self.shed_long_polls();
         let now = self.now();
@@ -205,7 +205,7 @@ impl Actor {
         false
     }
 
-    /// Assigns jobs, writes the batch and sends the answers, and repeats that until there is nothing left to do.
+    /// Assigns jobs, writes the batch and sends the answers. Repeats this until no change is left.
     async fn commit(&mut self) {
         loop {
             let was_failing = self.storage_problem.is_some();
@@ -256,7 +256,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Removes finished pipelines from memory, and what the actor keeps about them.
+    /// Removes finished pipelines from memory, with their invariants and timers.
     fn evict(&mut self) {
         let invariants = &mut self.invariants;
         self.residency.evict(&mut self.state, |state, root| {
@@ -290,8 +290,8 @@ impl Actor {
         let written = dirty.jobs.iter().filter_map(|job| self.state.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
             let snapshot =
-                JobSnapshot { status: row.status(), assignment: row.detail.assignment, alive: row.detail.accepted };
-            if let Err(violation) = self.invariants.note(row.id, snapshot) {
+                JobSnapshot { status: row.status(), assignment: row.detail.assignment, is_active: row.detail.accepted };
+            if let Err(violation) = self.invariants.record(row.id, snapshot) {
                 tracing::error!(%violation, "invariant violated (this is a bug, please report it)");
                 debug_assert!(false, "{violation}");
             }
@@ -323,7 +323,7 @@ impl Actor {
         }
     }
 
-    /// Sends the staged answers. Returns the changes that their callers did not learn of.
+    /// Sends the staged answers. Returns the changes whose answers could not be delivered.
     fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
@@ -351,14 +351,14 @@ impl Actor {
         undelivered
     }
 
-    /// Rolls back a change that its caller did not learn of.
+    /// Rolls back a change whose answer could not be delivered.
     fn roll_back(&mut self, undelivered: UndeliveredChange) {
         match undelivered {
             UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),
             UndeliveredChange::Pipeline(id) => {
                 let target = Target::Pipeline(id);
                 if let Err(rejection) = self.apply_event(id, schedule::Event::Cancel { target }) {
-                    tracing::debug!(pipeline = %id, %rejection, "pipeline that could not be stored has already ended");
+                    tracing::debug!(pipeline = %id, %rejection, "pipeline that was not stored has already ended");
                 }
             }
         }
@@ -384,7 +384,7 @@ impl Actor {
     pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
-            // The caller may have gone away. The command takes effect anyway.
+            // The caller may no longer wait. The command takes effect anyway.
             let _ = reply.send(answer);
         })));
     }
@@ -405,7 +405,7 @@ impl Actor {
     }
 }
 
-/// Sleeps until a time, or indefinitely if there is no time to wait for.
+/// Waits for the next timer. Waits indefinitely if `until` is `None`.
 async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
     match until {
         Some(until) => until.await,

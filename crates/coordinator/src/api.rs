@@ -1,4 +1,4 @@
-//! The commands of the crate's own API inside the actor: create, start, cancel, retry and show pipelines and jobs.
+//! Handles the commands of the crate's own API in the actor: create, start, cancel, retry and show pipelines and jobs.
 
 use std::io;
 use std::path::Path;
@@ -31,7 +31,7 @@ impl Actor {
                 self.reply(reply, Ok(created));
             }
             Command::AttachSources { pipeline, sources, reply } => {
-                let result = self.known(pipeline).map(|()| self.attach_sources(pipeline, &sources));
+                let result = self.check_exists(pipeline).map(|()| self.attach_sources(pipeline, &sources));
                 self.reply(reply, result);
             }
             Command::CancelPipeline { pipeline, force, reply } => {
@@ -39,7 +39,7 @@ impl Actor {
                 self.reply(reply, result);
             }
             Command::CancelJob { job, force, reply } => {
-                let result = self.record(job).and_then(|job| self.cancel(job.pipeline, Target::Job(job), force));
+                let result = self.job_ref(job).and_then(|job| self.cancel(job.pipeline, Target::Job(job), force));
                 self.reply(reply, result);
             }
             Command::PlayJob { job, variables, reply } => {
@@ -129,8 +129,8 @@ impl Actor {
                 self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {
-                let kept = self.artifact_stored(job, &token, *artifact);
-                self.service_reply(reply, Ok(kept));
+                let stored = self.artifact_stored(job, &token, *artifact);
+                self.service_reply(reply, Ok(stored));
             }
             Command::UploadEnded => self.residency.upload_ended(&mut self.state),
             // The event loop handles `Shutdown`, and `handle` all other commands.
@@ -141,14 +141,14 @@ impl Actor {
     /// Creates a pipeline with its jobs, and starts it.
     pub(crate) fn create_pipeline(&mut self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         let graph = Graph::new(&new.compiled)?;
-        let parent = new.parent.map(|parent| self.record(parent.bridge)).transpose()?;
+        let parent = new.parent.map(|parent| self.job_ref(parent.bridge)).transpose()?;
         let (project, id, now) = (new.project.id, self.state.new_pipeline_id(), self.now());
         let priorities = priority(&graph, &[]);
         let options = PipelineOptions { play: new.play.iter().cloned().collect(), parent };
         let event = Event::PipelineCreated { pipeline: id, graph: Box::new(graph), options };
         let actions = self.apply_to_engine(project, event)?;
         if let Some(repository) = &new.git.repo_path
-            && let Err(error) = pin(repository, id, &new.git.sha)
+            && let Err(error) = write_pipeline_ref(repository, id, &new.git.sha)
         {
             tracing::warn!(pipeline = %id, %error, "failed to write the ref of a pipeline, managers may not find its commit");
         }
@@ -170,7 +170,7 @@ impl Actor {
         self.state.sources.insert(id, new.sources);
         self.state.add_pipeline(row);
         self.state.dirty.new_pipelines.insert(id);
-        self.add_records(id, &compiled);
+        self.add_job_rows(id, &compiled);
         self.carry_out(project, &actions);
         if parent.is_none() {
             for older in self.older_on_same_ref(id) {
@@ -199,7 +199,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Returns the waiting jobs that no runner may get (C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (case C198).
     fn stuck_jobs(&self) -> Vec<StuckJob> {
         let stuck = self.queue.jobs().into_iter().filter_map(|job| {
             let name = self.state.jobs.get(&job)?.name.clone();
@@ -253,7 +253,7 @@ impl Actor {
                     row.detail.message = Some(error.message);
                 }
             }
-            Err(rejection) => tracing::debug!(%bridge, %rejection, "bridge was canceled meanwhile"),
+            Err(rejection) => tracing::debug!(%bridge, %rejection, "bridge was canceled in the meantime"),
         }
     }
 
@@ -273,27 +273,27 @@ impl Actor {
         self.create_pipeline(new).map(drop).map_err(|error| failed(error.to_string()))
     }
 
-    fn known(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
-        let known = self.state.pipelines.contains_key(&pipeline);
-        if known { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
+    fn check_exists(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
+        let exists = self.state.pipelines.contains_key(&pipeline);
+        if exists { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
     }
 
     /// Returns the engine's reference to a job.
-    fn record(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
+    fn job_ref(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
         let row = self.state.jobs.get(&job);
         row.map(crate::store::JobRow::job_ref).ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))
     }
 
     fn cancel(&mut self, pipeline: PipelineId, target: Target, force: bool) -> Result<(), CoordinatorError> {
-        self.known(pipeline)?;
+        self.check_exists(pipeline)?;
         let event = if force { Event::ForceCancel { target } } else { Event::Cancel { target } };
         Ok(self.apply_event(pipeline, event)?)
     }
 
     fn play(&mut self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
-        self.record(job)?;
-        let bridge = self.state.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
-        if bridge && !variables.is_empty() {
+        self.job_ref(job)?;
+        let is_bridge = self.state.jobs.get(&job).is_some_and(|row| row.kind == JobKind::Bridge);
+        if is_bridge && !variables.is_empty() {
             return Err(CoordinatorError::BridgeVariables);
         }
         self.apply_job_event(job, |job| Event::Play { job })?;
@@ -304,12 +304,12 @@ impl Actor {
     }
 
     fn retry(&mut self, job: JobId) -> Result<JobId, CoordinatorError> {
-        let record = self.record(job)?;
+        let job_ref = self.job_ref(job)?;
         self.apply_job_event(job, |job| Event::RetryJob { job })?;
         let newest = self
-            .project_of(record.pipeline)
+            .project_of(job_ref.pipeline)
             .and_then(|project| self.state.engines.get(&project))
-            .and_then(|engine: &Engine| engine.newest(record.pipeline, record.job_index))
+            .and_then(|engine: &Engine| engine.newest(job_ref.pipeline, job_ref.job_index))
             .and_then(|newest| self.state.ids.get(&newest).copied());
         newest.ok_or_else(|| CoordinatorError::NotFound(format!("the retry of job {job}")))
     }
@@ -327,10 +327,10 @@ impl Actor {
 /// Writes the ref of a pipeline to the bare repository, so that managers can fetch its commit.
 ///
 /// See docs/spec/runner-api.md, section 2.5.2.
-fn pin(repository: &Path, pipeline: PipelineId, sha: &str) -> io::Result<()> {
+fn write_pipeline_ref(repository: &Path, pipeline: PipelineId, sha: &str) -> io::Result<()> {
     let directory = repository.join("refs").join("pipelines");
     std::fs::create_dir_all(&directory)?;
-    let part = tempfile::NamedTempFile::new_in(&directory)?;
-    std::fs::write(part.path(), format!("{sha}\n"))?;
-    part.persist(directory.join(pipeline.to_string())).map(drop).map_err(|error| error.error)
+    let file = tempfile::NamedTempFile::new_in(&directory)?;
+    std::fs::write(file.path(), format!("{sha}\n"))?;
+    file.persist(directory.join(pipeline.to_string())).map(drop).map_err(|error| error.error)
 }

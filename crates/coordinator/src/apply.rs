@@ -22,8 +22,8 @@ impl Actor {
         event: impl FnOnce(JobRef) -> Event,
     ) -> Result<(), RejectedEvent> {
         let Some(row) = self.state.jobs.get(&job) else {
-            let unknown = JobRef { pipeline: PipelineId(0), job_index: 0, retry: 0 };
-            return Err(RejectedEvent::UnknownJob(unknown));
+            let unknown_job = JobRef { pipeline: PipelineId(0), job_index: 0, retry: 0 };
+            return Err(RejectedEvent::UnknownJob(unknown_job));
         };
         let (job, pipeline) = (row.job_ref(), row.pipeline);
         self.apply_event(pipeline, event(job))
@@ -61,7 +61,7 @@ impl Actor {
                 Action::Enqueue { job } => self.enqueue(job),
                 Action::StartTimer { job, at } => {
                     if let Some(&id) = self.state.ids.get(&job) {
-                        self.timers.add(instant(at), Timer::Delayed(id));
+                        self.timers.add(timestamp(at), Timer::Delayed(id));
                     }
                 }
                 Action::CreateChild { bridge } => {
@@ -69,7 +69,7 @@ impl Actor {
                         self.children.request(id);
                     }
                 }
-                // The manager learns of it from `Job-Status`. If it never makes contact again, the timer ends the job.
+                // The manager reads the cancellation from `Job-Status` in its next answer. If it makes no contact, the timer ends the job.
                 Action::CancelOnRunner { .. } => {}
                 Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
                     self.pipeline_status_changed(pipeline, to, warnings);
@@ -109,7 +109,7 @@ impl Actor {
             to => Some(JobChange::Moved { to }),
         };
         if let Some(change) = change {
-            self.state.report(now, id, change);
+            self.state.add_event(now, id, change);
         }
         let Some(row) = self.state.job_mut(id) else { return };
         if to.is_complete() {
@@ -130,9 +130,9 @@ impl Actor {
         row.detail.retried = true;
         let (position, names) = ((row.pipeline, row.job_index), (row.name.clone(), row.stage.clone()));
         let detail = JobDetail { variables: row.detail.variables.clone(), ..JobDetail::new(state) };
-        let record = JobRow { attempt: new.retry + 1, ..JobRow::new(id, position, names, row.kind, detail, now) };
-        self.state.report(now, old_id, JobChange::Replaced { by: id });
-        self.state.add_new(record);
+        let row = JobRow { attempt: new.retry + 1, ..JobRow::new(id, position, names, row.kind, detail, now) };
+        self.state.add_event(now, old_id, JobChange::Replaced { by: id });
+        self.state.add_new(row);
     }
 
     fn enqueue(&mut self, job: JobRef) {
@@ -156,7 +156,7 @@ impl Actor {
     }
 
     /// Adds rows for the jobs of a new pipeline, in the state that the engine assigned.
-    pub(crate) fn add_records(&mut self, pipeline: PipelineId, compiled: &muster_pipeline::model::Pipeline) {
+    pub(crate) fn add_job_rows(&mut self, pipeline: PipelineId, compiled: &muster_pipeline::model::Pipeline) {
         let now = self.now();
         let Some(project) = self.project_of(pipeline) else { return };
         let states: Vec<JobState> =
@@ -202,7 +202,7 @@ impl Actor {
     }
 }
 
-/// Returns the time of the engine's milliseconds.
-fn instant(millis: u64) -> Timestamp {
+/// Converts the engine's milliseconds to a timestamp.
+fn timestamp(millis: u64) -> Timestamp {
     from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
 }

@@ -1,8 +1,8 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! The content is received, checked and kept under its name. Then its row is written, and content that has no row afterwards is deleted.
-//! A row therefore means that the content is complete. Content without a row was left by a process that was killed; the next process
-//! deletes it at its start.
+//! The content is received, checked and stored under its name. Then its row is written, and content that has no row afterwards is deleted.
+//! A row therefore means that the content is complete. A process that is killed can leave content without a row, which the next process
+//! deletes at its start.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -63,13 +63,13 @@ const KINDS: &[&str] = &[
 /// Maximum number of bytes to unpack from a dotenv report. The parser allows far fewer.
 const MAX_DOTENV_READ: u64 = 64 * 1024;
 /// Number of locks, which all jobs share.
-const LOCKS: usize = 64;
+const LOCK_COUNT: usize = 64;
 /// Maximum length of a file name in bytes.
 const MAX_NAME_BYTES: usize = 200;
 
 /// Result of receiving an upload.
 pub(crate) enum Upload {
-    /// The content is complete and valid, but not kept yet.
+    /// The content is complete and valid, but not stored yet.
     Received(Box<dyn Incoming>, NewArtifact),
     /// The content is an invalid report.
     Rejected(ReportError),
@@ -134,32 +134,32 @@ pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
     ArtifactName { job: row.job, kind: row.kind.clone(), filename: row.filename.clone() }
 }
 
-/// Locks that keep uploads and expiry of one job apart.
+/// Locks that prevent an upload and an expiry of the same job from running at the same time.
 ///
-/// A lock is held from before content is kept until its row is written or the content is deleted. Rows and content therefore agree for
+/// A lock is held from before content is stored until its row is written or the content is deleted. Rows and content therefore agree for
 /// the holder of the lock.
 #[derive(Debug, Clone)]
 pub(crate) struct ArtifactLocks(Arc<[Arc<Mutex<()>>]>);
 
 impl Default for ArtifactLocks {
     fn default() -> Self {
-        Self((0..LOCKS).map(|_| Arc::default()).collect())
+        Self((0..LOCK_COUNT).map(|_| Arc::default()).collect())
     }
 }
 
 impl ArtifactLocks {
     fn lock_of(&self, job: JobId) -> Arc<Mutex<()>> {
-        self.0.get(self.number(job)).cloned().unwrap_or_default()
+        self.0.get(self.lock_index(job)).cloned().unwrap_or_default()
     }
 
-    /// Returns the number of a job's lock. Several jobs have the same lock.
-    pub(crate) fn number(&self, job: JobId) -> usize {
-        usize::try_from(job.0).unwrap_or(0) % LOCKS
+    /// Returns the index of a job's lock. Several jobs share a lock.
+    pub(crate) fn lock_index(&self, job: JobId) -> usize {
+        usize::try_from(job.0).unwrap_or(0) % LOCK_COUNT
     }
 
     /// Returns whether no upload or deletion uses the files of a job.
     pub(crate) fn is_free(&self, job: JobId) -> bool {
-        self.0.get(self.number(job)).is_none_or(|lock| lock.try_lock().is_ok())
+        self.0.get(self.lock_index(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }
 
     /// Waits for the lock of a job.
@@ -187,19 +187,19 @@ pub(crate) async fn receive(
     let kind = query.artifact_type.filter(|kind| !kind.is_empty()).unwrap_or_else(|| ARCHIVE.to_owned());
     let format = query.artifact_format.filter(|format| !format.is_empty()).unwrap_or_else(|| "zip".to_owned());
     check_names(&kind, &format)?;
-    // Check this before the content replaces another file.
+    // Reject an invalid duration before the content replaces another file.
     expiry(query.expire_in.as_deref())?;
     let filename = sanitize_name(filename);
     let mut incoming = blobs.receive().await?;
-    let size = fill(&mut *incoming, body, limits.artifact_bytes).await?;
+    let size = receive_body(&mut *incoming, body, limits.artifact_bytes).await?;
     let content = incoming.open().await?;
-    let (is_report, of_format, unpack) = (kind == DOTENV, format.clone(), limits.unpack);
+    let (is_dotenv, content_format, unpack) = (kind == DOTENV, format.clone(), limits.unpack);
     let checked = blocking(move || {
-        if of_format == "zip" {
+        if content_format == "zip" {
             muster_archive::check_zip(&content, &unpack)
                 .map_err(|error| ServiceError::BadRequest(with_cause(&error)))?;
         }
-        if is_report { variables(content, &of_format) } else { Ok(Ok(Vec::new())) }
+        if is_dotenv { dotenv_variables(content, &content_format) } else { Ok(Ok(Vec::new())) }
     });
     Ok(match checked.await? {
         Ok(dotenv) => {
@@ -210,7 +210,7 @@ pub(crate) async fn receive(
     })
 }
 
-/// Returns the time after which an upload expires. `None` means never.
+/// Parses the time after which an upload expires. `None` means never.
 pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, ServiceError> {
     let text = expire_in.filter(|text| !text.is_empty());
     let after = text.map(duration::parse_or_never).transpose();
@@ -242,15 +242,15 @@ fn sanitize_name(name: &str) -> String {
     }
 }
 
-async fn fill(incoming: &mut dyn Incoming, mut body: ByteStream, max_bytes: u64) -> Result<u64, ServiceError> {
+async fn receive_body(incoming: &mut dyn Incoming, mut body: ByteStream, max_bytes: u64) -> Result<u64, ServiceError> {
     let mut size = 0_u64;
-    while let Some(piece) = body.next().await {
-        let piece = piece.map_err(|error| ServiceError::BadRequest(format!("the upload was interrupted: {error}")))?;
-        size = size.saturating_add(u64::try_from(piece.len()).unwrap_or(u64::MAX));
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk.map_err(|error| ServiceError::BadRequest(format!("the upload was interrupted: {error}")))?;
+        size = size.saturating_add(u64::try_from(chunk.len()).unwrap_or(u64::MAX));
         if size > max_bytes {
             return Err(ServiceError::TooLarge(format!("the artifact is larger than {max_bytes} bytes")));
         }
-        incoming.write(&piece).await?;
+        incoming.write(&chunk).await?;
     }
     Ok(size)
 }
@@ -263,8 +263,8 @@ fn with_cause(error: &UnpackError) -> String {
     }
 }
 
-/// Returns the variables of a dotenv report, or why the report is invalid.
-fn variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, ReportError>, ServiceError> {
+/// Returns the variables of a dotenv report, or the reason why the report is invalid.
+fn dotenv_variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, ReportError>, ServiceError> {
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
     let read = match format {
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn unknown_kinds_and_formats_are_rejected() {
-        assert!(KINDS.is_sorted(), "it is searched by halves");
+        assert!(KINDS.is_sorted(), "binary search requires a sorted list");
         for kind in ["archive", "metadata", "junit", "dotenv", "cobertura", "metrics_referee", "sast"] {
             assert!(check_names(kind, "gzip").is_ok(), "{kind}");
         }

@@ -24,7 +24,7 @@ use crate::upstream::{Obstacle, UpstreamResolver};
 const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Actor {
-    /// Answers a job request, or holds it until there is a job.
+    /// Answers a job request, or holds it until a job is available.
     pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<JobRequestAnswer>) {
         let now = self.now();
         let Some(runner) = self.state.registry.runner_of(&request.token, now) else {
@@ -38,7 +38,7 @@ impl Actor {
             return;
         }
         if let Some(key) = &request.idempotency_key {
-            // A request with the same key is a repetition: its earlier connection gets an empty answer.
+            // A request with the same key is a retry: the held request that it replaces gets an empty answer.
             let repeated = self
                 .long_polls
                 .release(|held| held.runner == runner && held.request.idempotency_key.as_ref() == Some(key));
@@ -49,7 +49,7 @@ impl Actor {
                 return;
             }
         }
-        // As with GitLab, a request without the queue's version gets it at once (docs/spec/runner-api.md, section 2.3). Jobs are
+        // As with GitLab, a request without the queue's version gets the version immediately (docs/spec/runner-api.md, section 2.3). Jobs are
         // assigned before this timer is handled.
         let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.options.long_poll };
         let number = self.long_polls.hold(runner, request, reply);
@@ -74,7 +74,7 @@ impl Actor {
         self.answer_without_job(ended);
     }
 
-    /// Ends the newest held requests if there are more than allowed. They were considered already, and got no job.
+    /// Ends the newest held requests if there are more than allowed. No job was available for them.
     pub(crate) fn shed_long_polls(&mut self) {
         let shed = self.long_polls.shed_newest(self.options.limits.held_requests);
         self.answer_without_job(shed);
@@ -83,12 +83,12 @@ impl Actor {
     /// Ends all held requests at the shutdown. Their answers report no change, so they need no write.
     pub(crate) fn close_long_polls(&mut self) {
         for held in self.long_polls.shed_newest(0) {
-            // The caller may have gone away.
+            // The caller may no longer wait.
             let _ = held.reply.send(Ok(self.no_job()));
         }
     }
 
-    /// Returns the job that an earlier request with this key got, if the manager may still have it.
+    /// Returns the payload of the job that an earlier request with this key got, if the job is still on a runner.
     fn assignment_for_key(&mut self, runner: RunnerId, key: &str, info: &VersionInfo) -> Option<JobPayload> {
         let job = *self.state.keys.get(&(runner, key.to_owned()))?;
         let row = self.state.jobs.get(&job)?;
@@ -96,7 +96,7 @@ impl Actor {
             return None;
         }
         let prepared = self.preparer().prepare(job, row.detail.assignment, runner, info).ok()?;
-        // The time for the acceptance starts again: the earlier answer was not received.
+        // The accept timeout starts again, because the manager did not receive the earlier answer.
         self.state.last_contact.insert(job, self.now());
         Some(prepared.payload)
     }
@@ -107,15 +107,15 @@ impl Actor {
         self.state.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
     }
 
-    /// Returns a pipeline that is not in memory and has artifacts that a job needs.
+    /// Returns a pipeline that must be read into memory because a job needs its artifacts.
     pub(crate) fn missing_upstream(&self, job: JobId) -> Option<PipelineId> {
         match self.upstream().outputs_for(self.state.jobs.get(&job)?) {
-            Err(Obstacle::NotRead(pipeline)) => Some(pipeline),
+            Err(Obstacle::NotInMemory(pipeline)) => Some(pipeline),
             Ok(_) | Err(Obstacle::Undispatchable(_)) => None,
         }
     }
 
-    /// Assigns jobs to held requests until no request matches a job. Assigns none while the store cannot be written.
+    /// Assigns jobs to held requests until no request matches a job. Assigns no jobs while the store cannot be written.
     pub(crate) async fn dispatch(&mut self) {
         while let Some(pipeline) = self.assign_ready_jobs() {
             if let Err(error) = self.admit(Member::Pipeline(pipeline)).await {
@@ -138,7 +138,7 @@ impl Actor {
             let assignment = self.state.jobs.get(&job)?.detail.assignment + 1;
             let prepared = self.preparer().prepare(job, assignment, held.runner, &held.request.info);
             match prepared {
-                Err(Obstacle::NotRead(pipeline)) => return Some(pipeline),
+                Err(Obstacle::NotInMemory(pipeline)) => return Some(pipeline),
                 Err(Obstacle::Undispatchable(failure)) => self.drop_job(job, failure.reason, failure.message),
                 Ok(prepared) => self.assign(index, job, prepared),
             }
@@ -147,7 +147,7 @@ impl Actor {
 
     /// Assigns a job to a held request.
     fn assign(&mut self, index: usize, job: JobId, prepared: PreparedJob) {
-        // The version from before this assignment: the next request sees all changes since.
+        // Use the version from before this assignment, so that the next request sees all later changes.
         let last_update = self.queue.version();
         let Some(held) = self.long_polls.take(index) else { return };
         let supports_graceful_cancel = held.request.info.has("cancel_gracefully");
@@ -171,7 +171,7 @@ impl Actor {
             self.state.keys.insert((held.runner, key.clone()), job);
         }
         let assignment = prepared.assignment;
-        self.state.report(now, job, JobChange::Assigned { runner: held.runner, system_id, assignment });
+        self.state.add_event(now, job, JobChange::Assigned { runner: held.runner, system_id, assignment });
         self.state.last_contact.insert(job, now);
         self.timers.add(now + self.options.accept_timeout, Timer::AcceptTimeout(job, assignment));
         self.arm_job_timer(job);
@@ -179,7 +179,7 @@ impl Actor {
         self.staged.push(StagedReply::Assignment { job, assignment, answer, reply: held.reply });
     }
 
-    /// Returns a job to the queue whose manager has neither accepted it nor sent anything.
+    /// Returns a job to the queue if its manager has neither accepted it nor sent anything for it.
     pub(crate) fn requeue(&mut self, job: JobId, assignment: u32) {
         let current = self.state.jobs.get(&job);
         if !current.is_some_and(|row| row.detail.assignment == assignment && !row.detail.accepted) {
@@ -207,7 +207,13 @@ impl Actor {
 
     /// Returns access to the outputs of earlier jobs.
     pub(crate) fn upstream(&self) -> UpstreamResolver<'_> {
-        let is_read = |pipeline| self.state.pipelines.contains_key(&pipeline) || self.residency.is_absent(pipeline);
-        UpstreamResolver { state: &self.state, blobs: &*self.blobs, now: self.now(), is_read: Box::new(is_read) }
+        let is_loaded_or_absent =
+            |pipeline| self.state.pipelines.contains_key(&pipeline) || self.residency.is_absent(pipeline);
+        UpstreamResolver {
+            state: &self.state,
+            blobs: &*self.blobs,
+            now: self.now(),
+            is_loaded_or_absent: Box::new(is_loaded_or_absent),
+        }
     }
 }

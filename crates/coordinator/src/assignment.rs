@@ -33,7 +33,7 @@ pub struct JobAssignment<'a> {
 }
 
 impl JobAssignment<'_> {
-    /// Returns the clone URL. URLs of HTTP contain the job's token.
+    /// Returns the clone URL. An HTTP URL contains the job's token.
     pub(crate) fn repository_url(&self) -> String {
         let url = &self.git.repo_url;
         for scheme in ["http://", "https://"] {

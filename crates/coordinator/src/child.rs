@@ -20,7 +20,7 @@ use crate::variables;
 /// Maximum number of configuration errors that are shown on the bridge.
 const MAX_ERRORS_SHOWN: usize = 10;
 
-/// Reason why a bridge has no pipeline.
+/// Reason why the child pipeline of a bridge could not be created.
 #[derive(Debug)]
 pub(crate) struct ChildError {
     pub(crate) reason: FailureReason,
@@ -65,7 +65,7 @@ impl ChildPlan {
                 return Err(ChildError {
                     reason: FailureReason::DownstreamBridgeProjectNotFound,
                     message: format!(
-                        "cannot start a pipeline of project `{project}`; only child pipelines (`trigger:include`) are supported"
+                        "failed to start a pipeline of project `{project}`: only child pipelines (`trigger:include`) are supported"
                     ),
                 });
             }
@@ -74,7 +74,7 @@ impl ChildPlan {
         let parts = includes.iter().map(|include| part(row, include, upstream)).collect::<Result<_, _>>()?;
         let dotenv = upstream.outputs_for(row).map(|outputs| outputs.dotenv).map_err(|obstacle| match obstacle {
             Obstacle::Undispatchable(error) => ChildError { reason: error.reason, message: error.message },
-            Obstacle::NotRead(pipeline) => failed(format!("failed to read pipeline {pipeline}")),
+            Obstacle::NotInMemory(pipeline) => failed(format!("failed to read pipeline {pipeline}")),
         })?;
         let forwarded = variables::forwarded(context, job, work, row.pipeline, &dotenv);
         let context = child_context(context, row, forwarded, pipeline.spec.project.id);
@@ -112,11 +112,11 @@ fn part(
 }
 
 fn no_archive(job: &str, path: &str) -> ChildError {
-    failed(format!("cannot read `{path}`: job `{job}` has no archive"))
+    failed(format!("failed to read `{path}`: job `{job}` has no archive"))
 }
 
-fn missing(what: &str) -> ChildError {
-    failed(format!("the {what} no longer exists"))
+fn missing(dependency: &str) -> ChildError {
+    failed(format!("the {dependency} no longer exists"))
 }
 
 /// Returns the error for a child pipeline that could not be created.
@@ -124,7 +124,7 @@ pub(crate) fn failed(message: impl Into<String>) -> ChildError {
     ChildError { reason: FailureReason::DownstreamPipelineCreationFailed, message: message.into() }
 }
 
-/// Returns the context of a child pipeline: that of the parent with source `parent_pipeline` and the forwarded variables.
+/// Returns the context of a child pipeline: the parent's context with source `parent_pipeline` and the forwarded variables.
 fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variable>, project: ProjectId) -> Context {
     let mut predefined = parent.predefined.clone();
     predefined.retain(|variable| !variable.key.starts_with("CI_UPSTREAM_"));
@@ -147,7 +147,7 @@ fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variabl
     }
 }
 
-/// Runs `work` and turns a panic into an error. Without it, the bridge would wait indefinitely.
+/// Runs `work` and converts a panic to an error. Without this, the bridge would wait indefinitely.
 fn catch_panic(work: impl FnOnce() -> ChildResult) -> ChildResult {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or_else(|_| {
         Err(failed("the compiler panicked on this configuration (this is a bug, please report it)"))
@@ -175,7 +175,7 @@ async fn open_archives(
 /// Reads and compiles a child configuration. Blocks the thread.
 fn compile(parts: Vec<ConfigPart<File>>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
     if context.tracked_paths.is_empty() {
-        // A restored pipeline has no list of paths: read it again.
+        // A restored pipeline has no list of paths, so it is read again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
     }
     let entries = parts.into_iter().map(|part| read(part, limits)).collect::<Result<Vec<_>, _>>()?;
@@ -183,7 +183,7 @@ fn compile(parts: Vec<ConfigPart<File>>, mut context: Context, sources: SharedSo
     match result {
         Compiled { pipeline: Some(compiled), .. } => Ok(Box::new(ChildPipeline { context, compiled, sources })),
         Compiled { not_created: Some(not_created), .. } => Err(failed(not_created.reason.to_string())),
-        invalid => Err(failed(errors(&invalid))),
+        compiled => Err(failed(error_lines(&compiled))),
     }
 }
 
@@ -199,7 +199,7 @@ fn read(part: ConfigPart<File>, limits: &Limits) -> Result<ChildSource, ChildErr
 }
 
 /// Returns the errors of a configuration, one per line.
-fn errors(compiled: &Compiled) -> String {
+fn error_lines(compiled: &Compiled) -> String {
     let errors = compiled.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
     let mut lines: Vec<String> = errors
         .map(|error| match error.span.and_then(|span| Some((span, compiled.sources.get(span.source)?))) {

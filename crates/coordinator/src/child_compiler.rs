@@ -36,12 +36,12 @@ impl ChildCompiler {
         self.requested.push(bridge);
     }
 
-    /// Removes and returns the bridges with a new request.
+    /// Removes and returns the bridges whose child pipeline was requested.
     pub(crate) fn take_requested(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.requested)
     }
 
-    /// Lets a bridge wait until the files of its pipeline are attached.
+    /// Makes a bridge wait until the files of its pipeline are attached.
     pub(crate) fn wait_for_sources(&mut self, bridge: JobId) {
         self.waiting_for_sources.insert(bridge);
     }
@@ -56,7 +56,7 @@ impl ChildCompiler {
         self.waiting_for_sources.remove(&bridge)
     }
 
-    /// Starts to compile the child configuration of a bridge. A failed plan is returned by [`ChildCompiler::next`].
+    /// Starts to compile the child configuration of a bridge. [`ChildCompiler::next`] returns the result, also for a failed plan.
     pub(crate) fn start(&mut self, bridge: JobId, plan: Result<ChildPlan, ChildError>, limits: Limits) {
         let blobs = Arc::clone(&self.blobs);
         self.compiling.spawn(async move {
@@ -68,7 +68,7 @@ impl ChildCompiler {
         });
     }
 
-    /// Returns the next compiled configuration. Waits indefinitely without a request. Cancel-safe.
+    /// Returns the next result. Waits indefinitely if nothing is being compiled. Cancel-safe.
     pub(crate) async fn next(&mut self) -> (JobId, ChildResult) {
         loop {
             match self.compiling.join_next().await {

@@ -1,4 +1,4 @@
-//! The only source of time in this crate: a port, so that tests can move the clock instead of waiting.
+//! The only source of time in this crate. It is a port, so that tests can move the clock instead of waiting.
 //!
 //! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system clock is read once and
 //! then follows the monotonic clock, so it never goes backwards within a process.
@@ -35,7 +35,9 @@ impl SystemClock {
     /// Reads the system time once. From here on, time is monotonic.
     #[must_use]
     pub fn new() -> Self {
-        Self { wall: OffsetDateTime::now_utc(), start: Instant::now() }
+        #[expect(clippy::disallowed_methods, reason = "this module is the clock")]
+        let wall = OffsetDateTime::now_utc();
+        Self { wall, start: Instant::now() }
     }
 }
 
@@ -56,7 +58,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock for tests. It stands still until a test moves it.
+/// A clock for tests. Its time only changes when a test moves it.
 #[derive(Debug, Clone)]
 pub struct ManualClock(Arc<ManualState>);
 
@@ -91,7 +93,7 @@ impl Clock for ManualClock {
             loop {
                 let moved = state.moved.notified();
                 tokio::pin!(moved);
-                // Registered before the clock is read, so that a move between the two is not missed.
+                // Register before reading the clock, so that a move in between is not missed.
                 moved.as_mut().enable();
                 if *state.now.lock() >= until {
                     return;
@@ -102,12 +104,12 @@ impl Clock for ManualClock {
     }
 }
 
-/// Returns the milliseconds since the Unix epoch, as times are stored.
+/// Returns the milliseconds since the Unix epoch, the format in which times are stored.
 pub(crate) fn to_millis(at: Timestamp) -> i64 {
     i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(i64::MAX)
 }
 
-/// Returns a time in the milliseconds of [`crate::schedule`].
+/// Returns a time as milliseconds for [`crate::schedule`].
 pub(crate) fn engine_time(at: Timestamp) -> u64 {
     u64::try_from(to_millis(at)).unwrap_or(0)
 }
@@ -132,6 +134,6 @@ mod tests {
         let clock = ManualClock::at(from_millis(0));
         let sleeper = tokio::spawn(clock.sleep_until(from_millis(5_000)));
         clock.advance(Duration::from_secs(5));
-        tokio::time::timeout(Duration::from_secs(10), sleeper).await.expect("woken").expect("no panic");
+        tokio::time::timeout(Duration::from_secs(10), sleeper).await.expect("woken").expect("panicked");
     }
 }

@@ -120,7 +120,7 @@ pub(crate) enum Command {
         request: Box<RegisterRequest>,
         reply: ServiceReply<RunnerCredentials>,
     },
-    /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (C163).
+    /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (case C163).
     ReportRejected {
         job: JobId,
         token: String,
@@ -133,13 +133,13 @@ pub(crate) enum Command {
         artifact: Box<NewArtifact>,
         reply: ServiceReply<StoredUpload>,
     },
-    /// Notifies that an upload has ended and no longer uses the files of its job.
+    /// Notifies the actor that an upload has ended and no longer uses the files of its job.
     UploadEnded,
     Shutdown,
 }
 
 impl Command {
-    /// Returns what must be in memory for this command. A job is only included if the token is valid for it.
+    /// Returns the pipelines and jobs that must be in memory for this command. A job is only included if the token is valid for it.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {
@@ -174,27 +174,27 @@ impl Command {
         }
     }
 
-    /// Answers that the store failed to read what the command needs.
+    /// Answers with an error because the store failed to read the rows that the command needs.
     pub(crate) fn answer_store_error(self, error: &StoreError) {
-        // The caller may have gone away.
-        fn library<T>(reply: Reply<T>, error: &StoreError) {
+        // The caller may no longer wait.
+        fn reply_to_caller<T>(reply: Reply<T>, error: &StoreError) {
             let _ = reply.send(Err(error.clone().into()));
         }
-        fn service<T>(reply: ServiceReply<T>, error: &StoreError) {
+        fn reply_to_manager<T>(reply: ServiceReply<T>, error: &StoreError) {
             let _ = reply.send(Err(error.clone().into()));
         }
         match self {
             Self::AttachSources { reply, .. } | Self::CancelPipeline { reply, .. } | Self::CancelJob { reply, .. } => {
-                library(reply, error);
+                reply_to_caller(reply, error);
             }
-            Self::PlayJob { reply, .. } | Self::RetryJob { reply, .. } => library(reply, error),
-            Self::DropJob { reply, .. } | Self::Finish { reply, .. } => service(reply, error),
-            Self::Authorize { reply, .. } => service(reply, error),
-            Self::ReportRejected { reply, .. } => service(reply, error),
-            Self::ArtifactStored { reply, .. } => service(reply, error),
-            Self::Download { reply, .. } => service(reply, error),
-            Self::RequestJob { reply, .. } => service(reply, error),
-            // These commands need nothing from the store. Without an answer, the caller learns that the coordinator is closed.
+            Self::PlayJob { reply, .. } | Self::RetryJob { reply, .. } => reply_to_caller(reply, error),
+            Self::DropJob { reply, .. } | Self::Finish { reply, .. } => reply_to_manager(reply, error),
+            Self::Authorize { reply, .. } => reply_to_manager(reply, error),
+            Self::ReportRejected { reply, .. } => reply_to_manager(reply, error),
+            Self::ArtifactStored { reply, .. } => reply_to_manager(reply, error),
+            Self::Download { reply, .. } => reply_to_manager(reply, error),
+            Self::RequestJob { reply, .. } => reply_to_manager(reply, error),
+            // The other commands need no rows from the store, so they do not get here.
             _ => {}
         }
     }
@@ -203,7 +203,7 @@ impl Command {
 /// Use of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenUse {
-    /// The assignee is preparing and has not accepted the job yet (docs/spec/runner-api.md, section 2.6).
+    /// Report of an assignee that is preparing and has not accepted the job yet (docs/spec/runner-api.md, section 2.6).
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,

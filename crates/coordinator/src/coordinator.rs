@@ -27,11 +27,11 @@ use crate::jwt::Signer;
 use crate::keys::{self, Keys};
 use crate::options::Options;
 use crate::outbox::JobEvent;
-use crate::past::Past;
 use crate::state::{CoordinatorState, RestoredActions};
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::sqlite::{self, SqliteStore};
+use crate::stored_pipelines::StoredPipelines;
 use crate::trace_viewers::TraceViewers;
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
 
@@ -51,7 +51,7 @@ pub struct Coordinator {
     pub(crate) blobs: Arc<dyn Blobs>,
     pub(crate) locks: ArtifactLocks,
     pub(crate) trace_viewers: TraceViewers,
-    past: Past,
+    stored_pipelines: StoredPipelines,
     store: Arc<dyn Store>,
     keys: Keys,
     /// The task of the event loop. `None` after the shutdown.
@@ -65,7 +65,7 @@ impl Coordinator {
     /// [`OpenError`] if the directory cannot be written, is on a full disk, or was written by a newer version.
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
         let dir = options.dir.clone();
-        let (keys, blobs) = prepare(&dir).map_err(|source| unwritable(&dir, source))?;
+        let (keys, blobs) = prepare_dir(&dir).map_err(|source| unwritable(&dir, source))?;
         let store = Arc::new(SqliteStore::open(&dir).await?);
         let started = Self::start(options, keys, store, Arc::new(blobs)).await;
         started.map_err(|error| sqlite::unreadable(&dir, error))
@@ -88,26 +88,37 @@ impl Coordinator {
         blobs: Arc<dyn Blobs>,
     ) -> Result<Arc<Self>, StoreError> {
         let state = restore(&*store, &options).await?;
-        sweep(&state.0, &*blobs).await;
+        delete_unreferenced_content(&state.0, &*blobs).await;
         let (commands, inbox) = mpsc::channel(MAX_COMMANDS);
         let (events, _) = broadcast::channel(MAX_EVENTS);
         let locks = ArtifactLocks::default();
         let files = (Arc::clone(&blobs), locks.clone());
-        let past = Past::new(Arc::clone(&store), Arc::clone(&blobs));
+        let stored_pipelines = StoredPipelines::new(Arc::clone(&store), Arc::clone(&blobs));
         let actor =
             Actor::new(options.clone(), Arc::clone(&store), state, (keys.clone(), signer), files, events.clone());
         let actor = Mutex::new(Some(tokio::spawn(actor.run(inbox))));
         let trace_viewers = TraceViewers::new(Arc::clone(&options.clock));
-        Ok(Arc::new(Self { options, commands, events, blobs, locks, trace_viewers, past, store, keys, actor }))
+        Ok(Arc::new(Self {
+            options,
+            commands,
+            events,
+            blobs,
+            locks,
+            trace_viewers,
+            stored_pipelines,
+            store,
+            keys,
+            actor,
+        }))
     }
 
     /// Creates a pipeline and starts it.
     ///
     /// # Errors
-    /// [`CoordinatorError::Store`] if it could not be stored. None of its jobs is assigned then, and once the store can be written, the
-    /// pipeline appears as canceled. [`CoordinatorError::Unschedulable`] if the jobs cannot be scheduled.
+    /// [`CoordinatorError::Store`] if the pipeline could not be stored. Its jobs are then not assigned, and once the store can be written,
+    /// the pipeline appears as canceled. [`CoordinatorError::Unschedulable`] if the jobs cannot be scheduled.
     pub async fn create_pipeline(&self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
-        self.ask(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
+        self.execute(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
     }
 
     /// Creates a runner. Its token is only in the answer and cannot be read later.
@@ -115,12 +126,10 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::Store`].
     pub async fn create_runner(&self, new: NewRunner) -> Result<RunnerCredentials, CoordinatorError> {
-        self.ask(|reply| Command::CreateRunner { new, reply }).await
+        self.execute(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Returns whether a job's token may read the repository.
-    ///
-    /// It may while the job is assigned with this token.
+    /// Checks whether a job's token may read the repository, which it may while the job is assigned with this token.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -140,7 +149,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn attach_sources(&self, pipeline: PipelineId, sources: SharedSources) -> Result<(), CoordinatorError> {
-        self.ask(|reply| Command::AttachSources { pipeline, sources, reply }).await
+        self.execute(|reply| Command::AttachSources { pipeline, sources, reply }).await
     }
 
     /// Cancels all jobs of a pipeline and of its descendants. Running jobs are canceled gracefully.
@@ -148,7 +157,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn cancel_pipeline(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
-        self.ask(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
+        self.execute(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
     }
 
     /// Cancels a pipeline, and ends the jobs that are being canceled gracefully.
@@ -156,7 +165,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn force_cancel(&self, pipeline: PipelineId) -> Result<(), CoordinatorError> {
-        self.ask(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
+        self.execute(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
     }
 
     /// Cancels one job. `force` ends a job that is being canceled gracefully.
@@ -164,15 +173,17 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn cancel_job(&self, job: JobId, force: bool) -> Result<(), CoordinatorError> {
-        self.ask(|reply| Command::CancelJob { job, force, reply }).await
+        self.execute(|reply| Command::CancelJob { job, force, reply }).await
     }
 
-    /// Starts a manual job, or a delayed job early. `variables` take precedence over all others, and must be empty for a bridge.
+    /// Starts a manual job, or a delayed job before its delay is over.
+    ///
+    /// `variables` take precedence over all other variables. They must be empty for a bridge.
     ///
     /// # Errors
     /// [`CoordinatorError::Rejected`] if the job is not manual or delayed.
     pub async fn play_job(&self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
-        self.ask(|reply| Command::PlayJob { job, variables, reply }).await
+        self.execute(|reply| Command::PlayJob { job, variables, reply }).await
     }
 
     /// Runs a finished job again: a new job of the same name replaces it. Returns the id of the new job.
@@ -180,7 +191,7 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::Rejected`] if the job has not ended.
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
-        self.ask(|reply| Command::RetryJob { job, reply }).await
+        self.execute(|reply| Command::RetryJob { job, reply }).await
     }
 
     /// Subscribes to future events. A receiver that lags must read the pipelines again.
@@ -199,19 +210,19 @@ impl Coordinator {
         limit: usize,
     ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
         let after = after.unwrap_or(PipelineId(i64::MIN));
-        let (in_memory, all) = self.ask(|reply| Command::Pipelines { reply }).await?;
-        let stored = if all { Vec::new() } else { self.past.summaries(after, limit).await? };
-        // Rows in memory may be ahead of the store.
-        let mut all: BTreeMap<PipelineId, PipelineSummary> =
-            stored.into_iter().map(|found| (found.id, found)).collect();
-        all.extend(in_memory.into_iter().filter(|found| found.id > after).map(|found| (found.id, found)));
-        // Memory may hold only some of the pipelines after this page of the store. `take` drops these, because `limit` others come before.
-        Ok(all.into_values().take(limit).collect())
+        let (in_memory, all_in_memory) = self.execute(|reply| Command::Pipelines { reply }).await?;
+        let stored = if all_in_memory { Vec::new() } else { self.stored_pipelines.summaries(after, limit).await? };
+        // Rows in memory replace those of the store, because they may be newer.
+        let mut summaries: BTreeMap<PipelineId, PipelineSummary> =
+            stored.into_iter().map(|summary| (summary.id, summary)).collect();
+        summaries.extend(in_memory.into_iter().filter(|row| row.id > after).map(|summary| (summary.id, summary)));
+        // Of the pipelines after this page of the store, memory may hold only some. `take` drops them: the page has `limit` pipelines.
+        Ok(summaries.into_values().take(limit).collect())
     }
 
-    /// Returns at most `limit` events in the life of jobs, in order: those after the event `sequence`. 0 starts with the first.
+    /// Returns at most `limit` job events in order, starting after the event `sequence`. 0 starts with the first event.
     ///
-    /// No events exist unless [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be more.
+    /// Events are only written if [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be new ones.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -232,9 +243,9 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        match self.ask(|reply| Command::Pipeline { pipeline, reply }).await {
+        match self.execute(|reply| Command::Pipeline { pipeline, reply }).await {
             // Finished pipelines are only in the store.
-            Err(CoordinatorError::NotFound(_)) => self.past.pipeline(pipeline).await,
+            Err(CoordinatorError::NotFound(_)) => self.stored_pipelines.pipeline(pipeline).await,
             answer => answer,
         }
     }
@@ -244,23 +255,23 @@ impl Coordinator {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn job(&self, job: JobId) -> Result<JobView, CoordinatorError> {
-        match self.ask(|reply| Command::Job { job, reply }).await {
-            Err(CoordinatorError::NotFound(_)) => self.past.job(job).await,
+        match self.execute(|reply| Command::Job { job, reply }).await {
+            Err(CoordinatorError::NotFound(_)) => self.stored_pipelines.job(job).await,
             answer => answer,
         }
     }
 
-    /// Returns the pending jobs that no runner can run, with the reasons (C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (case C198).
     ///
     /// # Errors
     /// [`CoordinatorError::Closed`].
     pub async fn stuck_jobs(&self) -> Result<Vec<StuckJob>, CoordinatorError> {
-        self.ask(|reply| Command::StuckJobs { reply }).await
+        self.execute(|reply| Command::StuckJobs { reply }).await
     }
 
     /// Returns at most 1 MiB of a job's trace, starting at `offset`. Empty at the end.
     ///
-    /// For a short time after the call, the runner of the job is asked to send its trace more often.
+    /// For a short time after the call, the runner of the job sends its trace more often.
     ///
     /// # Errors
     /// [`CoordinatorError::Blob`].
@@ -277,7 +288,7 @@ impl Coordinator {
         Ok(self.job(job).await?.artifacts)
     }
 
-    /// Stops the coordinator: stores what was accepted, and closes the database. Jobs keep their state.
+    /// Stops the coordinator: stores all accepted changes, and closes the database. Jobs keep their state.
     pub async fn shutdown(&self) {
         // An error means that the coordinator is already shut down.
         let _ = self.commands.send(Command::Shutdown).await;
@@ -290,7 +301,7 @@ impl Coordinator {
     }
 
     /// Sends a command and waits for its answer.
-    async fn ask<T>(
+    async fn execute<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<T, CoordinatorError>>) -> Command,
     ) -> Result<T, CoordinatorError> {
@@ -300,14 +311,14 @@ impl Coordinator {
     }
 }
 
-/// Creates the state directory, accessible to this user only, with everything but the database.
-fn prepare(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
+/// Creates the state directory, accessible to this user only, with everything except the database.
+fn prepare_dir(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     Ok(((Keys::open(dir)?, keys::open_signer(dir)?), DirectoryBlobs::open(dir)?))
 }
 
-/// Returns the state of the open work.
+/// Restores the state of the open work from the store.
 async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorState, RestoredActions), StoreError> {
     let (contents, last) = (store.open_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
@@ -315,21 +326,21 @@ async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorSta
     CoordinatorState::restore(contents, last, first_ids, options.write_job_events, now)
 }
 
-/// Deletes artifact content without a row that open jobs left.
+/// Deletes the artifact content of open jobs that has no row.
 ///
-/// Finished pipelines have none: a pipeline stays open while one of its jobs uploads.
-async fn sweep(state: &CoordinatorState, blobs: &dyn Blobs) {
+/// Finished pipelines have no such content: a pipeline stays open while one of its jobs uploads.
+async fn delete_unreferenced_content(state: &CoordinatorState, blobs: &dyn Blobs) {
     for job in state.jobs.keys() {
         let rows = state.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);
         let known: BTreeSet<ArtifactName> = rows.map(artifacts::name_of).collect();
-        let swept = async {
+        let deleted = async {
             for name in blobs.list(*job).await?.iter().filter(|name| !known.contains(name)) {
                 tracing::debug!(%job, filename = name.filename, "deleting artifact content without a row");
                 blobs.delete(name).await?;
             }
             Ok::<(), BlobError>(())
         };
-        if let Err(error) = swept.await {
+        if let Err(error) = deleted.await {
             tracing::warn!(%job, %error, "failed to delete artifact content without a row");
         }
     }

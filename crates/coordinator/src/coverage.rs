@@ -11,10 +11,10 @@ use muster_pipeline::regexp;
 use regex::Regex;
 
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
-const STAMP_LEN: usize = 32;
+const TIMESTAMP_LEN: usize = 32;
 /// Number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
-/// Maximum length of a line in bytes. Of a longer line, only the end is searched.
+/// Maximum length of a line in bytes. If a line is longer, only its end is searched.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
@@ -23,23 +23,24 @@ static CONTROL: LazyLock<Regex> = LazyLock::new(|| {
     Regex::new(
         r"section_(?:start|end):\d+:[^\r\n]*?(?:\r|$)|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)",
     )
-    .expect("a fixed pattern")
+    .expect("the pattern is invalid")
 });
 
 /// Matches the timestamp of a line: time, stream, kind, and `+` if the line continues an earlier one.
 ///
 /// See docs/spec/runner-api.md, section 3.5.
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
-static STAMP: LazyLock<Regex> = LazyLock::new(|| {
-    Regex::new(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ([0-9a-f]{2}[OE])(\+| )").expect("a fixed pattern")
+static TIMESTAMP: LazyLock<Regex> = LazyLock::new(|| {
+    Regex::new(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ([0-9a-f]{2}[OE])(\+| )").expect("the pattern is invalid")
 });
 
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
-static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").expect("a fixed pattern"));
+static NUMBER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d+(?:\.\d+)?").expect("the pattern is invalid"));
 
 /// Returns the coverage in percent that `expression` (without its slashes) finds in a trace.
 ///
-/// It is the first number of the last match in the last line that matches. `None` without a match, or if the expression is not RE2.
+/// The coverage is the first number of the last match in the last line that matches. `None` without a match, or if the expression is not
+/// valid RE2.
 #[must_use]
 pub fn find(expression: &str, trace: &str) -> Option<f64> {
     // Reading from memory cannot fail.
@@ -62,33 +63,33 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
             return Ok(Some(found));
         }
     }
-    // The line that these continue is missing.
-    let mut rests = partial.0.into_values().rev();
-    Ok(rests.find_map(|rest| number(&regex, &CONTROL.replace_all(&rest, ""))))
+    // The trace does not have the start of these lines.
+    let mut continuations = partial.0.into_values().rev();
+    Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
 
-/// Returns the number in the last match of a line. If the expression has groups, the last group counts.
+/// Returns the number in the last match of a line. If the expression has groups, the last group is used.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
     NUMBER.find(fragment.as_str())?.as_str().parse().ok()
 }
 
-/// Continuations of lines whose start is still to be read, by stream. There are few streams: two digits and a letter.
+/// Continuations of lines whose start was not read yet, by stream. The number of streams is small: a name has two digits and a letter.
 #[derive(Default)]
 struct PartialLines(BTreeMap<String, String>);
 
 impl PartialLines {
-    /// Adds the line before the last one. Returns a complete line without its timestamp, or `None` for a continuation.
+    /// Adds the line that precedes the previously added one. Returns a complete line without its timestamp, or `None` for a continuation.
     fn join<'a>(&mut self, line: &'a str) -> Option<Cow<'a, str>> {
-        let Some((_, [stream, flag])) = STAMP.captures(line).map(|stamp| stamp.extract()) else {
+        let Some((_, [stream, flag])) = TIMESTAMP.captures(line).map(|captures| captures.extract()) else {
             return Some(Cow::Borrowed(line));
         };
-        let text = line.get(STAMP_LEN..).unwrap_or_default();
+        let text = line.get(TIMESTAMP_LEN..).unwrap_or_default();
         let rest = self.0.remove(stream);
         if flag == "+" {
             let mut joined = text.to_owned() + rest.as_deref().unwrap_or_default();
-            cut_front(&mut joined);
+            truncate_front(&mut joined);
             self.0.insert(stream.to_owned(), joined);
             return None;
         }
@@ -97,48 +98,48 @@ impl PartialLines {
 }
 
 /// Truncates a text to its last [`MAX_LINE`] bytes, or a few less.
-fn cut_front(text: &mut String) {
+fn truncate_front(text: &mut String) {
     if let Some(excess) = text.len().checked_sub(MAX_LINE) {
         let from = (excess..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
         text.drain(..from);
     }
 }
 
-/// The lines of a file, last one first. Of a line that is longer than [`MAX_LINE`], only the end is returned.
+/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end is returned.
 struct LinesFromEnd<T> {
     file: T,
-    /// Offset up to which the file is still to be read.
+    /// Number of bytes at the start of the file that were not read yet.
     unread: u64,
-    /// Bytes that were read and not returned. They end where the next line ends.
-    held: Vec<u8>,
-    /// Offset in `held` from which on there is no line break.
+    /// Bytes that were read and not returned. They end with the line that is returned next.
+    buffer: Vec<u8>,
+    /// Offset in `buffer` after which no line break follows.
     searched: usize,
-    /// Whether the end of the line that `held` ends with was already returned.
-    within_long: bool,
+    /// Whether the end of the last line in `buffer` was already returned.
+    in_long_line: bool,
     at_end: bool,
 }
 
 impl<T: Read + Seek> LinesFromEnd<T> {
     fn open(mut file: T) -> io::Result<Self> {
         let unread = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, unread, held: Vec::new(), searched: 0, within_long: false, at_end: false })
+        Ok(Self { file, unread, buffer: Vec::new(), searched: 0, in_long_line: false, at_end: false })
     }
 
     fn next(&mut self) -> io::Result<Option<String>> {
         while !self.at_end {
-            let end = self.held.iter().take(self.searched).rposition(|byte| *byte == b'\n');
+            let end = self.buffer.iter().take(self.searched).rposition(|byte| *byte == b'\n');
             let line = if let Some(end) = end {
-                let line = self.held.split_off(end + 1);
-                self.held.truncate(end);
+                let line = self.buffer.split_off(end + 1);
+                self.buffer.truncate(end);
                 self.searched = end;
                 line
             } else if self.unread == 0 {
                 self.at_end = true;
-                std::mem::take(&mut self.held)
-            } else if self.held.len() > MAX_LINE {
-                let line = std::mem::take(&mut self.held);
+                std::mem::take(&mut self.buffer)
+            } else if self.buffer.len() > MAX_LINE {
+                let line = std::mem::take(&mut self.buffer);
                 self.searched = 0;
-                if !std::mem::replace(&mut self.within_long, true) {
+                if !std::mem::replace(&mut self.in_long_line, true) {
                     return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
                 }
                 continue;
@@ -146,14 +147,14 @@ impl<T: Read + Seek> LinesFromEnd<T> {
                 self.read_before()?;
                 continue;
             };
-            if !std::mem::take(&mut self.within_long) {
+            if !std::mem::take(&mut self.in_long_line) {
                 return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
             }
         }
         Ok(None)
     }
 
-    /// Reads the bytes before those in `held`.
+    /// Reads the bytes before those in `buffer`.
     fn read_before(&mut self) -> io::Result<()> {
         let size = self.unread.min(CHUNK);
         self.unread -= size;
@@ -161,8 +162,8 @@ impl<T: Read + Seek> LinesFromEnd<T> {
         let mut bytes = Vec::new();
         self.file.by_ref().take(size).read_to_end(&mut bytes)?;
         self.searched = bytes.len();
-        bytes.append(&mut self.held);
-        self.held = bytes;
+        bytes.append(&mut self.buffer);
+        self.buffer = bytes;
         Ok(())
     }
 }
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_match_of_the_last_matching_line_counts() {
+    fn coverage_is_the_last_match_of_the_last_matching_line() {
         let trace = "coverage: 12.5% of 3\ncoverage: 50% coverage: 071.25%\nno number: coverage: %\nend\n";
         assert_eq!(find(r"coverage: \d+(?:\.\d+)?%", trace), Some(71.25));
         assert_eq!(find("coverage: .*", trace), Some(50.0));
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn last_group_of_a_match_counts() {
+    fn coverage_is_the_last_group_of_a_match() {
         assert_eq!(find(r"TOTAL\s+\d+\s+(\d+)%", "TOTAL 120 87%"), Some(87.0));
     }
 
@@ -197,10 +198,10 @@ mod tests {
         assert_eq!(find("^Running 1$", "section_start:1:x[collapsed=true]\r\u{1b}[0KRunning 1"), Some(1.0));
     }
 
-    /// Counts the bytes that are read.
-    struct Counted<'a>(Cursor<&'a [u8]>, &'a mut usize);
+    /// A reader that counts the bytes that are read.
+    struct CountingReader<'a>(Cursor<&'a [u8]>, &'a mut usize);
 
-    impl Read for Counted<'_> {
+    impl Read for CountingReader<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             let read = self.0.read(into)?;
             *self.1 += read;
@@ -208,14 +209,14 @@ mod tests {
         }
     }
 
-    impl Seek for Counted<'_> {
+    impl Seek for CountingReader<'_> {
         fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
             self.0.seek(to)
         }
     }
 
     #[test]
-    fn lines_are_whole_wherever_the_chunks_end() {
+    fn lines_are_complete_when_chunks_end_within_them() {
         let chunk = usize::try_from(CHUNK).expect("small");
         for shift in [chunk - 12, chunk - 11, chunk - 6, chunk - 5, chunk - 1, chunk, chunk + 1, 3 * chunk - 6] {
             // A chunk ends within the line with the number.
@@ -229,12 +230,12 @@ mod tests {
     fn lines_before_the_match_are_not_read() {
         let mut read = 0;
         let trace = "noise\n".repeat(50_000) + "cov 50%\n";
-        let counted = Counted(Cursor::new(trace.as_bytes()), &mut read);
-        assert_eq!(find_in("cov", counted).expect("read"), None, "no number in the match");
-        assert_eq!(read, trace.len(), "all is read where nothing is found");
+        let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
+        assert_eq!(find_in("cov", reader).expect("failed to read"), None, "no number in the match");
+        assert_eq!(read, trace.len(), "the whole file is read if nothing is found");
         read = 0;
-        let counted = Counted(Cursor::new(trace.as_bytes()), &mut read);
-        assert_eq!(find_in(r"cov \d+", counted).expect("read"), Some(50.0));
+        let reader = CountingReader(Cursor::new(trace.as_bytes()), &mut read);
+        assert_eq!(find_in(r"cov \d+", reader).expect("failed to read"), Some(50.0));
         assert_eq!(read, usize::try_from(CHUNK).expect("small"));
     }
 
@@ -249,11 +250,11 @@ mod tests {
         let trace = format!("{}cov\n{}begin\n{pieces}{} 93.5%\n", stamp(' '), stamp(' '), stamp('+'));
         assert_eq!(find(r"z 93\.5%$", &trace), Some(93.5));
         let mut lines = LinesFromEnd::open(Cursor::new(&trace)).expect("open");
-        let (mut partial, mut most) = (PartialLines::default(), 0);
-        while let Some(line) = lines.next().expect("read") {
+        let (mut partial, mut max_buffered) = (PartialLines::default(), 0);
+        while let Some(line) = lines.next().expect("failed to read") {
             partial.join(&line);
-            most = most.max(partial.0.values().map(String::len).sum::<usize>() + lines.held.len());
+            max_buffered = max_buffered.max(partial.0.values().map(String::len).sum::<usize>() + lines.buffer.len());
         }
-        assert!(most <= 4 * MAX_LINE, "{most}");
+        assert!(max_buffered <= 4 * MAX_LINE, "{max_buffered}");
     }
 }

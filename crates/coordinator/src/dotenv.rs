@@ -2,7 +2,7 @@
 //!
 //! Invariant: the parser never panics, and the result has at most [`MAX_VARIABLES`] entries.
 
-/// Size from which a report is too large, in bytes.
+/// Size in bytes at which a report is too large.
 pub const MAX_BYTES: usize = 5 * 1024;
 
 /// Maximum number of variables in a report.
@@ -11,8 +11,8 @@ pub const MAX_VARIABLES: usize = 20;
 /// Reason why a report is invalid. The job that uploaded it fails with this reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DotenvError {
-    /// The report has [`MAX_BYTES`] or more. Holds its size in bytes.
-    #[error("it has {0} bytes, and must have fewer than {MAX_BYTES}")]
+    /// The report has [`MAX_BYTES`] bytes or more. Holds its size in bytes.
+    #[error("it has {0} bytes, but must have fewer than {MAX_BYTES}")]
     TooLarge(usize),
     /// The report has more than [`MAX_VARIABLES`] variables.
     #[error("it has more than {MAX_VARIABLES} variables")]
@@ -38,7 +38,7 @@ pub enum DotenvError {
 /// Each line is `KEY=value`. Nothing is expanded, and quotes around a value are removed. The last line with a key takes precedence.
 ///
 /// # Errors
-/// [`DotenvError`], with which the job fails.
+/// [`DotenvError`], which is the failure message of the job.
 pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
     if report.len() >= MAX_BYTES {
         return Err(DotenvError::TooLarge(report.len()));
@@ -46,7 +46,7 @@ pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
     let text = std::str::from_utf8(report).map_err(|_| DotenvError::Encoding)?;
     let mut variables: Vec<(String, String)> = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        let (key, value) = assignment(line).map_err(|reason| DotenvError::Line { line: index + 1, reason })?;
+        let (key, value) = parse_line(line).map_err(|reason| DotenvError::Line { line: index + 1, reason })?;
         variables.retain(|(known, _)| known != key);
         variables.push((key.to_owned(), value.to_owned()));
         if variables.len() > MAX_VARIABLES {
@@ -56,17 +56,17 @@ pub fn parse(report: &[u8]) -> Result<Vec<(String, String)>, DotenvError> {
     Ok(variables)
 }
 
-fn assignment(line: &str) -> Result<(&str, &str), &'static str> {
+fn parse_line(line: &str) -> Result<(&str, &str), &'static str> {
     if line.trim().is_empty() {
         return Err("it is blank");
     }
     if line.trim_start().starts_with('#') {
         return Err("it is a comment");
     }
-    let (key, value) = line.split_once('=').ok_or("there is no `=`")?;
+    let (key, value) = line.split_once('=').ok_or("it has no `=`")?;
     let key = key.trim();
     if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-        return Err("a key has only letters, digits and underscores");
+        return Err("a key may only have letters, digits and underscores");
     }
     let value = value.trim();
     for quote in ['"', '\''] {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_text_and_the_last_of_equal_keys_counts() {
+    fn values_are_not_expanded_and_the_last_line_of_a_key_takes_precedence() {
         let report = b"A=1\nB=x=y\r\nC=\"quoted\"\nD='$A'\nE=\nA=2\n";
         assert_eq!(
             parse(report),

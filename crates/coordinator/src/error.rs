@@ -1,4 +1,4 @@
-//! Errors of the coordinator, and messages for storage errors that tell users what to do.
+//! Errors of the coordinator. Messages for storage errors include the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -73,12 +73,12 @@ pub enum StoreError {
     #[error("the database is closed")]
     Closed,
     /// A stored value cannot be parsed.
-    #[error("failed to parse {what} in the database: {why}")]
+    #[error("failed to parse {value} in the database: {reason}")]
     Damaged {
         /// Name of the value.
-        what: String,
+        value: String,
         /// Error of the parser.
-        why: String,
+        reason: String,
     },
 }
 
@@ -86,28 +86,28 @@ pub enum StoreError {
 #[derive(Debug, thiserror::Error)]
 pub enum BlobError {
     /// The disk is full.
-    #[error("no space left for {what}: {source}")]
+    #[error("no space left for {object}: {source}")]
     Full {
-        /// Name of what could not be written.
-        what: String,
+        /// Name of the file or object that could not be written.
+        object: String,
         /// Error of the system.
         source: io::Error,
     },
     /// A read or write failed.
-    #[error("failed to access {what}: {source}")]
+    #[error("failed to access {object}: {source}")]
     Failed {
-        /// Name of what could not be read or written.
-        what: String,
+        /// Name of the file or object that could not be read or written.
+        object: String,
         /// Error of the system.
         source: io::Error,
     },
 }
 
 impl BlobError {
-    /// Returns the error of a failed access to `what`.
-    pub(crate) fn new(what: impl std::fmt::Display, source: io::Error) -> Self {
-        let what = what.to_string();
-        if is_full(&source) { Self::Full { what, source } } else { Self::Failed { what, source } }
+    /// Returns the error of a failed access to `object`.
+    pub(crate) fn new(object: impl std::fmt::Display, source: io::Error) -> Self {
+        let object = object.to_string();
+        if is_full(&source) { Self::Full { object, source } } else { Self::Failed { object, source } }
     }
 }
 
@@ -160,7 +160,7 @@ impl From<BlobError> for ServiceError {
 impl From<CoordinatorError> for ServiceError {
     fn from(error: CoordinatorError) -> Self {
         match error {
-            CoordinatorError::NotFound(what) => Self::NotFound(what),
+            CoordinatorError::NotFound(name) => Self::NotFound(name),
             CoordinatorError::Unschedulable(_) | CoordinatorError::Rejected(_) | CoordinatorError::BridgeVariables => {
                 Self::BadRequest(error.to_string())
             }

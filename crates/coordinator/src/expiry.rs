@@ -1,7 +1,7 @@
-//! Deletes the files of expired artifacts, whatever the age of their pipelines.
+//! Deletes the files of expired artifacts, also of finished pipelines.
 //!
-//! The store knows which artifacts expire when. This module decides when to query it. A file is deleted first, and its row is updated
-//! afterwards, so that a deletion that is interrupted in between is repeated.
+//! The store has the expiry time of each artifact. This module decides when to query it. A file is deleted first, and its row is updated
+//! afterwards, so that an interrupted deletion is repeated.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,12 +19,12 @@ use crate::error::StoreError;
 use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, Store};
 
-/// Number of artifacts that are deleted at a time.
+/// Maximum number of artifacts that are deleted in one batch.
 const MAX_DELETIONS: usize = 64;
 
 /// Minimum delay before the next query, if expired artifacts were found or could not be read.
 ///
-/// Some of those that were found may not be deleted, because they are in use or the deletion fails.
+/// Some of the artifacts that were found may not be deleted, because they are in use or the deletion fails.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Result of a query for expired artifacts, or of a deletion.
@@ -48,18 +48,18 @@ pub(crate) struct ArtifactExpiry {
 }
 
 impl ArtifactExpiry {
-    /// Creates it idle. Work starts with the first call of [`ArtifactExpiry::query`].
+    /// Creates an idle instance. Work starts with the first call of [`ArtifactExpiry::query`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, locks: ArtifactLocks) -> Self {
         Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
-    /// Records when an artifact expires. Returns whether that is before the known time, so that a timer must be set.
-    pub(crate) fn is_first(&mut self, at: Timestamp) -> bool {
-        let first = self.next.is_none_or(|next| at < next);
-        if first {
+    /// Records that an artifact expires at `at`. Returns whether that is the earliest known expiry, for which a timer must be set.
+    pub(crate) fn record_expiry(&mut self, at: Timestamp) -> bool {
+        let is_earliest = self.next.is_none_or(|next| at < next);
+        if is_earliest {
             self.next = Some(at);
         }
-        first
+        is_earliest
     }
 
     /// Queries the store for artifacts that have expired by `now`. If work is in progress, the query follows when it is done.
@@ -76,7 +76,7 @@ impl ArtifactExpiry {
         });
     }
 
-    /// Returns the next completed step. Waits indefinitely if there is no work. Cancel safe.
+    /// Returns the next completed step. Waits indefinitely if there is no work. Cancel-safe.
     pub(crate) async fn step(&mut self) -> ExpiryStep {
         loop {
             match self.work.join_next().await {
@@ -89,7 +89,7 @@ impl ArtifactExpiry {
 
     /// Continues after a completed step. Returns when the next query is due, if a timer must be set for it.
     ///
-    /// The rows of deleted artifacts are kept, to show that the artifacts existed (C187).
+    /// The rows of deleted artifacts are kept, to show that the artifacts existed (case C187).
     pub(crate) fn advance(
         &mut self,
         step: ExpiryStep,
@@ -103,18 +103,18 @@ impl ArtifactExpiry {
                     let current = state.artifact(row.job, &row.kind);
                     current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)
                 };
-                // If nothing had expired, `next` may have passed since the query, and the next query need not be delayed.
+                // If no artifact had expired, `next` may have passed since the query. The next query is then not delayed.
                 let delay = if expired.is_empty() { Duration::ZERO } else { RETRY_DELAY };
                 let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
                 if !expired.is_empty() {
                     self.delete(expired);
                 }
-                // Needed even while files are being deleted, because those that are in use are not.
-                next.map(|at| at.max(now + delay)).filter(|at| self.is_first(*at))
+                // Needed even while files are being deleted, because files that are in use are skipped.
+                next.map(|at| at.max(now + delay)).filter(|at| self.record_expiry(*at))
             }
             ExpiryStep::Found(Err(error)) => {
                 tracing::warn!(%error, "failed to read which artifacts have expired, retrying");
-                Some(now + RETRY_DELAY).filter(|at| self.is_first(*at))
+                Some(now + RETRY_DELAY).filter(|at| self.record_expiry(*at))
             }
             ExpiryStep::Deleted(deleted, _guards) => {
                 // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already
@@ -134,20 +134,20 @@ impl ArtifactExpiry {
     /// Deletes the files of `expired`, except those of jobs whose files are in use.
     fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
-        let mut free = Vec::new();
+        let mut unused = Vec::new();
         for row in expired {
             // Several jobs share a lock, which may already have been acquired for another job of this batch.
-            let lock = self.locks.number(row.job);
+            let lock = self.locks.lock_index(row.job);
             if let Entry::Vacant(entry) = guards.entry(lock) {
                 let Some(guard) = self.locks.try_lock(row.job) else { continue };
                 entry.insert(guard);
             }
-            free.push(row);
+            unused.push(row);
         }
         let blobs = Arc::clone(&self.blobs);
         self.work.spawn(async move {
             let mut deleted = Vec::new();
-            for row in free {
+            for row in unused {
                 match blobs.delete(&artifacts::name_of(&row)).await {
                     Ok(()) => {
                         tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");

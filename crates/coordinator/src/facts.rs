@@ -47,7 +47,7 @@ pub struct ProjectFacts {
     pub path: String,
     /// ID of the project's namespace.
     pub namespace_id: i64,
-    /// Timeout of jobs without their own (docs/spec/pipeline-yaml.md, section 5.10). Defaults to 1 hour, like GitLab's.
+    /// Timeout of jobs that set no timeout (docs/spec/pipeline-yaml.md, section 5.10). Defaults to 1 hour, like GitLab's.
     pub job_timeout: Duration,
     /// Whether the default git strategy is `fetch`. Otherwise, it is `clone`.
     pub allow_git_fetch: bool,
@@ -116,7 +116,7 @@ pub struct NewPipeline {
     pub play: Vec<String>,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: BTreeMap<String, Secret>,
-    /// Bridge that starts the pipeline. `None` if it has no parent.
+    /// Bridge that starts the pipeline. `None` if the pipeline has no parent.
     pub parent: Option<Parent>,
 }
 
@@ -151,15 +151,15 @@ impl fmt::Debug for NewPipeline {
 pub struct NewRunner {
     /// Human-readable description, also the value of `CI_RUNNER_DESCRIPTION`.
     pub description: String,
-    /// Tags of the runner. It gets jobs whose tags it all has.
+    /// Tags of the runner. It only gets jobs whose tags are all in this list.
     pub tags: Vec<String>,
-    /// Whether it gets jobs with any tags, as the only runner of a machine.
+    /// Whether the runner gets jobs with any tags. For the only runner of a machine.
     pub any_tags: bool,
-    /// Whether it gets jobs without tags.
+    /// Whether the runner gets jobs without tags.
     pub run_untagged: bool,
-    /// Whether it only gets jobs of protected refs.
+    /// Whether the runner only gets jobs of protected refs.
     pub ref_protected: bool,
-    /// Whether it gets no jobs.
+    /// Whether the runner gets no jobs.
     pub paused: bool,
     /// Maximum run time of a job on this runner. `None` means no limit.
     pub maximum_timeout: Option<Duration>,

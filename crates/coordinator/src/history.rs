@@ -16,24 +16,24 @@ use crate::assignment::JobAssignment;
 use crate::blobs::directory::DirectoryBlobs;
 use crate::blobs::{ArtifactName, Blobs};
 use crate::error::{CoordinatorError, OpenError};
-use crate::past::{Past, not_found};
 use crate::payload::Archive;
 use crate::store::Member;
 use crate::store::sqlite::SqliteStore;
+use crate::stored_pipelines::{StoredPipelines, not_found};
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 use crate::views::{ArtifactView, PipelineSummary, PipelineView};
 
 /// The state directory of a run.
 pub struct History {
     dir: PathBuf,
-    past: Past,
+    stored_pipelines: StoredPipelines,
     blobs: Arc<dyn Blobs>,
 }
 
-/// The inputs of a job, as far as they still exist.
+/// The inputs of a job. Inputs that were deleted in the meantime are missing.
 #[derive(Debug)]
 pub struct JobSetup {
-    /// Variables that its runner got, without the token.
+    /// Variables that the runner of the job got, without the token.
     pub variables: Vec<Variable>,
     /// Archives of earlier jobs.
     pub archives: Vec<File>,
@@ -57,8 +57,8 @@ impl History {
     pub async fn open(dir: &Path) -> Result<Self, OpenError> {
         let store = SqliteStore::open_read_only(dir).await?;
         let blobs: Arc<dyn Blobs> = Arc::new(DirectoryBlobs::open_read_only(dir));
-        let past = Past::new(Arc::new(store), Arc::clone(&blobs));
-        Ok(Self { dir: dir.to_owned(), past, blobs })
+        let stored_pipelines = StoredPipelines::new(Arc::new(store), Arc::clone(&blobs));
+        Ok(Self { dir: dir.to_owned(), stored_pipelines, blobs })
     }
 
     /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
@@ -70,7 +70,7 @@ impl History {
         after: Option<PipelineId>,
         limit: usize,
     ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
-        self.past.summaries(after.unwrap_or(PipelineId(i64::MIN)), limit).await
+        self.stored_pipelines.summaries(after.unwrap_or(PipelineId(i64::MIN)), limit).await
     }
 
     /// Returns a pipeline with its jobs.
@@ -78,7 +78,7 @@ impl History {
     /// # Errors
     /// [`CoordinatorError::NotFound`].
     pub async fn pipeline(&self, pipeline: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.past.pipeline(pipeline).await
+        self.stored_pipelines.pipeline(pipeline).await
     }
 
     /// Returns the inputs of a job.
@@ -87,9 +87,9 @@ impl History {
     /// [`CoordinatorError::NotFound`].
     pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
         let missing = || not_found(Member::Job(job));
-        let mut state = self.past.family(Member::Job(job)).await?;
+        let mut state = self.stored_pipelines.family(Member::Job(job)).await?;
         let row = state.jobs.get(&job).cloned().ok_or_else(missing)?;
-        let upstream = self.past.upstream(&mut state, &row).await?;
+        let upstream = self.stored_pipelines.upstream(&mut state, &row).await?;
         let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(missing)?;
         let context = state.contexts.get(&row.pipeline).ok_or_else(missing)?;
         let compiled = pipeline.compiled.jobs.get(row.job_index).ok_or_else(missing)?;
@@ -123,7 +123,7 @@ impl History {
         };
         let mut archives = Vec::new();
         for name in upstream.archives.iter().filter_map(archive) {
-            archives.push(self.past.open(&name).await?);
+            archives.push(self.stored_pipelines.open(&name).await?);
         }
         Ok(JobSetup {
             variables,
@@ -147,7 +147,7 @@ impl History {
     /// [`CoordinatorError::NotFound`] if it has expired, [`CoordinatorError::Blob`].
     pub async fn open_artifact(&self, job: JobId, artifact: &ArtifactView) -> Result<File, CoordinatorError> {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
-        self.past.open(&ArtifactName { job, kind, filename }).await
+        self.stored_pipelines.open(&ArtifactName { job, kind, filename }).await
     }
 }
 

@@ -1,6 +1,6 @@
 //! The HTTP server: binds an address, and combines the routes of the coordinator.
 //!
-//! The address is bound before anything else is started, because pipelines contain it. It is served once there is a coordinator.
+//! The address is bound before anything else is started, because pipelines contain it. Requests are served once the coordinator exists.
 
 use std::io;
 use std::net::SocketAddr;
@@ -51,7 +51,7 @@ impl HttpFront {
     /// Serves requests until the future is dropped, which closes open connections.
     pub async fn serve(self, coordinator: Arc<Coordinator>, repository: Option<Repository>) {
         let listener = self.listener.tap_io(|stream| {
-            // Send small answers at once: the start of a job waits for each of them.
+            // Send small answers immediately, because the start of a job waits for each of them.
             if let Err(error) = stream.set_nodelay(true) {
                 tracing::debug!(%error, "failed to disable Nagle's algorithm");
             }

@@ -60,7 +60,7 @@ impl Signer {
     pub fn from_pkcs8(key: &[u8]) -> Result<Self, SignError> {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key, &SystemRandom::new())
             .map_err(|error| SignError::Key(error.to_string()))?;
-        // The thumbprint of RFC 7638: the members of the key, ordered by name.
+        // The key id is the thumbprint of RFC 7638: a digest of the key's members, ordered by name.
         let (x, y) = coordinates(&pair);
         let members = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
         let key_id = URL_SAFE_NO_PAD.encode(Sha256::digest(members));
@@ -91,8 +91,8 @@ impl Signer {
 /// Returns both coordinates of the public point in Base64. The point has 65 bytes: a marker and two coordinates of 32 bytes.
 fn coordinates(pair: &EcdsaKeyPair) -> (String, String) {
     let point = pair.public_key().as_ref();
-    let half = |from: usize| URL_SAFE_NO_PAD.encode(point.get(from..from + 32).unwrap_or_default());
-    (half(1), half(33))
+    let coordinate = |from: usize| URL_SAFE_NO_PAD.encode(point.get(from..from + 32).unwrap_or_default());
+    (coordinate(1), coordinate(33))
 }
 
 /// The claims of a token.
@@ -100,9 +100,9 @@ fn coordinates(pair: &EcdsaKeyPair) -> (String, String) {
 pub struct Claims(Map<String, Value>);
 
 impl Claims {
-    /// Returns the claims about a job. A single audience is a text, several are a list. IDs are text, as on GitLab.
+    /// Returns the claims about a job. A single audience is a string, several are a list. IDs are strings, as on GitLab.
     #[must_use]
-    pub fn of(
+    pub fn for_job(
         assignment: &JobAssignment<'_>,
         variables: &[Variable],
         audiences: &[String],
@@ -110,8 +110,8 @@ impl Claims {
     ) -> Self {
         let JobAssignment { job, context, project, git, .. } = assignment;
         let now = assignment.now.unix_timestamp();
-        let tag = context.ref_kind == RefKind::Tag && !assignment.is_merge_request();
-        let ref_type = if tag { "tag" } else { "branch" };
+        let is_tag = context.ref_kind == RefKind::Tag && !assignment.is_merge_request();
+        let ref_type = if is_tag { "tag" } else { "branch" };
         let ref_name = &context.ref_name;
         let path = &project.path;
         let namespace = path.rsplit_once('/').map_or(path.as_str(), |(namespace, _)| namespace);
@@ -119,7 +119,7 @@ impl Claims {
             [one] => json!(one),
             several => json!(several),
         };
-        let ref_path = match (tag, assignment.is_merge_request()) {
+        let ref_path = match (is_tag, assignment.is_merge_request()) {
             (_, true) => ref_name.clone(),
             (true, _) => format!("refs/tags/{ref_name}"),
             (false, _) => format!("refs/heads/{ref_name}"),

@@ -44,7 +44,7 @@ impl Keys {
     /// Errors of reading and writing the file.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         let new = || Ok(rand::random::<[u8; KEY_LEN]>().to_vec());
-        let bytes = read_or_make(&dir.join(FILE), new)?;
+        let bytes = read_or_create(&dir.join(FILE), new)?;
         Ok(Self { key: hmac::Key::new(hmac::HMAC_SHA256, &bytes) })
     }
 
@@ -60,10 +60,10 @@ impl Keys {
         format!("{JOB_PREFIX}{body}-{}", hex::encode(tag))
     }
 
-    /// Returns the number of the assignment of `job` that a token is for. `None` for invalid tokens and tokens of other jobs.
+    /// Returns the number of the assignment of `job` for which a token was created. `None` for invalid tokens and tokens of other jobs.
     pub(crate) fn assignment_of(&self, job: JobId, token: &str) -> Option<u32> {
-        let (of, assignment) = self.read(token)?;
-        (of == job).then_some(assignment)
+        let (token_job, assignment) = self.read(token)?;
+        (token_job == job).then_some(assignment)
     }
 
     /// Returns the job and the number of the assignment of a valid token.
@@ -80,7 +80,7 @@ impl Keys {
 /// # Errors
 /// Errors of reading and writing the file, or of a file that is not a valid key.
 pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
-    let bytes = read_or_make(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
+    let bytes = read_or_create(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
     Signer::from_pkcs8(&bytes).map_err(io::Error::other)
 }
 
@@ -92,8 +92,8 @@ pub(crate) fn random_signer() -> io::Result<Signer> {
     Signer::from_pkcs8(&Signer::new_key().map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
-/// Returns the content of a key file, which is created if necessary. A new file appears whole or not at all.
-fn read_or_make(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
+/// Returns the content of a key file, which is created if necessary. The creation is atomic.
+fn read_or_create(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         read => return read,
@@ -108,8 +108,8 @@ fn read_or_make(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::R
 
 /// Returns a new random token for a runner.
 ///
-/// `glrt-` tells gitlab-runner that the runner was created on the server. A runner that registered itself with a registration token
-/// gets a token without it (docs/spec/runner-api.md, section 1.1).
+/// gitlab-runner interprets `glrt-` as the prefix of runners that were created on the server. A runner that registered itself with a
+/// registration token gets a token without it (docs/spec/runner-api.md, section 1.1).
 pub(crate) fn runner_token(registered_itself: bool) -> String {
     use rand::Rng;
     let mut random = rand::rng();
@@ -128,14 +128,14 @@ mod tests {
 
     #[test]
     fn job_token_is_valid_for_one_assignment() {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
         let keys = Keys::open(dir.path()).expect("a key");
         let token = keys.job_token(JobId(7), 2);
         assert_eq!(keys.assignment_of(JobId(7), &token), Some(2));
         assert_eq!(keys.assignment_of(JobId(8), &token), None);
         assert_eq!(keys.assignment_of(JobId(7), &token.replace("-2-", "-3-")), None);
         assert_eq!(keys.assignment_of(JobId(7), "glcbt-7-2-"), None);
-        let again = Keys::open(dir.path()).expect("the same key");
-        assert_eq!(again.job_token(JobId(7), 2), token);
+        let reopened = Keys::open(dir.path()).expect("the same key");
+        assert_eq!(reopened.job_token(JobId(7), 2), token);
     }
 }

@@ -6,7 +6,7 @@
 //! runner API -----+      (bounded)  (one task)        +--> events, long polls then published
 //! ```
 //! One task owns the state of all open pipelines. Finished pipelines are in the store, which [`History`] also reads. The
-//! [`outbox`] stores an event for each change in the life of a job. Traces and artifacts are files beside the database.
+//! [`outbox`] stores an event for each change of a job. Traces and artifacts are files beside the database.
 //!
 //! Invariants: an answer is only sent after the changes it reports are durable. A job is assigned to one runner manager at a time and
 //! ends once (J1, J2). A trace only grows, and only at its end (J3).
@@ -36,7 +36,6 @@ mod keys;
 mod long_polls;
 mod options;
 pub mod outbox;
-mod past;
 pub mod payload;
 mod prepare;
 mod queue;
@@ -47,6 +46,7 @@ pub mod schedule;
 mod service;
 mod state;
 mod store;
+mod stored_pipelines;
 mod timers;
 mod trace_viewers;
 mod upstream;

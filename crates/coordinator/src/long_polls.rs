@@ -1,6 +1,6 @@
-//! Long polls: job requests that are held until there is a job for their runner.
+//! Long polls: job requests that are held until a job for their runner is available.
 //!
-//! Each new job is offered to the held requests in the order of their arrival, so exactly one of those that match is answered.
+//! A new job is assigned to the first held request that matches it, in the order of arrival.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -43,10 +43,10 @@ impl LongPolls {
         number
     }
 
-    /// Removes and returns the requests that `selects` selects.
-    pub(crate) fn release(&mut self, mut selects: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
+    /// Removes and returns the requests for which `predicate` returns true.
+    pub(crate) fn release(&mut self, mut predicate: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
         let (released, held): (VecDeque<_>, _) =
-            std::mem::take(&mut self.held).into_iter().partition(|request| selects(request));
+            std::mem::take(&mut self.held).into_iter().partition(|request| predicate(request));
         self.held = held;
         released.into()
     }
@@ -60,7 +60,7 @@ impl LongPolls {
         self.held.split_off(limit.min(self.held.len()))
     }
 
-    /// Returns the index of the first request whose runner `best_job` has a job for, and the job.
+    /// Returns the index of the first request for whose runner `best_job` returns a job, and the job.
     ///
     /// Drops requests with a closed connection.
     pub(crate) fn first_match(&mut self, best_job: impl Fn(RunnerId) -> Option<JobId>) -> Option<(usize, JobId)> {

@@ -19,7 +19,7 @@ pub struct Options {
     pub first_pipeline_id: PipelineId,
     /// ID of the first job in an empty database. Defaults to 1.
     pub first_job_id: JobId,
-    /// Time for which a job request is held if there is no job. Defaults to 50 seconds, GitLab's maximum.
+    /// Time for which a job request is held if no job is available. Defaults to 50 seconds, GitLab's maximum.
     pub long_poll: Duration,
     /// Time for a runner manager to accept an assigned job before the job returns to the queue. Defaults to 60 seconds.
     pub accept_timeout: Duration,
@@ -84,7 +84,7 @@ pub struct Limits {
     pub held_requests: usize,
     /// Number of finished families that are kept in memory. Defaults to 8.
     ///
-    /// A family is a pipeline with its child pipelines. Calls about one that has just finished need not read it from the database.
+    /// A family is a pipeline with its child pipelines. Calls about a recently finished family need no read from the database.
     pub finished_in_memory: usize,
     /// Time that a job may run beyond its timeout before the coordinator ends it. Defaults to 15 minutes.
     pub timeout_grace: Duration,
@@ -102,7 +102,7 @@ pub struct Limits {
     pub trace_interval: Duration,
     /// Minimum time between two trace uploads while no user reads the trace. Defaults to 60 seconds.
     ///
-    /// A runner manager makes contact at this interval, so a cancellation may take as long to reach it.
+    /// A runner manager makes contact at this interval, so this is also the maximum delay of a cancellation.
     pub unwatched_trace_interval: Duration,
     /// Minimum time between two trace uploads of Muster's own managers. Defaults to 100 ms.
     pub own_trace_interval: Duration,

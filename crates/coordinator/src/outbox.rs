@@ -1,10 +1,11 @@
-//! The life of each job as events, for analytics, notifications and dashboards.
+//! Events about each job, for analytics, notifications and dashboards.
 //!
 //! Events are only written if [`crate::Options::write_job_events`] is set, because they are stored until a reader acknowledges them.
 //!
-//! Events are written in the same transaction as the change that they report. They have one order, and so have the events of each job.
-//! A reader requests the events after the last sequence number that it has processed ([`crate::Coordinator::events_after`]), and
-//! acknowledges them ([`crate::Coordinator::acknowledge_events`]), which deletes them. A reader that fails in between gets them again.
+//! Events are written in the same transaction as the change that they report. All events have one order, which is also the order of the
+//! changes of each job. A reader requests the events after the last sequence number that it has processed
+//! ([`crate::Coordinator::events_after`]), and acknowledges them ([`crate::Coordinator::acknowledge_events`]), which deletes them. A
+//! reader that fails in between gets them again.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, ProjectId, RunnerId};
 use serde::{Deserialize, Serialize};
@@ -12,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::facts::JobKind;
 
-/// One step in the life of a job.
+/// A change of a job, with its time and its number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEvent {
-    /// Position in the order of all events, from 1. Numbers can be skipped, and none is assigned twice.
+    /// Position in the order of all events, from 1. Numbers can be skipped, but are never reused.
     pub sequence: u64,
     /// Time of the change.
     #[serde(with = "time::serde::rfc3339")]
@@ -28,7 +29,7 @@ pub struct JobEvent {
     pub change: JobChange,
 }
 
-/// A change in the life of a job.
+/// A change of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum JobChange {
@@ -72,7 +73,7 @@ pub enum JobChange {
         /// ID of the new attempt.
         by: JobId,
     },
-    /// The status changed in another way: the job waits for a manual start, a time or a resource group, or is being canceled.
+    /// Another change of the status: the job waits for a manual start, a delay or a resource group, or is being canceled.
     Moved {
         /// New status.
         to: JobStatus,

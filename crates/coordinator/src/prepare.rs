@@ -28,7 +28,7 @@ pub(crate) struct PreparedJob {
     pub(crate) environment_url: Option<String>,
 }
 
-/// Everything that the preparation of a job reads.
+/// The data that is needed to prepare a job.
 pub(crate) struct JobPreparer<'a> {
     pub(crate) upstream: UpstreamResolver<'a>,
     pub(crate) options: &'a Options,
@@ -104,7 +104,7 @@ impl JobPreparer<'_> {
             trace_interval: self.options.limits.own_trace_interval,
             local_repository: self.options.local_repository,
         })
-        // A retry would not help: a missing secret stays missing.
+        // Use a reason that is not retried by default, because a retry would fail in the same way.
         .map_err(|error| Undispatchable { reason: FailureReason::UnmetPrerequisites, message: error.to_string() })?;
         let url = compiled.environment.as_ref().and_then(|environment| environment.url.as_deref());
         let lookup = |name: &str| layers::value(&variables, name).map(ToOwned::to_owned);

@@ -20,7 +20,7 @@ pub(crate) struct Requirement {
 }
 
 impl Requirement {
-    /// Returns why a runner may not get jobs with this requirement. `None` if it may.
+    /// Returns the reason why a runner does not match this requirement. `None` if it matches.
     pub(crate) fn mismatch_reason(&self, runner: &NewRunner) -> Option<String> {
         if runner.paused {
             return Some("the runner is paused".to_owned());
@@ -39,8 +39,8 @@ impl Requirement {
             .collect();
         match missing.as_slice() {
             [] => None,
-            [one] => Some(format!("the runner lacks the tag {one}")),
-            more => Some(format!("the runner lacks the tags {}", more.join(", "))),
+            [tag] => Some(format!("the runner lacks the tag {tag}")),
+            tags => Some(format!("the runner lacks the tags {}", tags.join(", "))),
         }
     }
 }
@@ -69,7 +69,7 @@ impl Queue {
         format!("{:08x}-{}", self.process, self.version)
     }
 
-    /// Changes the version after a runner changed: requests that found no job may find one now.
+    /// Changes the version after a runner changed, because a request that got no job may get one now.
     pub(crate) fn touch(&mut self) {
         self.version += 1;
     }
@@ -98,8 +98,8 @@ impl Queue {
 
     /// Returns the job that a runner would get now.
     pub(crate) fn best_for(&self, runner: &NewRunner) -> Option<JobId> {
-        let fitting = self.groups.iter().filter(|(requirement, _)| requirement.mismatch_reason(runner).is_none());
-        fitting.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
+        let matching = self.groups.iter().filter(|(requirement, _)| requirement.mismatch_reason(runner).is_none());
+        matching.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
     }
 
     /// Returns the number of waiting jobs.

@@ -1,4 +1,4 @@
-//! The runners and their managers: creation, registration, contact and removal (docs/spec/runner-api.md, section 1).
+//! The runners and their managers: creation, registration, contact and deletion (docs/spec/runner-api.md, section 1).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -26,7 +26,7 @@ const MAX_NOTE_CHARS: usize = 1024;
 /// A manager, by the id of its runner and its system id.
 type ManagerKey = (RunnerId, String);
 
-/// All runners and their managers, and which of these rows the store does not have yet.
+/// All runners and their managers, and the set of rows that are not stored yet.
 #[derive(Default)]
 pub(crate) struct RunnerRegistry {
     runners: BTreeMap<RunnerId, RunnerRow>,
@@ -82,7 +82,7 @@ impl RunnerRegistry {
         self.unwritten = UnwrittenRows::default();
     }
 
-    /// Creates a runner. The token is only in the answer.
+    /// Creates a runner. Returns its token, of which only the hash is stored.
     pub(crate) fn create(
         &mut self,
         settings: NewRunner,
@@ -232,7 +232,9 @@ impl RunnerRegistry {
         self.runner_of(token, now).ok_or(ServiceError::Forbidden { status: None })
     }
 
-    /// Records the contact of a manager. The row is only written if it is new, old or changed.
+    /// Records the contact of a manager.
+    ///
+    /// The row is written only if the manager is new, its data has changed, or the last written contact is older than `MAX_CONTACT_AGE`.
     pub(crate) fn record_contact(
         &mut self,
         runner: RunnerId,
@@ -255,12 +257,14 @@ impl RunnerRegistry {
         self.unwritten.managers.insert(key);
     }
 
-    /// Returns why no runner may get jobs with this requirement. `None` if one may.
+    /// Returns the reason why no runner matches a requirement. `None` if a runner matches.
     pub(crate) fn mismatch_reason(&self, requirement: &Requirement) -> Option<String> {
         let mut first = None;
         for runner in self.runners.values() {
             let reason = requirement.mismatch_reason(&runner.settings)?;
-            first.get_or_insert_with(|| format!("no runner matches: {reason} (`{}`)", runner.settings.description));
+            first.get_or_insert_with(|| {
+                format!("no runner matches; for example, {reason} (runner `{}`)", runner.settings.description)
+            });
         }
         let has_tag = |tag: &String| {
             self.runners.values().any(|runner| runner.settings.any_tags || runner.settings.tags.contains(tag))
@@ -268,7 +272,7 @@ impl RunnerRegistry {
         let missing: Vec<String> =
             requirement.tags.iter().filter(|tag| !has_tag(tag)).map(|tag| format!("`{tag}`")).collect();
         Some(match (missing.as_slice(), first) {
-            (_, None) => "there is no runner".to_owned(),
+            (_, None) => "no runner exists".to_owned(),
             ([], Some(first)) => first,
             ([tag], _) => format!("no runner has the tag {tag}"),
             (tags, _) => format!("no runner has the tags {}", tags.join(", ")),
@@ -282,7 +286,7 @@ fn token_expiry(options: &Options, now: Timestamp) -> Option<Timestamp> {
 }
 
 fn credentials(id: RunnerId, token: String, expires_at: Option<Timestamp>) -> RunnerCredentials {
-    // Every time of this calendar can be formatted.
+    // Formatting cannot fail for valid times.
     let token_expires_at = expires_at.and_then(|at| at.format(&Rfc3339).ok());
     RunnerCredentials { id: id.0, token, token_expires_at }
 }

@@ -1,4 +1,4 @@
-//! Reports of runner managers about their jobs: contact, results and artifacts; and the timeouts if reports do not come.
+//! Handles the reports of runner managers about their jobs (contact, results and artifacts), and timeouts for missing reports.
 
 use muster_job::{FailureReason, JobId, JobStatus};
 use muster_pipeline::expand::{Unknown, expand_text};
@@ -43,16 +43,16 @@ impl Actor {
                 return Err(ServiceError::Conflict("the job has already been accepted".to_owned()));
             }
             self.state.last_contact.insert(job, self.now());
-            // Any of these calls shows that the manager has the job. From here on, no other manager gets it (J2). A manager that lost the
-            // answer to its acceptance sends no second one, and some managers do not know acceptance at all.
+            // Any of these calls shows that the manager has the job. From now on, no other manager gets it (J2). The call may also come
+            // without an acceptance: some managers do not support acceptance, or do not repeat it if the answer is lost.
             if !accepted
                 && token_use != TokenUse::Waiting
                 && let Some(row) = self.state.job_mut(job)
             {
                 row.detail.accepted = true;
-                self.state.report(self.now(), job, JobChange::Accepted);
+                self.state.add_event(self.now(), job, JobChange::Accepted);
             }
-            // The last jobs of a manager that was unregistered, or whose runner was, do not register it again.
+            // A call about a remaining job does not register an unregistered manager again.
             if let Some((runner, system_id)) = assignee.filter(|_| token_use != TokenUse::Transfer)
                 && self.state.registry.has_manager(runner, &system_id)
             {
@@ -75,13 +75,13 @@ impl Actor {
     pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
-            let matches = match status {
+            let agrees = match status {
                 JobStatus::Success => outcome.success,
                 JobStatus::Failed => !outcome.success,
-                // A canceled job is canceled, whatever the runner reports.
+                // A canceled job stays canceled, regardless of the runner's report.
                 _ => true,
             };
-            return if matches { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
+            return if agrees { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
         }
         let invalid_report = self.state.jobs.get(&job).and_then(|row| row.detail.invalid_report.clone());
         let engine_outcome = if outcome.success && invalid_report.is_none() {
@@ -110,17 +110,17 @@ impl Actor {
         }
         let status = row.status();
         if has_ended {
-            self.state.dirty.complete_end(job, outcome.exit_code);
+            self.state.dirty.set_exit_code(job, outcome.exit_code);
         }
         Ok(status)
     }
 
-    /// Adds the row of an uploaded file. Returns the file that must be deleted: the replaced one, or a rejected one.
+    /// Adds the row of an uploaded file. Returns the file that must be deleted: the replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
-        let before = self.state.artifact(job, &kind).map(|row| row.filename.clone());
+        let previous = self.state.artifact(job, &kind).map(|row| row.filename.clone());
         let result = self.record_artifact(job, token, artifact);
-        let leftover = if result.is_ok() { before } else { Some(filename) };
+        let leftover = if result.is_ok() { previous } else { Some(filename) };
         let row = self.state.artifact(job, &kind);
         let leftover = leftover.filter(|name| row.is_none_or(|row| row.filename != *name));
         StoredUpload { result, leftover }
@@ -136,7 +136,7 @@ impl Actor {
             row.detail.dotenv = artifact.dotenv;
             row.detail.invalid_report = None;
         }
-        if let Some(at) = expires_at.filter(|at| self.expiry.is_first(*at)) {
+        if let Some(at) = expires_at.filter(|at| self.expiry.record_expiry(*at)) {
             self.timers.add(at, Timer::Expiry);
         }
         let row = ArtifactRow {
@@ -152,7 +152,7 @@ impl Actor {
         self.state.dirty.jobs.insert(job);
         self.state.dirty.artifacts.insert((job, row.kind.clone()));
         let rows = self.state.artifacts.entry(job).or_default();
-        rows.retain(|known| known.kind != row.kind);
+        rows.retain(|other| other.kind != row.kind);
         rows.push(row);
         self.state.record_producer(job);
         Ok(())
@@ -190,7 +190,7 @@ impl Actor {
             .ok_or_else(|| ServiceError::NotFound(format!("job {producer} has no archive, or the archive has expired")))
     }
 
-    /// Starts the timers of all jobs on runners after a start, as if their managers had just made contact.
+    /// Starts the timers of all jobs on runners after a restart. The restart counts as contact of their managers.
     pub(crate) fn arm_timers_of_running_jobs(&mut self) {
         let now = self.now();
         let on_runner: Vec<(JobId, u32, bool)> = self
@@ -209,21 +209,21 @@ impl Actor {
         }
     }
 
-    /// Sets the timer that ends a job which runs for too long or whose manager is silent for too long.
+    /// Sets the timer that ends a job if it runs for too long, or if its manager makes no contact for too long.
     pub(crate) fn arm_job_timer(&mut self, job: JobId) {
-        if let Some(at) = self.ends_at(job) {
-            self.timers.add(at.0.min(at.1), Timer::Runner(job));
+        if let Some((run_deadline, contact_deadline)) = self.deadlines(job) {
+            self.timers.add(run_deadline.min(contact_deadline), Timer::Runner(job));
         }
     }
 
-    /// Returns when a job on a runner will have run for too long, and when its manager will have been silent for too long.
-    fn ends_at(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
+    /// Returns the two deadlines of a job on a runner: for its end, and for the next contact of its manager.
+    fn deadlines(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
         let row = self.state.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
         let limits = &self.options.limits;
         let started = row.started_at.unwrap_or(row.created_at);
-        let too_long = started + std::time::Duration::from_secs(row.detail.timeout_s) + limits.timeout_grace;
+        let run_deadline = started + std::time::Duration::from_secs(row.detail.timeout_s) + limits.timeout_grace;
         let last_contact = self.state.last_contact.get(&job).copied().unwrap_or(started);
-        Some((too_long, last_contact + limits.contact_timeout))
+        Some((run_deadline, last_contact + limits.contact_timeout))
     }
 
     /// Handles a timer, if it still applies.
@@ -240,7 +240,7 @@ impl Actor {
             Timer::Expiry => self.expiry.query(self.now()),
             Timer::Sources(bridge) => self.on_sources_timeout(bridge),
             Timer::LongPoll(number) => self.end_long_poll(number),
-            // The write that follows every batch is the token_use of this timer.
+            // The write after this batch is the purpose of this timer.
             Timer::Flush => {}
         }
     }
@@ -253,12 +253,12 @@ impl Actor {
         let deadline =
             self.state.last_contact.get(&job).map(|last_contact| *last_contact + self.options.accept_timeout);
         if let Some(deadline) = deadline.filter(|deadline| *deadline > self.now()) {
-            // The job was sent to the same manager again since.
+            // The assignment was repeated to the same manager in the meantime, which restarted the timeout.
             self.timers.add(deadline, Timer::AcceptTimeout(job, assignment));
             return;
         }
         if row.status() == JobStatus::Canceling {
-            // No manager can cancel the job gracefully.
+            // No manager accepted the job, so no manager can cancel it gracefully.
             let target = schedule::Target::Job(row.job_ref());
             let pipeline = row.pipeline;
             if let Err(rejection) = self.apply_event(pipeline, Event::ForceCancel { target }) {
@@ -270,19 +270,19 @@ impl Actor {
     }
 
     fn on_runner_timeout(&mut self, job: JobId) {
-        let Some((too_long, silent)) = self.ends_at(job) else { return };
+        let Some((run_deadline, contact_deadline)) = self.deadlines(job) else { return };
         let Some(status) = self.state.jobs.get(&job).map(JobRow::status) else { return };
         let canceling = status == JobStatus::Canceling;
         let now = self.now();
-        if now >= too_long {
+        if now >= run_deadline {
             let reason =
                 if canceling { FailureReason::ServerTimeoutCanceling } else { FailureReason::ServerTimeoutRunning };
             self.drop_job(job, reason, "the job exceeded its timeout and its runner did not end it");
-        } else if now >= silent {
+        } else if now >= contact_deadline {
             let reason = if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
-            self.drop_job(job, reason, "nothing was last_contact of the job's runner for too long");
+            self.drop_job(job, reason, "the runner of the job made no contact for too long");
         } else {
-            self.timers.add(too_long.min(silent), Timer::Runner(job));
+            self.timers.add(run_deadline.min(contact_deadline), Timer::Runner(job));
         }
     }
 

@@ -1,10 +1,10 @@
 //! Decides which families of pipelines are in memory: open ones, those that the current batch needs, and the few that finished or
-//! were used last.
+//! were used most recently.
 //!
 //! ```text
-//! open --(finished, written)--> kept for a while --(other families came since)--> in the store only
-//!   ^                                 |   ^                                          |
-//!   +--- a command changes a job -----+   +------------- a command needs it ---------+
+//! open --(finished, written)--> still in memory --(other families were used)--> in the store only
+//!   ^                                 |   ^                                         |
+//!   +--- a command changes a job -----+   +------------- a command needs it --------+
 //! ```
 
 use std::collections::{BTreeSet, VecDeque};
@@ -32,7 +32,7 @@ pub(crate) struct Residency {
 }
 
 impl Residency {
-    /// Creates the state. At most `max_finished` finished families are kept in memory.
+    /// Creates an empty set of finished families. At most `max_finished` finished families are kept in memory.
     pub(crate) fn new(store: Arc<dyn Store>, locks: ArtifactLocks, max_finished: usize) -> Self {
         let (finished, uploading, absent) = Default::default();
         Self { store, locks, max_finished, finished, uploading, absent }
@@ -45,11 +45,11 @@ impl Residency {
         member: Member,
         now_ms: u64,
     ) -> Result<RestoredActions, StoreError> {
-        let known = match member {
+        let is_loaded = match member {
             Member::Pipeline(id) => state.pipelines.contains_key(&id) || self.absent.contains(&id),
             Member::Job(id) => state.jobs.contains_key(&id),
         };
-        if known {
+        if is_loaded {
             return Ok(RestoredActions::new());
         }
         let mut contents = self.store.family(member).await?;
@@ -88,7 +88,8 @@ impl Residency {
     fn update_open(&mut self, state: &mut CoordinatorState, root: PipelineId) {
         let mut finished = state.is_finished(root);
         if finished && !state.family(root).all(|row| state.jobs_of(row.id).all(|job| self.locks.is_free(job.id))) {
-            // If the process is killed during the upload, it leaves a file without a row. The next start looks for these in open work only.
+            // If the process is killed during the upload, a file without a row remains. The next start searches only open work for such
+            // files.
             self.uploading.insert(root);
             finished = false;
         }
@@ -99,13 +100,13 @@ impl Residency {
     }
 
     fn mark_used(&mut self, root: PipelineId) {
-        self.finished.retain(|known| *known != root);
+        self.finished.retain(|other| *other != root);
         self.finished.push_back(root);
     }
 
     /// Removes finished families from memory after a batch, least recently used first.
     ///
-    /// Families with unwritten rows stay. `before_removal` is called with each root before the family is removed.
+    /// Families with unwritten rows stay in memory. `before_removal` is called with each root before the family is removed.
     pub(crate) fn evict(
         &mut self,
         state: &mut CoordinatorState,

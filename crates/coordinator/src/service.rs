@@ -64,7 +64,7 @@ impl RunnerService for Coordinator {
             "running" | "pending" => {
                 let token_use = if request.state == "running" { TokenUse::Work } else { TokenUse::Waiting };
                 let authorization = self.authorize(job, &request.token, token_use).await?;
-                return Ok(self.updated(job, authorization.status));
+                return Ok(self.update_answer(job, authorization.status));
             }
             "success" => true,
             "failed" => false,
@@ -90,7 +90,7 @@ impl RunnerService for Coordinator {
             // A repeated report may have opened the trace again after the first report closed it.
             self.blobs.close_trace(job);
         }
-        Ok(self.updated(job, status))
+        Ok(self.update_answer(job, status))
     }
 
     async fn append_trace(
@@ -102,7 +102,7 @@ impl RunnerService for Coordinator {
     ) -> Result<TraceAnswer, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Work).await?.status;
         let update_interval = self.update_interval(job);
-        let grows = !bytes.is_empty();
+        let has_bytes = !bytes.is_empty();
         let max_bytes = self.options.limits.trace_bytes;
         let appended = self.blobs.append_trace(job, start, bytes, max_bytes).await.inspect_err(|error| {
             if let BlobError::Full { .. } = error {
@@ -111,7 +111,7 @@ impl RunnerService for Coordinator {
         })?;
         match appended {
             Appended::Yes(size) => {
-                if grows {
+                if has_bytes {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
                 }
@@ -139,7 +139,7 @@ impl RunnerService for Coordinator {
         let upload = artifacts::receive(&*self.blobs, query, &filename, body, &self.options.limits).await?;
         let token = token.to_owned();
         match upload {
-            Upload::Received(incoming, artifact) => self.keep(job, token, incoming, artifact).await,
+            Upload::Received(incoming, artifact) => self.store_upload(job, token, incoming, artifact).await,
             Upload::Rejected(reason) => {
                 let message = reason.to_string();
                 self.call(|reply| Command::ReportRejected { job, token, reason: message.clone(), reply }).await?;
@@ -160,10 +160,10 @@ impl RunnerService for Coordinator {
 }
 
 impl Coordinator {
-    /// Keeps an uploaded file, adds its row, and deletes the file that has no row afterwards.
+    /// Stores an uploaded file, adds its row, and deletes the file that has no row afterwards.
     ///
     /// Runs to the end even if the connection to the manager is lost.
-    async fn keep(
+    async fn store_upload(
         &self,
         job: JobId,
         token: String,
@@ -171,28 +171,28 @@ impl Coordinator {
         artifact: NewArtifact,
     ) -> Result<(), ServiceError> {
         let (blobs, locks, commands) = (Arc::clone(&self.blobs), self.locks.clone(), self.commands.clone());
-        let over = commands.clone();
-        let keeping = async move {
-            let _held = locks.lock(job).await;
+        let notifier = commands.clone();
+        let storing = async move {
+            let _guard = locks.lock(job).await;
             let (name, artifact) = (artifact.name(job), Box::new(artifact));
-            incoming.keep(&name).await?;
+            incoming.store(&name).await?;
             let (reply, answer) = oneshot::channel();
             let command = Command::ArtifactStored { job, token, artifact, reply };
             commands.send(command).await.map_err(|_| closed())?;
-            // If the row could not be written, the old row counts until it is, and both files are kept.
-            let kept = answer.await.map_err(|_| closed())??;
-            if let Some(filename) = kept.leftover {
+            // If the row could not be written, the old row remains valid until it is, so no file is deleted.
+            let stored = answer.await.map_err(|_| closed())??;
+            if let Some(filename) = stored.leftover {
                 blobs.delete(&ArtifactName { filename, ..name }).await?;
             }
-            kept.result
+            stored.result
         };
-        let keeping = tokio::spawn(async move {
-            let result = keeping.await;
-            // During the shutdown, there is no receiver.
-            let _ = over.send(Command::UploadEnded).await;
+        let task = tokio::spawn(async move {
+            let result = storing.await;
+            // During the shutdown, the command has no receiver.
+            let _ = notifier.send(Command::UploadEnded).await;
             result
         });
-        keeping.await.unwrap_or_else(|_| Err(closed()))
+        task.await.unwrap_or_else(|_| Err(closed()))
     }
 
     /// Checks the trace of a finished job against the reported checksum, and returns the coverage from it.
@@ -208,7 +208,7 @@ impl Coordinator {
             let wrong_sum = request.output.checksum.as_ref().is_some_and(|reported| *reported != checksum_text(crc));
             if wrong_size || wrong_sum {
                 // As on GitLab, a mismatch is logged, and the report is accepted (docs/spec/runner-api.md, section 4.2).
-                tracing::warn!(%job, size, checksum = checksum_text(crc), reported = ?request.output, "trace differs from the checksum that its runner reported");
+                tracing::warn!(%job, size, checksum = checksum_text(crc), reported = ?request.output, "trace does not match the checksum that its runner reported");
             }
         }
         let Some(expression) = authorization.coverage.clone() else { return Ok(None) };
@@ -222,7 +222,7 @@ impl Coordinator {
         self.call(|reply| Command::Authorize { job, token, token_use, reply }).await
     }
 
-    fn updated(&self, job: JobId, status: JobStatus) -> UpdateAnswer {
+    fn update_answer(&self, job: JobId, status: JobStatus) -> UpdateAnswer {
         UpdateAnswer { status, update_interval: self.update_interval(job) }
     }
 

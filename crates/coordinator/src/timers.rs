@@ -1,7 +1,7 @@
 //! All timers in one heap. The actor sleeps until the first one is due.
 //!
-//! Stale entries are not removed. The handler checks whether a timer still applies when it fires. Entries of jobs that have left memory
-//! are removed from time to time.
+//! Stale entries are not removed. The handler checks whether a timer still applies when it fires. Entries of jobs that are no longer in
+//! memory are removed when there are many of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,9 +10,9 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Maximum number of timers per job. Above it, stale timers are removed.
-const PER_JOB: usize = 8;
-/// Number added to the jobs in memory for this limit, so that a small heap is never scanned.
+/// Maximum number of timers per job. If there are more, stale timers are removed.
+const MAX_PER_JOB: usize = 8;
+/// Number that is added to the jobs in memory for this limit, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// A timer.
@@ -57,9 +57,9 @@ impl Timers {
         self.0.len()
     }
 
-    /// Removes the timers of jobs that `known` rejects, if there are many more timers than jobs in memory.
-    pub(crate) fn prune(&mut self, jobs: usize, known: impl Fn(JobId) -> bool) {
-        if self.0.len() <= PER_JOB * (jobs + SLACK) {
+    /// Removes the timers of jobs for which `in_memory` returns false, if there are many more timers than jobs in memory.
+    pub(crate) fn prune(&mut self, jobs: usize, in_memory: impl Fn(JobId) -> bool) {
+        if self.0.len() <= MAX_PER_JOB * (jobs + SLACK) {
             return;
         }
         self.0.retain(|Reverse((_, timer))| match timer {
@@ -67,7 +67,7 @@ impl Timers {
             | Timer::AcceptTimeout(job, _)
             | Timer::Runner(job)
             | Timer::Pending(job)
-            | Timer::Sources(job) => known(*job),
+            | Timer::Sources(job) => in_memory(*job),
             Timer::Expiry | Timer::LongPoll(_) | Timer::Flush => true,
         });
         self.0.shrink_to(2 * self.0.len());

@@ -12,30 +12,30 @@ use crate::clock::{Clock, Timestamp};
 /// Time for which a trace counts as being read after a read, as on GitLab.
 const VIEW_TTL: Duration = Duration::from_secs(10);
 
-/// The traces that were read a moment ago.
+/// The traces that were read recently.
 #[derive(Debug)]
 pub(crate) struct TraceViewers {
     clock: Arc<dyn Clock>,
     /// End of the time for which each trace counts as being read.
-    until: Mutex<HashMap<JobId, Timestamp>>,
+    viewed_until: Mutex<HashMap<JobId, Timestamp>>,
 }
 
 impl TraceViewers {
     pub(crate) fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { clock, until: Mutex::default() }
+        Self { clock, viewed_until: Mutex::default() }
     }
 
-    /// Records a read of a trace. Forgets reads that no longer count, which bounds the size of the map.
+    /// Records a read of a trace. Removes expired entries, which bounds the size of the map.
     pub(crate) fn record(&self, job: JobId) {
         let now = self.clock.now();
-        let mut until = self.until.lock();
-        until.retain(|_, end| *end > now);
-        until.insert(job, now + VIEW_TTL);
+        let mut viewed_until = self.viewed_until.lock();
+        viewed_until.retain(|_, end| *end > now);
+        viewed_until.insert(job, now + VIEW_TTL);
     }
 
     /// Returns whether a user is reading the trace of a job.
     pub(crate) fn is_viewed(&self, job: JobId) -> bool {
         let now = self.clock.now();
-        self.until.lock().get(&job).is_some_and(|end| *end > now)
+        self.viewed_until.lock().get(&job).is_some_and(|end| *end > now)
     }
 }

@@ -1,4 +1,6 @@
-//! What a job gets from earlier jobs: archives and dotenv variables. Uses rows and files only, so it also works for past runs.
+//! Collects the outputs of earlier jobs for a job: archives and dotenv variables.
+//!
+//! It uses only rows and files, so it also works for the history of ended runs.
 
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::expand::{Unknown, expand_text};
@@ -19,9 +21,9 @@ pub(crate) struct Undispatchable {
 }
 
 impl Undispatchable {
-    /// The failure of a job if something that belongs to it does not exist.
-    pub(crate) fn missing(what: &str) -> Self {
-        Self { reason: FailureReason::SchedulerFailure, message: format!("the {what} no longer exists") }
+    /// Returns the failure of a job whose `dependency` does not exist.
+    pub(crate) fn missing(dependency: &str) -> Self {
+        Self { reason: FailureReason::SchedulerFailure, message: format!("the {dependency} no longer exists") }
     }
 }
 
@@ -30,7 +32,7 @@ pub(crate) enum Obstacle {
     /// The job can never be assigned.
     Undispatchable(Undispatchable),
     /// The job needs artifacts of this pipeline, which must be read into memory first.
-    NotRead(PipelineId),
+    NotInMemory(PipelineId),
 }
 
 impl From<Undispatchable> for Obstacle {
@@ -53,7 +55,7 @@ pub(crate) struct UpstreamResolver<'a> {
     /// Current time. Archives that expire at or before it are not used.
     pub(crate) now: Timestamp,
     /// Returns whether a pipeline is in memory, or does not exist.
-    pub(crate) is_read: Box<dyn Fn(PipelineId) -> bool + 'a>,
+    pub(crate) is_loaded_or_absent: Box<dyn Fn(PipelineId) -> bool + 'a>,
 }
 
 impl UpstreamResolver<'_> {
@@ -65,7 +67,8 @@ impl UpstreamResolver<'_> {
             .jobs
             .get(row.job_index)
             .ok_or_else(|| Undispatchable::missing("configuration of the job"))?;
-        let listed = |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|own| own == name));
+        let listed =
+            |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|listed| listed == name));
         let mut upstream = UpstreamOutputs::default();
         match (&job.needs, &job.dependencies) {
             (Some(needs), _) => {
@@ -77,7 +80,7 @@ impl UpstreamResolver<'_> {
                     }
                 }
             }
-            (None, explicit) => {
+            (None, dependencies) => {
                 for producer in self.state.producers(row.pipeline) {
                     let earlier = pipeline
                         .compiled
@@ -85,7 +88,7 @@ impl UpstreamResolver<'_> {
                         .get(producer.job_index)
                         .is_some_and(|other| other.stage_index < job.stage_index);
                     if earlier && listed(&producer.name) {
-                        self.add_producer(&mut upstream, producer, explicit.is_some())?;
+                        self.add_producer(&mut upstream, producer, dependencies.is_some())?;
                     }
                 }
             }
@@ -93,7 +96,7 @@ impl UpstreamResolver<'_> {
         Ok(upstream)
     }
 
-    /// Returns the job that a need refers to. `None` if the need is without artifacts.
+    /// Returns the job that a need refers to. `None` if the need does not request artifacts.
     fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Obstacle> {
         let missing = |message: String| Undispatchable { reason: FailureReason::MissingDependencyFailure, message };
         match need {
@@ -106,15 +109,15 @@ impl UpstreamResolver<'_> {
                 let variables = context.map_or(&[][..], |context| &context.pipeline_variables);
                 let lookup = |name: &str| {
                     let compiled = pipeline.compiled.jobs.get(row.job_index)?;
-                    let own = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
-                    own.map(ToOwned::to_owned)
+                    let value = layers::value(variables, name).or_else(|| layers::value(&compiled.variables, name));
+                    value.map(ToOwned::to_owned)
                 };
                 let id = expand_text(id, &lookup, Unknown::Keep);
-                let number = id.parse::<PipelineId>().ok();
-                if let Some(pipeline) = number.filter(|pipeline| !(self.is_read)(*pipeline)) {
-                    return Err(Obstacle::NotRead(pipeline));
+                let parsed_id = id.parse::<PipelineId>().ok();
+                if let Some(pipeline) = parsed_id.filter(|pipeline| !(self.is_loaded_or_absent)(*pipeline)) {
+                    return Err(Obstacle::NotInMemory(pipeline));
                 }
-                let producer = number.and_then(|id| self.state.newest_named(id, job));
+                let producer = parsed_id.and_then(|id| self.state.newest_named(id, job));
                 let message =
                     || format!("the job needs artifacts of job `{job}` in pipeline `{id}`, which does not exist");
                 producer.map(Some).ok_or_else(|| missing(message()).into())
@@ -126,7 +129,7 @@ impl UpstreamResolver<'_> {
         }
     }
 
-    /// Adds the archive and the variables of `producer`. A missing archive is an error if the job lists the producer (C187).
+    /// Adds the archive and the variables of `producer`. A missing archive is an error if the job lists the producer (case C187).
     fn add_producer(
         &self,
         upstream: &mut UpstreamOutputs,

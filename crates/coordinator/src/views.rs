@@ -18,7 +18,7 @@ pub struct PipelineSummary {
     pub name: Option<String>,
     /// Composite status of the jobs (docs/spec/pipeline-yaml.md, section 5.3).
     pub status: JobStatus,
-    /// Whether a job failed that is allowed to fail.
+    /// Whether a job that is allowed to fail has failed.
     pub warnings: bool,
     /// Bridge that started the pipeline. `None` if it has no parent.
     pub parent: Option<Parent>,
@@ -72,11 +72,11 @@ pub struct JobView {
     pub kind: JobKind,
     /// Status of the job.
     pub status: JobStatus,
-    /// Whether a failure is a warning, as far as known.
+    /// Whether a failure is a warning. May change to true when the job fails with an allowed exit code.
     pub allow_failure: bool,
-    /// Number of this record among those with the same name in the pipeline, from 1.
+    /// Number of this attempt of the job, from 1.
     pub attempt: u32,
-    /// Whether a newer record of the same name has replaced this one.
+    /// Whether a newer attempt has replaced this one.
     pub retried: bool,
     /// Time of the creation.
     #[serde(with = "time::serde::rfc3339")]
@@ -145,13 +145,13 @@ pub struct ArtifactView {
 pub struct EnvironmentView {
     /// Name of the environment.
     pub name: String,
-    /// URL, expanded with the variables of the job, and after its end with those of its dotenv report.
+    /// URL, expanded with the variables of the job. After the job ended, also with the variables of its dotenv report.
     pub url: Option<String>,
     /// Action: `start`, `prepare`, `stop`, `verify` or `access`.
     pub action: String,
 }
 
-/// A pending job that no runner can run (C198).
+/// A pending job that no runner can run (case C198).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StuckJob {
     /// ID of the job.
@@ -176,7 +176,7 @@ pub enum Event {
         /// Size in bytes.
         size: u64,
     },
-    /// The store cannot be written, with the reason; jobs wait and nothing is lost. `None` means that it can be written again.
+    /// Reason why the store cannot be written. `None` means that it can be written again. In between, jobs wait and no change is lost.
     StorageProblem(Option<String>),
 }
 

@@ -5,10 +5,11 @@
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The cloud's
-//! maximum rate is what a client gets that sends requests all the time: first its burst, then a fixed number per second.
+//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The allowed
+//! rate is what a client gets that sends requests all the time: first a burst, then a fixed number of instances per second.
 
 #![expect(
+    clippy::indexing_slicing,
     clippy::print_stdout,
     clippy::unwrap_used,
     reason = "a measurement prints its results and panics if it fails"
@@ -32,9 +33,9 @@ use muster_taskscaler::policy::{IdleTarget, Policies};
 use muster_taskscaler::types::{SlotRequest, TaskKey};
 use tokio::task::JoinSet;
 
-/// For all of it.
+/// Maximum time for a job to get an instance.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The word by which this program is started as the plugin.
+/// Argument with which this program is started as the plugin.
 const PLUGIN: &str = "plugin";
 
 #[derive(Debug, serde::Deserialize, schemars::JsonSchema)]
@@ -44,7 +45,7 @@ struct CloudConfig {
     boot_ms: u64,
 }
 
-/// Instances by name, each with the time at which it runs.
+/// The simulated cloud. Each instance has the time from which it runs.
 struct Cloud {
     config: CloudConfig,
     settings: Settings,
@@ -55,7 +56,7 @@ struct State {
     tokens: f64,
     counted: Instant,
     instances: BTreeMap<InstanceId, Instant>,
-    made: u32,
+    created: u32,
 }
 
 impl Cloud {
@@ -73,7 +74,7 @@ impl Provider for Cloud {
     async fn init(config: CloudConfig, settings: Settings) -> Result<(Self, Init), Error> {
         let init = Init { id: "rate/cloud".to_owned(), max_size: config.max_size, can_suspend: false };
         let tokens = f64::from(config.creations_per_second);
-        let state = State { tokens, counted: Instant::now(), instances: BTreeMap::new(), made: 0 };
+        let state = State { tokens, counted: Instant::now(), instances: BTreeMap::new(), created: 0 };
         Ok((Self { config, settings, state: Mutex::new(state) }, init))
     }
 
@@ -89,16 +90,16 @@ impl Provider for Cloud {
         let mut state = self.state();
         state.tokens = (state.tokens + (now - state.counted).as_secs_f64() * rate).min(rate);
         state.counted = now;
-        let mut granted = 0;
-        while granted < n && state.tokens >= 1.0 {
-            (state.tokens, state.made, granted) = (state.tokens - 1.0, state.made + 1, granted + 1);
-            // The name says when it runs, for whoever gets it.
+        let mut accepted = 0;
+        while accepted < n && state.tokens >= 1.0 {
+            (state.tokens, state.created, accepted) = (state.tokens - 1.0, state.created + 1, accepted + 1);
+            // The ID contains the time at which the instance runs, so that its job can read it.
             let runs = now + boot;
             let wall = micros() + boot.as_micros();
-            let id = InstanceId::new(format!("{}-{wall}", state.made));
+            let id = InstanceId::new(format!("{}-{wall}", state.created));
             state.instances.insert(id, runs);
         }
-        Ok(granted)
+        Ok(accepted)
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
@@ -140,16 +141,16 @@ fn main() -> ExitCode {
 }
 
 async fn measure(instances: u32, rate: u32, boot_ms: u32) {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut spec = PluginSpec::new(std::env::current_exe().unwrap());
     spec.arguments = vec![PLUGIN.to_owned()];
     spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
     let host: Arc<dyn InstanceGroupPort> = PluginGroup::new(Group::start(spec).await.unwrap());
-    // The defaults, but for jobs that have an instance each.
+    // The defaults, except that each job has a separate instance.
     let mut config = Config::new(GroupConfig::new("rate", instances));
     config.max_uses = Some(NonZeroU32::MIN);
     config.policies = Policies::always(IdleTarget::default());
-    let store = Box::new(FileLedger::new(place.path().join("ledger")));
+    let store = Box::new(FileLedger::new(directory.path().join("ledger")));
     let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall)
         .await
         .unwrap();
@@ -162,7 +163,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
                 scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), TIMEOUT).await.unwrap();
             let leased = micros();
             let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
-            // All hold theirs until the last one has one: none is made twice.
+            // Each job keeps its instance until all jobs have one, so that no instance serves two jobs.
             (lease, runs, leased)
         });
     }
@@ -174,15 +175,15 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let took = seconds(last - begin);
     let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();
     delays.sort_by(f64::total_cmp);
-    let at = |percent: usize| delays[(delays.len() * percent).div_ceil(100).saturating_sub(1)];
+    let percentile = |percent: usize| delays[(delays.len() * percent).div_ceil(100).saturating_sub(1)];
     let figures = serde_json::json!({
         "instances": instances,
         "creations_per_second": rate,
         "boot_ms": boot_ms,
         "created_within_s": took,
         "allowed_s": allowed,
-        "part_of_the_allowed_rate": allowed / took,
-        "running_to_job_s": { "half": at(50), "p95": at(95), "most": at(100) },
+        "share_of_allowed_rate": allowed / took,
+        "running_to_job_s": { "p50": percentile(50), "p95": percentile(95), "max": percentile(100) },
     });
     println!("{figures}");
     drop(all);

@@ -53,7 +53,7 @@ pub enum ExecutorError {
         /// Reason.
         message: String,
     },
-    /// The environment was lost and will not come back.
+    /// The environment was lost permanently.
     #[error("{environment} was lost: {message}")]
     Lost {
         /// Kind and ID of the environment.

@@ -12,7 +12,7 @@ use crate::port::{Guard, Slot, SlotKey};
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
-    taken: Arc<Mutex<Vec<Slot>>>,
+    in_use: Arc<Mutex<Vec<Slot>>>,
     free: watch::Sender<usize>,
 }
 
@@ -28,7 +28,7 @@ impl Slots {
     /// Returns `total` slots, all of them free.
     #[must_use]
     pub fn new(total: usize) -> Self {
-        Self { total, taken: Arc::default(), free: watch::Sender::new(total) }
+        Self { total, in_use: Arc::default(), free: watch::Sender::new(total) }
     }
 
     /// Returns the number of free slots and its changes.
@@ -40,17 +40,17 @@ impl Slots {
     /// Takes the lowest free slot. `None` means that all slots are in use.
     #[must_use]
     pub fn take(&self, key: &SlotKey) -> Option<HeldSlot> {
-        let mut taken = self.taken.lock();
-        if taken.len() >= self.total {
+        let mut in_use = self.in_use.lock();
+        if in_use.len() >= self.total {
             return None;
         }
-        let of_runner = taken.iter().filter(|slot| slot.key.runner == key.runner);
-        let of_project = taken.iter().filter(|slot| slot.key == *key);
+        let of_runner = in_use.iter().filter(|slot| slot.key.runner == key.runner);
+        let of_project = in_use.iter().filter(|slot| slot.key == *key);
         let (id, project_slot) =
             (lowest(of_runner.map(|slot| slot.id)), lowest(of_project.map(|slot| slot.project_slot)));
         let slot = Slot { id, project_slot, key: key.clone() };
-        taken.push(slot.clone());
-        self.free.send_replace(self.total - taken.len());
+        in_use.push(slot.clone());
+        self.free.send_replace(self.total - in_use.len());
         Some(HeldSlot { slots: self.clone(), slot })
     }
 
@@ -59,14 +59,14 @@ impl Slots {
     /// The result may exceed `total` if the configuration lowered the capacity meanwhile, because the job is already running.
     #[must_use]
     pub fn reacquire(&self, slot: &Slot) -> Option<HeldSlot> {
-        let mut taken = self.taken.lock();
+        let mut in_use = self.in_use.lock();
         let same_id = |other: &Slot| other.key.runner == slot.key.runner && other.id == slot.id;
         let same_project_slot = |other: &Slot| other.key == slot.key && other.project_slot == slot.project_slot;
-        if taken.iter().any(|other| same_id(other) || same_project_slot(other)) {
+        if in_use.iter().any(|other| same_id(other) || same_project_slot(other)) {
             return None;
         }
-        taken.push(slot.clone());
-        self.free.send_replace(self.total.saturating_sub(taken.len()));
+        in_use.push(slot.clone());
+        self.free.send_replace(self.total.saturating_sub(in_use.len()));
         Some(HeldSlot { slots: self.clone(), slot: slot.clone() })
     }
 }
@@ -79,11 +79,11 @@ impl Guard for HeldSlot {
 
 impl Drop for HeldSlot {
     fn drop(&mut self) {
-        let mut taken = self.slots.taken.lock();
-        if let Some(own) = taken.iter().position(|slot| *slot == self.slot) {
-            taken.swap_remove(own);
+        let mut in_use = self.slots.in_use.lock();
+        if let Some(index) = in_use.iter().position(|slot| *slot == self.slot) {
+            in_use.swap_remove(index);
         }
-        self.slots.free.send_replace(self.slots.total.saturating_sub(taken.len()));
+        self.slots.free.send_replace(self.slots.total.saturating_sub(in_use.len()));
     }
 }
 
@@ -107,21 +107,21 @@ mod tests {
         let first = slots.take(&key(1)).unwrap();
         let second = slots.take(&key(2)).unwrap();
         let third = slots.take(&key(1)).unwrap();
-        let numbers = [&first, &second, &third].map(|taken| (taken.slot.id, taken.slot.project_slot));
+        let numbers = [&first, &second, &third].map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (1, 0), (2, 1)]);
         assert!(slots.take(&key(1)).is_none(), "no more than the total");
         drop(first);
         assert_eq!(*slots.free().borrow(), 1);
-        let again = slots.take(&key(1)).unwrap();
-        assert_eq!((again.slot.id, again.slot.project_slot), (0, 0));
+        let reused = slots.take(&key(1)).unwrap();
+        assert_eq!((reused.slot.id, reused.slot.project_slot), (0, 0));
     }
 
     #[test]
     fn runners_are_counted_separately() {
         let other = SlotKey { runner: "other".to_owned(), project_id: 1 };
         let slots = Slots::new(9);
-        let taken = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);
-        let numbers = taken.each_ref().map(|taken| (taken.slot.id, taken.slot.project_slot));
+        let held = [slots.take(&key(1)), slots.take(&other), slots.take(&other)].map(Option::unwrap);
+        let numbers = held.each_ref().map(|held| (held.slot.id, held.slot.project_slot));
         assert_eq!(numbers, [(0, 0), (0, 0), (1, 1)]);
     }
 
@@ -129,10 +129,10 @@ mod tests {
     fn slot_of_an_earlier_start_is_reacquired_once() {
         let slots = Slots::new(1);
         let slot = Slot { id: 4, project_slot: 2, key: key(1) };
-        let taken = slots.reacquire(&slot).unwrap();
+        let held = slots.reacquire(&slot).unwrap();
         assert!(slots.reacquire(&slot).is_none());
         assert!(slots.take(&key(9)).is_none(), "a reacquired slot counts");
-        drop(taken);
+        drop(held);
         assert_eq!(*slots.free().borrow(), 1);
     }
 }

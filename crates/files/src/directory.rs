@@ -19,20 +19,20 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
     }
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        made => made,
+        created => created,
     }
 }
 
-/// Creates a directory in an existing one unless it exists, and checks that no other user can enter or replace it.
+/// Creates a directory in an existing parent directory if it does not exist. Checks that no other user can enter or replace it.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.
 pub fn own_directory(path: &Path) -> io::Result<()> {
     let owner = rustix::process::geteuid().as_raw();
-    let above = stat_directory(path.parent().unwrap_or(Path::new("/")), OFlags::empty())?;
-    let can_be_replaced = above.st_mode & 0o002 != 0 && above.st_mode & 0o1000 == 0;
-    if ![0, owner].contains(&above.st_uid) || can_be_replaced {
-        return Err(refused("another user can replace it"));
+    let parent = stat_directory(path.parent().unwrap_or(Path::new("/")), OFlags::empty())?;
+    let can_be_replaced = parent.st_mode & 0o002 != 0 && parent.st_mode & 0o1000 == 0;
+    if ![0, owner].contains(&parent.st_uid) || can_be_replaced {
+        return Err(permission_denied("another user can replace it"));
     }
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -40,10 +40,10 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     }
     let found = stat_directory(path, OFlags::NOFOLLOW)?;
     if found.st_uid != owner {
-        return Err(refused("it belongs to another user"));
+        return Err(permission_denied("it belongs to another user"));
     }
     if found.st_mode & 0o077 != 0 {
-        return Err(refused("it is open to other users; run chmod 700 on it"));
+        return Err(permission_denied("it is open to other users; run chmod 700 on it"));
     }
     Ok(())
 }
@@ -55,11 +55,11 @@ fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
     if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
         Ok(found)
     } else {
-        Err(refused("not a directory"))
+        Err(permission_denied("not a directory"))
     }
 }
 
-fn refused(reason: &str) -> io::Error {
+fn permission_denied(reason: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, reason)
 }
 
@@ -74,9 +74,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_directory_is_private_and_an_existing_one_is_left() {
+    fn private_directory_creates_only_the_last_directory_as_private_and_does_not_change_an_existing_one() {
         let home = tempfile::tempdir().unwrap();
-        let path = home.path().join("above/own");
+        let path = home.path().join("parent/own");
         private_directory(&path).unwrap();
         assert_eq!((mode(&path), mode(path.parent().unwrap()) & 0o500), (0o700, 0o500));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o750)).unwrap();
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_another_user_is_refused() {
+    fn own_directory_rejects_a_directory_of_another_user() {
         if !rustix::process::geteuid().is_root() {
             muster_test_needs::missing("only root can give a directory to another user");
             return;

@@ -1,11 +1,11 @@
 //! Files, directories and sockets at paths that a job or another user may write.
 //!
-//! A job can put anything there: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte. Reading such a
-//! path fails with an error that names the path.
+//! A job can create any kind of file at such a path: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte.
+//! Reading it fails with an error that names the path.
 //!
-//! - [`open`] and its variants open regular files only, and never wait. A symbolic link is followed only by [`open_chosen`].
+//! - [`open`] and its variants open regular files only, and never block. A symbolic link is followed only by [`open_following_links`].
 //! - [`read_open`] reads at most as much as the caller permits.
-//! - [`read`], [`read_in`], [`read_tail`] and [`apart`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
+//! - [`read`], [`read_in`], [`read_tail`] and [`run_blocking`] use threads for blocking calls, and fail after [`READ_TIMEOUT`].
 //! - [`private_directory`] creates a directory that only its owner can enter, and [`own_directory`] checks that no other user can
 //!   enter or replace one.
 //! - [`remove_tree`] removes a directory of any depth.
@@ -18,8 +18,8 @@ mod socket;
 
 pub use directory::{own_directory, private_directory};
 pub use regular::{
-    FileError, Limit, Problem, READ_TIMEOUT, apart, open, open_at, open_chosen, open_in, open_with, read, read_in,
-    read_open, read_tail,
+    FileError, Limit, Problem, READ_TIMEOUT, open, open_at, open_following_links, open_in, open_with, read, read_in,
+    read_open, read_tail, run_blocking,
 };
 pub use remove::{remove_locked_tree, remove_tree};
 pub use socket::listen;

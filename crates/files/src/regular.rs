@@ -23,7 +23,7 @@ pub struct Limit {
 
 /// Error of a file that could not be read.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read `{}`: {problem}", path.display())]
+#[error("failed to read `{}`: {problem}", path.display())]
 pub struct FileError {
     /// Path of the file.
     pub path: PathBuf,
@@ -38,16 +38,16 @@ pub enum Problem {
     #[error("{0}")]
     Io(io::Error),
     /// The path is not a regular file. The text is its type, with an article.
-    #[error("it is {0}, and only a regular file is read here; remove it, or write a regular file")]
+    #[error("it is {0}, but only a regular file can be read; replace it with a regular file")]
     NotRegular(&'static str),
     /// The file is larger than the limit.
     #[error("it is larger than {} bytes; {}", .0.bytes, .0.remedy)]
     TooLarge(Limit),
     /// The file is not valid UTF-8.
-    #[error("it is not valid UTF-8; write text only")]
+    #[error("it is not valid UTF-8; save it as UTF-8 text")]
     NotText,
     /// Reading took longer than [`READ_TIMEOUT`].
-    #[error("reading took longer than {} s; check the file system that it is on", READ_TIMEOUT.as_secs())]
+    #[error("reading took longer than {} s; check the file system that contains it", READ_TIMEOUT.as_secs())]
     Timeout,
 }
 
@@ -81,11 +81,11 @@ pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(File::options().read(true), path)
 }
 
-/// Opens a regular file for reading. `path` may be a symbolic link, because an operator chose it.
+/// Opens a regular file for reading. Follows symbolic links, so use it only for paths that an operator chose.
 ///
 /// # Errors
 /// [`FileError`] if the path is not a regular file.
-pub fn open_chosen(path: &Path) -> Result<File, FileError> {
+pub fn open_following_links(path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
     checked(opened, path, || path.metadata())
@@ -101,32 +101,32 @@ pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileErr
     checked(opened, path, || path.symlink_metadata())
 }
 
-/// Opens the regular file `name` in a directory that is not a symbolic link itself.
+/// Opens the regular file `name` in a directory. The directory itself must not be a symbolic link.
 ///
 /// # Errors
-/// [`FileError`] if the file is not a regular file, the directory is not a directory, or the name has several components.
+/// [`FileError`] if the file is not a regular file, `dir` is not a directory, or the name has several components.
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
-    let above = rustix::fs::open(dir, flags, Mode::empty());
-    let above = above.map_err(|error| {
-        let kind = dir.symlink_metadata().ok().and_then(|metadata| not_regular(metadata.file_type()));
+    let directory = rustix::fs::open(dir, flags, Mode::empty());
+    let directory = directory.map_err(|error| {
+        let kind = dir.symlink_metadata().ok().and_then(|metadata| irregular_type(metadata.file_type()));
         let problem = kind.filter(|kind| *kind != DIRECTORY).map(Problem::NotRegular);
         FileError::new(dir, problem.unwrap_or(Problem::Io(error.into())))
     })?;
-    open_at(above, dir, name)
+    open_at(directory, dir, name)
 }
 
-/// Opens the regular file `name` in the open directory `above`. `dir` is its path, for errors.
+/// Opens the regular file `name` in the open directory `directory`. `dir` is the path of that directory, for errors.
 ///
 /// # Errors
 /// [`FileError`] if the file is not a regular file, or the name has several components.
-pub fn open_at(above: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
+pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
     let path = dir.join(name);
     if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
         return Err(FileError::new(&path, Problem::Io(io::ErrorKind::InvalidFilename.into())));
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let opened = rustix::fs::openat(above, name, flags, Mode::empty());
+    let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
     checked(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
 }
 
@@ -151,18 +151,18 @@ pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileE
 /// # Errors
 /// [`FileError`].
 pub async fn read(path: PathBuf, limit: Limit) -> Result<String, FileError> {
-    let whole = path.clone();
-    apart(&whole, move || text(read_open(open(&path)?, &path, limit)?, &path)).await
+    let error_path = path.clone();
+    run_blocking(&error_path, move || text(read_open(open(&path)?, &path, limit)?, &path)).await
 }
 
-/// Reads the text of the file `name` in a directory that is not a symbolic link itself.
+/// Reads the text of the file `name` in a directory. The directory itself must not be a symbolic link.
 ///
 /// # Errors
 /// [`FileError`].
 pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String, FileError> {
     let path = dir.join(&name);
-    let whole = path.clone();
-    apart(&whole, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
+    let error_path = path.clone();
+    run_blocking(&error_path, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
 }
 
 /// Reads the last `bytes` of the file at `path`, or the whole file if it is shorter. Invalid UTF-8 is replaced.
@@ -170,8 +170,8 @@ pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String,
 /// # Errors
 /// [`FileError`].
 pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
-    let whole = path.clone();
-    let tail = apart(&whole, move || {
+    let error_path = path.clone();
+    let tail = run_blocking(&error_path, move || {
         let mut file = open(&path)?;
         let mut tail = Vec::new();
         let length = file.seek(SeekFrom::End(0));
@@ -182,11 +182,11 @@ pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     Ok(String::from_utf8_lossy(&tail.await?).into_owned())
 }
 
-/// Runs work with the file at `path` on a thread for blocking calls.
+/// Runs `work`, which blocks, on a thread for blocking calls. `path` is the file that it uses, for errors.
 ///
 /// # Errors
 /// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread continues after the timeout.
-pub async fn apart<T: Send + 'static>(
+pub async fn run_blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
 ) -> Result<T, FileError> {
@@ -201,20 +201,21 @@ fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
 }
 
-/// Returns the file if it is a regular file. `look` gets the metadata of the path for the text of the error.
+/// Returns the file if it is a regular file. `read_metadata` returns the metadata of the path. It is called only
+/// if opening failed, to name the type of the file in the error.
 fn checked(
     opened: io::Result<File>,
     path: &Path,
-    look: impl FnOnce() -> io::Result<std::fs::Metadata>,
+    read_metadata: impl FnOnce() -> io::Result<std::fs::Metadata>,
 ) -> Result<File, FileError> {
     let found = opened.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
     match found {
-        Ok((file, metadata)) => match not_regular(metadata.file_type()) {
+        Ok((file, metadata)) => match irregular_type(metadata.file_type()) {
             None => Ok(file),
             Some(kind) => Err(FileError::new(path, Problem::NotRegular(kind))),
         },
         Err(error) => {
-            let kind = look().ok().and_then(|metadata| not_regular(metadata.file_type()));
+            let kind = read_metadata().ok().and_then(|metadata| irregular_type(metadata.file_type()));
             Err(FileError::new(path, kind.map_or(Problem::Io(error), Problem::NotRegular)))
         }
     }
@@ -222,8 +223,8 @@ fn checked(
 
 const DIRECTORY: &str = "a directory";
 
-/// Returns the name of a file type, with an article. `None` means that it is a regular file.
-fn not_regular(kind: std::fs::FileType) -> Option<&'static str> {
+/// Returns the name of a file type, with an article, or `None` for a regular file.
+fn irregular_type(kind: std::fs::FileType) -> Option<&'static str> {
     match kind {
         kind if kind.is_file() => None,
         kind if kind.is_symlink() => Some("a symbolic link"),
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_regular_files_within_the_limit_are_read() {
+    async fn read_accepts_only_regular_files_within_the_limit() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("file"), "12345678").unwrap();
@@ -273,9 +274,9 @@ mod tests {
             ("socket", "it is a socket"),
             ("missing", "No such file"),
         ] {
-            let alone = read(at(name), LIMIT).await.unwrap_err();
-            let below = read_in(dir.path().to_owned(), name.to_owned(), LIMIT).await.unwrap_err();
-            for error in [alone, below] {
+            let by_path = read(at(name), LIMIT).await.unwrap_err();
+            let in_directory = read_in(dir.path().to_owned(), name.to_owned(), LIMIT).await.unwrap_err();
+            for error in [by_path, in_directory] {
                 assert_eq!(error.is_missing(), name == "missing");
                 assert!(error.path.ends_with(name) && error.to_string().contains(problem), "{name}: {error}");
             }
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_long_file_only_the_end_is_read() {
+    async fn read_tail_reads_only_the_end_of_a_long_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, "short").unwrap();
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_became_a_link_is_not_entered() {
+    async fn read_in_rejects_a_directory_that_is_a_symbolic_link() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("own")).unwrap();
         std::fs::write(dir.path().join("own/file"), "text").unwrap();

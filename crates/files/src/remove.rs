@@ -10,11 +10,11 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-/// Maximum number of levels below the top directory to enter. Each level keeps a file open. Deeper directories are first moved to the
-/// top.
-const DEPTH: usize = 32;
-/// Maximum number of names of a directory to keep in memory.
-const NAMES: usize = 1024;
+/// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open. Deeper directories are
+/// moved into the top directory first.
+const MAX_OPEN_LEVELS: usize = 32;
+/// Maximum number of subdirectory names of a directory to keep in memory.
+const MAX_NAMES: usize = 1024;
 
 /// Removes a directory and everything in it. Symbolic links are not followed.
 ///
@@ -40,24 +40,26 @@ pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
 struct Level {
     name: CString,
     directory: OwnedFd,
-    /// Directories in it that are not removed yet.
-    inner: Vec<CString>,
+    /// Names of its subdirectories that were read and not removed yet.
+    subdirectories: Vec<CString>,
     /// Whether the directory may contain more entries than were read.
     has_more: bool,
 }
 
 impl Level {
     /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which was removed.
-    fn enter(above: BorrowedFd<'_>, name: CString, unlock: bool) -> io::Result<Option<Self>> {
-        match open_directory(above, &name, unlock) {
-            Ok(directory) => Ok(Some(Self { name, directory, inner: Vec::new(), has_more: true })),
+    fn enter(parent: BorrowedFd<'_>, name: CString, unlock: bool) -> io::Result<Option<Self>> {
+        match open_directory(parent, &name, unlock) {
+            Ok(directory) => Ok(Some(Self { name, directory, subdirectories: Vec::new(), has_more: true })),
             Err(Errno::NOENT) => Ok(None),
-            Err(Errno::NOTDIR | Errno::LOOP) => gone(unlinkat(above, &name, AtFlags::empty())).map(|()| None),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                ignore_missing(unlinkat(parent, &name, AtFlags::empty())).map(|()| None)
+            }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes everything except directories. Keeps the names of up to [`NAMES`] directories.
+    /// Removes everything except directories. Stores the names of up to [`MAX_NAMES`] directories in `subdirectories`.
     fn read(&mut self) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
@@ -75,11 +77,11 @@ impl Level {
                 kind => kind == FileType::Directory,
             };
             if !is_directory {
-                gone(unlinkat(directory, name, AtFlags::empty()))?;
+                ignore_missing(unlinkat(directory, name, AtFlags::empty()))?;
                 continue;
             }
-            self.inner.push(name.to_owned());
-            if self.inner.len() >= NAMES {
+            self.subdirectories.push(name.to_owned());
+            if self.subdirectories.len() >= MAX_NAMES {
                 self.has_more = true;
                 break;
             }
@@ -101,51 +103,52 @@ fn remove(path: &Path, unlock: bool) -> io::Result<()> {
     loop {
         let depth = below.len();
         let level = below.last_mut().unwrap_or(&mut top);
-        if let Some(name) = level.inner.pop() {
-            let above = &below.last().unwrap_or(&top).directory;
-            if depth < DEPTH {
-                let entered = Level::enter(above.as_fd(), name, unlock)?;
+        if let Some(name) = level.subdirectories.pop() {
+            let parent = &below.last().unwrap_or(&top).directory;
+            if depth < MAX_OPEN_LEVELS {
+                let entered = Level::enter(parent.as_fd(), name, unlock)?;
                 below.extend(entered);
             } else {
-                move_up(above, &name, &top.directory, unlock)?;
+                move_up(parent, &name, &top.directory, unlock)?;
                 top.has_more = true;
             }
         } else if level.has_more {
             level.read()?;
         } else if let Some(empty) = below.pop() {
-            let above = below.last().unwrap_or(&top);
-            gone(unlinkat(&above.directory, &empty.name, AtFlags::REMOVEDIR))?;
+            let parent = below.last().unwrap_or(&top);
+            ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR))?;
         } else {
-            return gone(unlinkat(CWD, &top.name, AtFlags::REMOVEDIR));
+            return ignore_missing(unlinkat(CWD, &top.name, AtFlags::REMOVEDIR));
         }
     }
 }
 
 /// Moves a directory to the top directory, where it will be removed later.
-fn move_up(above: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
+fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
         // Moving a directory requires write permission in it.
-        drop(open_directory(above.as_fd(), name, unlock));
+        drop(open_directory(parent.as_fd(), name, unlock));
     }
     let random = RandomState::new().build_hasher().finish();
-    gone(renameat(above, name, top, format!(".removed-{random:016x}")))
+    ignore_missing(renameat(parent, name, top, format!(".removed-{random:016x}")))
 }
 
-fn open_directory(above: BorrowedFd<'_>, name: &CString, unlock: bool) -> Result<OwnedFd, Errno> {
+fn open_directory(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     if !unlock {
-        return openat(above, name, flags | OFlags::RDONLY, Mode::empty());
+        return openat(parent, name, flags | OFlags::RDONLY, Mode::empty());
     }
-    let place = openat(above, name, flags | OFlags::PATH, Mode::empty())?;
-    if fstat(&place)?.st_mode & 0o700 != 0o700 {
-        // The path names the open directory, even if another file has replaced it. If this fails, so do later operations.
-        let _ = chmod(format!("/proc/self/fd/{}", place.as_raw_fd()), Mode::RWXU);
+    let directory = openat(parent, name, flags | OFlags::PATH, Mode::empty())?;
+    if fstat(&directory)?.st_mode & 0o700 != 0o700 {
+        // The path refers to the open directory, even if another file has replaced it. An error here is ignored, because later
+        // operations then fail, too.
+        let _ = chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU);
     }
-    openat(&place, c".", flags | OFlags::RDONLY, Mode::empty())
+    openat(&directory, c".", flags | OFlags::RDONLY, Mode::empty())
 }
 
-/// Ignores the error of an entry that does not exist: another process may have removed it.
-fn gone(removed: Result<(), Errno>) -> io::Result<()> {
+/// Ignores the error that an entry does not exist, because another process may have removed it.
+fn ignore_missing(removed: Result<(), Errno>) -> io::Result<()> {
     match removed {
         Err(Errno::NOENT) => Ok(()),
         removed => Ok(removed?),
@@ -160,34 +163,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_is_in_a_directory_goes_and_nothing_that_links_lead_to() {
+    fn remove_tree_removes_all_contents_but_not_the_targets_of_links() {
         let dir = tempfile::tempdir().unwrap();
-        let (tree, kept) = (dir.path().join("tree"), dir.path().join("kept"));
-        fs::create_dir_all(kept.join("inner")).unwrap();
-        fs::write(kept.join("inner/file"), "").unwrap();
-        // Deeper than `DEPTH`, with several directories at each level.
+        let (tree, outside) = (dir.path().join("tree"), dir.path().join("outside"));
+        fs::create_dir_all(outside.join("inner")).unwrap();
+        fs::write(outside.join("inner/file"), "").unwrap();
+        // Deeper than `MAX_OPEN_LEVELS`, with several directories at each level.
         let mut at = tree.clone();
-        for _ in 0..2 * DEPTH {
+        for _ in 0..2 * MAX_OPEN_LEVELS {
             for name in ["a", "b/c"] {
                 fs::create_dir_all(at.join(name)).unwrap();
                 fs::write(at.join(name).join("file"), "").unwrap();
             }
-            symlink(&kept, at.join("link")).unwrap();
+            symlink(&outside, at.join("link")).unwrap();
             at.push("d");
         }
-        // More directories than the `NAMES` that are kept in memory.
-        for number in 0..NAMES + 10 {
+        // More directories than `MAX_NAMES`.
+        for number in 0..MAX_NAMES + 10 {
             fs::create_dir(tree.join(number.to_string())).unwrap();
         }
         remove_tree(&tree).unwrap();
         assert!(!tree.exists());
-        symlink(&kept, &tree).unwrap();
+        symlink(&outside, &tree).unwrap();
         remove_tree(&tree).unwrap();
-        assert!(fs::symlink_metadata(&tree).is_err() && kept.join("inner/file").exists());
+        assert!(fs::symlink_metadata(&tree).is_err() && outside.join("inner/file").exists());
     }
 
     #[test]
-    fn what_is_no_directory_is_an_error() {
+    fn remove_tree_fails_if_the_path_is_a_file_or_missing() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "").unwrap();

@@ -8,22 +8,22 @@ use std::path::Path;
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
-/// Connections that wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Listens at a socket with mode 0600, without blocking. No socket must exist at the path.
+/// Listens on a non-blocking socket with mode 0600. No file may exist at the path yet.
 ///
 /// # Errors
 /// The error of the system.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
-    let socket = bound(path)?;
+    let socket = bind_private(path)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Binds a socket. Its file has the mode of the socket, which is set before: the file is never open to others, and no path is
-/// used that another process could have replaced.
-fn bound(path: &Path) -> io::Result<OwnedFd> {
+/// Binds a socket. The mode of the socket is set before `bind`, which creates the file with that mode. The file is therefore never
+/// accessible to other users, and no path has to be changed afterwards, which another process could have replaced.
+fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
@@ -42,8 +42,8 @@ mod tests {
     fn a_socket_is_private_from_the_moment_it_exists() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("socket");
-        // Another process can look between any two calls, so the file is looked at as `bind` made it.
-        let socket = bound(&path).unwrap();
+        // Another process can connect between any two calls, so the mode is checked directly after `bind`.
+        let socket = bind_private(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap_err();
         drop(socket);

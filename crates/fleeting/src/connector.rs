@@ -11,27 +11,28 @@ pub struct DialOptions {
     /// Uses the external address instead of the internal one.
     pub use_external_addr: bool,
     /// Sends credentials over plain HTTP with the protocol `winrm`.
-    /// Everyone who can read the network can read them.
+    /// Everyone who can read the network traffic can read them.
     pub allow_unencrypted: bool,
 }
 
 /// Reason why an instance has no address to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// The plugin returned an external address only.
+    /// The plugin returned only an external address.
     #[error(
-        "it has only an external address; set use_external_addr = true in connector_config, or give it an internal one"
+        "the instance has only an external address; set use_external_addr = true in connector_config, or give the instance an \
+         internal address"
     )]
     OnlyExternal,
     /// The plugin returned no address.
-    #[error("the plugin gave no address")]
+    #[error("the plugin returned no address")]
     None,
 }
 
 /// Returns the target for a session with an instance.
 ///
 /// # Errors
-/// [`AddressError`] immediately. The Go host dials the empty address until its timeout (C1).
+/// [`AddressError`]. The Go host instead dials the empty address until its timeout (C1).
 pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) -> Result<Target, AddressError> {
     let address = address(&info, options.use_external_addr)?.to_owned();
     let connector = info.connector;
@@ -50,7 +51,7 @@ pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) ->
     })
 }
 
-/// Returns the internal address, unless the external one is wanted and exists.
+/// Returns the external address if `use_external` is set and it exists, otherwise the internal address.
 ///
 /// # Errors
 /// [`AddressError`].

@@ -1,4 +1,4 @@
-//! Errors as text.
+//! Formats errors with their causes.
 
 /// Returns the error's message followed by the messages of its sources.
 pub(crate) fn error_chain(error: &dyn std::error::Error) -> String {

@@ -39,7 +39,7 @@ pub struct Price {
     pub minimum: Duration,
 }
 
-/// A notice that the provider sends on its own initiative.
+/// A notice that the provider sends without a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
     /// The provider takes an instance back.
@@ -48,7 +48,7 @@ pub enum Notice {
         instance: InstanceId,
         /// Unix time in seconds of the interruption. `None` means unknown.
         at: Option<i64>,
-        /// Reason in the provider's words.
+        /// Reason as stated by the provider.
         reason: String,
     },
     /// An offer went out of stock, or is available again.

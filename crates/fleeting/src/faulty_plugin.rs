@@ -1,7 +1,7 @@
 //! A plugin with random faults that a seed determines, for tests of code that runs plugins.
 //!
-//! Its process prints a handshake or something else ([`Script::begin`]) and continues with [`Script::body`]. Its service ([`FaultyPlugin`])
-//! behaves at each call as [`Script::behaviors`] define.
+//! Its process prints a valid or invalid handshake ([`Script::start`]) and continues with [`Script::body`]. [`Script::behaviors`] defines how
+//! its service ([`FaultyPlugin`]) reacts to each call.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -45,8 +45,8 @@ pub enum Behavior {
     HugeResponse,
     /// Returns a list that never ends.
     EndlessStream,
-    /// Returns a list that breaks off after its instances. Other calls return an error.
-    BreaksOff,
+    /// Returns an error after the listed instances of `Update`. Other calls return an error.
+    TruncatedStream,
     /// Exits.
     Exits,
 }
@@ -62,11 +62,11 @@ const BEHAVIORS: [Behavior; 12] = [
     Behavior::InvalidResponse,
     Behavior::HugeResponse,
     Behavior::EndlessStream,
-    Behavior::BreaksOff,
+    Behavior::TruncatedStream,
     Behavior::Exits,
 ];
 
-/// The calls whose behavior can differ.
+/// The calls whose behaviors are chosen separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// `Init`.
@@ -90,9 +90,9 @@ pub enum Call {
 /// Behavior at each [`Call`].
 pub type Behaviors = [Behavior; 8];
 
-/// Start of the process, with the variable `$socket`: a valid handshake.
+/// Start of the process that prints a valid handshake. The shell variable `$socket` has the path of the socket.
 pub const WELL_BEHAVED: &str = "echo \"1|0|unix|$socket|grpc|\"";
-/// Rest of the process: it waits.
+/// Rest of the process that only waits.
 pub const IDLE_BODY: &str = "exec sleep 600";
 
 /// Possible starts of the process, as shell commands.
@@ -116,11 +116,11 @@ const BODIES: [&str; 4] = [
     "trap '' TERM INT; sleep 600 & exec sleep 600",
 ];
 
-/// A plugin that a seed determines.
+/// A randomly drawn plugin.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// Start of the process, as a shell command; [`WELL_BEHAVED`] or something else.
-    pub begin: &'static str,
+    /// Start of the process, as a shell command. [`WELL_BEHAVED`] prints a valid handshake.
+    pub start: &'static str,
     /// Rest of the process, as a shell command.
     pub body: &'static str,
     /// Behavior at each [`Call`].
@@ -128,9 +128,9 @@ pub struct Script {
 }
 
 impl Script {
-    /// Draws a plugin. Most start correctly, because otherwise no call could be tested.
+    /// Draws a plugin. Most plugins start correctly, because calls are only tested after a start.
     pub fn draw(random: &mut impl Rng) -> Self {
-        let begin =
+        let start =
             if random.random_ratio(3, 4) { WELL_BEHAVED } else { STARTS.choose(random).unwrap_or(&WELL_BEHAVED) };
         let mut behaviors: Behaviors =
             std::array::from_fn(|_| BEHAVIORS.choose(random).copied().unwrap_or(Behavior::Normal));
@@ -138,7 +138,7 @@ impl Script {
             let [init, ..] = &mut behaviors;
             *init = Behavior::Normal;
         }
-        Self { begin, body: BODIES.choose(random).unwrap_or(&IDLE_BODY), behaviors }
+        Self { start, body: BODIES.choose(random).unwrap_or(&IDLE_BODY), behaviors }
     }
 
     /// Returns the behavior at a call.
@@ -180,7 +180,7 @@ impl FaultyPlugin {
         Self { behaviors, exit: Box::new(exit), instances, last_init, hooks: Arc::new(NoHooks) }
     }
 
-    /// Serves until it is dropped.
+    /// Serves until the future is dropped.
     ///
     /// # Errors
     /// An error of the transport.
@@ -217,7 +217,7 @@ impl FaultyPlugin {
             Behavior::Normal | Behavior::HugeResponse | Behavior::EndlessStream => Ok(Response::new(normal)),
             Behavior::InvalidResponse => Ok(Response::new(invalid)),
             Behavior::Hangs => std::future::pending().await,
-            Behavior::Fails | Behavior::BreaksOff => Err(Status::unknown("quota exceeded")),
+            Behavior::Fails | Behavior::TruncatedStream => Err(Status::unknown("quota exceeded")),
             Behavior::Unavailable => Err(Status::unavailable("the provider's API is down")),
             Behavior::Unimplemented => Err(Status::unimplemented("no such call")),
             #[expect(clippy::panic, reason = "this fault is a panic")]
@@ -241,7 +241,7 @@ impl InstanceGroup for FaultyPlugin {
 
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
         *self.last_init.lock().unwrap_or_else(PoisonError::into_inner) = Some(request.into_inner());
-        let capabilities = vec!["suspend_resume".to_owned(), "flying".to_owned()];
+        let capabilities = vec!["suspend_resume".to_owned(), "unknown_capability".to_owned()];
         let id = self.text(Call::Init, "faulty");
         let normal = InitResponse { id, max_size: u32::MAX, capabilities, ..Default::default() };
         self.respond(Call::Init, normal, InitResponse::default()).await
@@ -256,15 +256,15 @@ impl InstanceGroup for FaultyPlugin {
         let instances = self.instances().clone();
         let mut normal: Vec<_> =
             instances.into_iter().map(|(instance, state)| Ok(UpdateResponse { instance, state })).collect();
-        if self.behavior(Call::Update) == Behavior::BreaksOff {
+        if self.behavior(Call::Update) == Behavior::TruncatedStream {
             normal.push(Err(Status::unavailable("the stream broke")));
             return Ok(Response::new(Box::pin(futures::stream::iter(normal))));
         }
         if self.behavior(Call::Update) == Behavior::HugeResponse {
             normal.push(Ok(UpdateResponse { instance: self.text(Call::Update, ""), state: 1 }));
         }
-        let nameless = UpdateResponse { instance: String::new(), state: -7 };
-        let invalid = vec![Ok(nameless), Err(Status::internal("half way"))];
+        let invalid_instance = UpdateResponse { instance: String::new(), state: -7 };
+        let invalid = vec![Ok(invalid_instance), Err(Status::internal("the stream failed halfway"))];
         let messages = self.respond(Call::Update, normal, invalid).await?.into_inner();
         Ok(Response::new(Box::pin(futures::stream::iter(messages))))
     }
@@ -272,7 +272,7 @@ impl InstanceGroup for FaultyPlugin {
     async fn increase(&self, request: Request<IncreaseRequest>) -> Result<Response<IncreaseResponse>, Status> {
         let succeeded = request.into_inner().n;
         {
-            // The instances are created even if the call then fails.
+            // The instances are created even if the response is an error.
             let mut instances = self.instances();
             for _ in 0..succeeded.min(100) {
                 let name = format!("h{}", instances.len());
@@ -334,9 +334,9 @@ pub(crate) fn always(behavior: Behavior) -> Behaviors {
 mod tests {
     use super::*;
 
-    /// The seeded runs draw from all behaviors, and every call has one.
+    /// The seeded runs draw from all behaviors, and every call has a behavior.
     #[test]
-    fn every_behavior_is_drawn() {
+    fn lists_of_behaviors_are_complete() {
         assert_eq!(BEHAVIORS.len(), Behavior::Exits as usize + 1);
         assert_eq!(always(Behavior::Normal).len(), Call::Shutdown as usize + 1);
     }

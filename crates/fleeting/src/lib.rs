@@ -10,7 +10,7 @@
 //! - `faulty_plugin` (feature `test-support`) is a plugin with configurable faults, for tests.
 //! - [`nesting`] creates virtual machines on an instance through the hypervisor daemon that runs there.
 //! - [`model`] has the types that host and SDK share.
-//! - `sys` has what differs between operating systems. The SDK supports Unix and Windows, everything else is for Unix only.
+//! - `sys` has the code that depends on the operating system. The SDK supports Unix and Windows; everything else is for Unix only.
 //!
 //! The protocol is GitLab's *fleeting*, application version 0, on top of HashiCorp's go-plugin handshake. `docs/spec/fleeting.md` describes
 //! it.

@@ -127,11 +127,11 @@ pub struct ConnectorConfig {
     pub protocol_port: u16,
     /// Name of the user who logs in.
     pub username: String,
-    /// Password. Empty means none.
+    /// Password. Empty means no password.
     pub password: String,
-    /// Content of a private key file. Empty means none.
+    /// Content of a private key file. Empty means no key.
     pub key: Vec<u8>,
-    /// Forbids the plugin to create credentials.
+    /// Whether the plugin must not create credentials.
     pub use_static_credentials: bool,
     /// Time between keep-alive messages on a connection. Defaults to 30 seconds.
     pub keepalive: Duration,
@@ -160,7 +160,7 @@ impl Default for ConnectorConfig {
 impl fmt::Debug for ConnectorConfig {
     /// Omits the secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let hidden = |set: bool| if set { "[set]" } else { "[none]" };
+        let hidden = |is_set: bool| if is_set { "[set]" } else { "[none]" };
         f.debug_struct("ConnectorConfig")
             .field("os", &self.os)
             .field("arch", &self.arch)
@@ -227,7 +227,7 @@ pub struct ConnectInfo {
     pub expires: Option<i64>,
 }
 
-/// What a plugin reports about its group.
+/// Properties of a group that its plugin reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupInfo {
     /// Human-readable id of the group: `<provider>/<location>/<name>`.

@@ -1,8 +1,8 @@
-//! Operating system and architecture, named as in Go, which the protocol follows.
+//! Operating system and architecture, with the names that Go and the protocol use.
 
 use std::fmt;
 
-/// A kind of machine, written `linux/arm64`.
+/// Operating system and architecture of a machine, written as `linux/arm64`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Platform {
     /// Operating system: `linux`, `windows` or `darwin`.

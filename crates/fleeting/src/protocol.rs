@@ -17,7 +17,7 @@ pub(crate) const SOCKET_DIR_KEY: &str = "PLUGIN_UNIX_SOCKET_DIR";
 /// The only capability that the protocol defines.
 pub(crate) const SUSPEND_RESUME: &str = "suspend_resume";
 
-/// `google.rpc.Status`, whose details list what succeeded before an error.
+/// `google.rpc.Status`. Its details list the instances for which the call succeeded before an error.
 /// See docs/spec/fleeting.md, section 2.4.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct RichStatus {
@@ -30,31 +30,31 @@ pub(crate) struct RichStatus {
 }
 
 /// `proto.InstanceGroup` and its messages.
-#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod group {
     tonic::include_proto!("proto");
 }
 
 /// go-plugin's services.
-#[expect(unreachable_pub, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod plugin {
     tonic::include_proto!("plugin");
 }
 
 /// Muster's protocol extension.
-#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod extension {
     tonic::include_proto!("muster.fleeting.v1");
 }
 
 /// The hypervisor daemon that runs nested virtual machines.
-#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod nesting {
     tonic::include_proto!("nesting");
 }
 
 /// gRPC's health service.
-#[expect(unreachable_pub, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod health {
     tonic::include_proto!("grpc.health.v1");
 }

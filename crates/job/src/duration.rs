@@ -1,4 +1,4 @@
-//! Durations as text in Go's syntax, which users and tools know from gitlab-runner (`1h0m0s`, `2s`, `300ms`), and as milliseconds.
+//! Durations as text in Go's syntax, the format of gitlab-runner (`1h0m0s`, `2s`, `300ms`), and as milliseconds.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ impl GoDuration {
             total = total.checked_add(Duration::try_from_secs_f64(value * nanoseconds / 1e9).ok()?)?;
             rest = tail;
         }
-        // Go counts nanoseconds in 64 bits, which is about 292 years.
+        // Go counts nanoseconds in 64 bits, which limits a duration to about 292 years.
         i64::try_from(total.as_nanos()).ok()?;
         match (text.is_empty(), negative && !total.is_zero()) {
             (true, _) => None,

@@ -1,8 +1,8 @@
-//! Errors as text.
+//! Converts errors to text.
 
 /// Returns the messages of an error and of its causes, joined by `: `.
 ///
-/// A message that already ends with its cause is not continued by it.
+/// A cause is omitted if the message before it already ends with it.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -2,8 +2,8 @@
 
 /// Replaces each reference by the result of `lookup`. References in inserted values are not expanded.
 ///
-/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) are empty. A dollar sign without a name
-/// after it is kept. An unclosed `${`, and `${}`, are removed.
+/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) expand to empty text. A dollar sign
+/// without a name after it is kept. An unclosed `${`, and `${}`, are removed.
 #[must_use]
 pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
     expand_within(text, usize::MAX, lookup).unwrap_or_default()
@@ -14,14 +14,14 @@ pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
 pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) -> Option<String> {
     let mut expanded = String::new();
     let mut rest = text;
-    // False once no closing brace follows. Without it, a text of many open braces would take quadratic time.
-    let mut closes = true;
+    // False once no closing brace follows. Without this flag, a text with many open braces would take quadratic time.
+    let mut may_close = true;
     while let Some((before, after)) = rest.split_once('$') {
         expanded.push_str(before);
         if after.is_empty() {
             expanded.push('$');
         }
-        let (name, length) = name(after, &mut closes);
+        let (name, length) = name(after, &mut may_close);
         match name {
             Some("$") => expanded.push('$'),
             Some(name) if is_special(name) => {}
@@ -38,12 +38,12 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// Returns the name at the start of `text`, which follows a dollar sign, and the length of the reference. `closes` is
+/// Returns the name at the start of `text`, which follows a dollar sign, and the length of the reference. `may_close` is
 /// true if there may be a closing brace.
-fn name<'a>(text: &'a str, closes: &mut bool) -> (Option<&'a str>, usize) {
+fn name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
-        let end = if *closes { inner.find('}') } else { None };
-        *closes = end.is_some();
+        let end = if *may_close { inner.find('}') } else { None };
+        *may_close = end.is_some();
         return match end {
             Some(0) => (None, 2),
             Some(end) => (inner.get(..end), end + 2),

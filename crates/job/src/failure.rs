@@ -47,7 +47,7 @@ reasons! {
     StuckOrTimeoutFailure = "stuck_or_timeout_failure",
     /// The runner or the environment of the job failed, not the script.
     RunnerSystemFailure = "runner_system_failure",
-    /// An artifact of a dependency does not exist anymore.
+    /// An artifact of a dependency no longer exists.
     MissingDependencyFailure = "missing_dependency_failure",
     /// The runner lacks a feature that the job requires.
     RunnerUnsupported = "runner_unsupported",
@@ -113,7 +113,7 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job. All layers pass it on.
+/// Cause of the early termination of a job, which the agent, the manager and the coordinator pass on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

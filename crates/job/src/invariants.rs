@@ -1,5 +1,5 @@
-//! Invariants of jobs as functions. The coordinator checks them after every write, and simulators and tests check what
-//! they observe. The caller passes all observations; there is no I/O.
+//! Checks of the invariants of jobs. The coordinator calls them after every write, simulators and tests with their
+//! observations. The functions do no I/O: the caller passes all observations.
 //!
 //! The names are those of ARCHITECTURE.md: J1 one final state, J2 at most one start of the user's script, J3 the trace
 //! equals the log, J4 no concurrency limit is exceeded, J5 no leftovers, J6 no secret is visible.
@@ -15,8 +15,8 @@ pub struct JobSnapshot {
     pub status: JobStatus,
     /// Number of times that the job was assigned.
     pub assignment: u32,
-    /// Whether the last assignee has accepted the job or sent anything.
-    pub alive: bool,
+    /// Whether the last assignee has accepted the job or sent anything for it.
+    pub is_active: bool,
 }
 
 /// Length and CRC-32 (IEEE) of a log, as in the runner API.
@@ -38,16 +38,16 @@ impl std::fmt::Display for LogExtent {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// J1: the state of a finished job changed.
-    #[error("J1: finished job {job} changed from {was} to {now}")]
+    #[error("J1: finished job {job} changed from {from} to {to}")]
     EndedTwice {
         /// ID of the job.
         job: JobId,
         /// Final state of the job.
-        was: JobStatus,
+        from: JobStatus,
         /// Current state of the job.
-        now: JobStatus,
+        to: JobStatus,
     },
-    /// J2: a job was assigned again although its assignee had sent something.
+    /// J2: a job was assigned again although its assignee was active.
     #[error("J2: job {job} was assigned again (assignment {assignment}) although its assignee was active")]
     AssignedTwice {
         /// ID of the job.
@@ -97,12 +97,12 @@ pub enum Violation {
         /// Limit for concurrent jobs.
         limit: usize,
     },
-    /// J5: something of a job remains after it was reported and cleaned up.
+    /// J5: processes, files or leases of a job remain after it was reported and cleaned up.
     #[error("J5: leftovers of finished jobs: {0}")]
     Leftovers(String),
     /// J6: the value of a secret is visible.
     #[error("J6: the value of a secret is visible in {0}")]
-    SecretShown(String),
+    SecretVisible(String),
 }
 
 /// Checks J1: the job was reported exactly once. Call it after all faults were repaired.
@@ -125,7 +125,7 @@ pub fn started_at_most_once(job: JobId, times: usize) -> Result<(), Violation> {
 ///
 /// # Errors
 /// Returns [`Violation::TraceDiffers`].
-pub fn trace_is_log(job: JobId, log: LogExtent, trace: LogExtent) -> Result<(), Violation> {
+pub fn trace_equals_log(job: JobId, log: LogExtent, trace: LogExtent) -> Result<(), Violation> {
     if log == trace { Ok(()) } else { Err(Violation::TraceDiffers { job, log, trace }) }
 }
 
@@ -133,27 +133,31 @@ pub fn trace_is_log(job: JobId, log: LogExtent, trace: LogExtent) -> Result<(), 
 ///
 /// # Errors
 /// Returns [`Violation::Leftovers`] with all of them.
-pub fn nothing_left(left: impl IntoIterator<Item = String>) -> Result<(), Violation> {
-    let left: Vec<String> = left.into_iter().collect();
-    if left.is_empty() { Ok(()) } else { Err(Violation::Leftovers(left.join(", "))) }
+pub fn no_leftovers(found: impl IntoIterator<Item = String>) -> Result<(), Violation> {
+    let found: Vec<String> = found.into_iter().collect();
+    if found.is_empty() { Ok(()) } else { Err(Violation::Leftovers(found.join(", "))) }
 }
 
-/// Checks J6: `seen`, which others can read at `place`, contains none of `secrets`. Empty secrets are ignored.
+/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`. Empty secrets are ignored.
 ///
 /// # Errors
-/// Returns [`Violation::SecretShown`] with the place, never with the value.
-pub fn no_secret<'a>(place: &str, seen: &[u8], secrets: impl IntoIterator<Item = &'a [u8]>) -> Result<(), Violation> {
-    let shown = secrets
+/// Returns [`Violation::SecretVisible`] with the location, never with the value.
+pub fn no_secret<'a>(
+    location: &str,
+    content: &[u8],
+    secrets: impl IntoIterator<Item = &'a [u8]>,
+) -> Result<(), Violation> {
+    let is_visible = secrets
         .into_iter()
         .filter(|secret| !secret.is_empty())
-        .any(|secret| seen.windows(secret.len()).any(|window| window == secret));
-    if shown { Err(Violation::SecretShown(place.to_owned())) } else { Ok(()) }
+        .any(|secret| content.windows(secret.len()).any(|window| window == secret));
+    if is_visible { Err(Violation::SecretVisible(location.to_owned())) } else { Ok(()) }
 }
 
 /// Checks J4: no more than `limit` of `jobs` ran concurrently.
 ///
-/// Each job is its start and its end by a common clock; `None` means that it is still running. A job that starts at the
-/// time at which another one ends does not overlap with it.
+/// Each item has the start and the end of a job on the same clock. `None` means that the job is still running. A job that
+/// starts at the time at which another job ends does not overlap with it.
 ///
 /// # Errors
 /// Returns [`Violation::ConcurrencyExceeded`] with the maximum number of concurrent jobs.
@@ -161,7 +165,7 @@ pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T
     // At the same time, ends (false) sort before starts (true).
     let mut steps: Vec<(T, bool)> = Vec::new();
     for (started, finished) in jobs {
-        // A job without duration overlaps with none.
+        // A job without duration does not overlap with other jobs.
         if finished.as_ref().is_none_or(|finished| *finished > started) {
             steps.push((started, true));
             steps.extend(finished.map(|finished| (finished, false)));
@@ -187,7 +191,7 @@ impl InvariantMonitor {
     ///
     /// # Errors
     /// Returns the [`Violation`]. The snapshot is recorded anyway.
-    pub fn note(&mut self, job: JobId, now: JobSnapshot) -> Result<(), Violation> {
+    pub fn record(&mut self, job: JobId, now: JobSnapshot) -> Result<(), Violation> {
         let before = self.last.insert(job, now);
         if now.status.is_on_runner() && now.assignment == 0 {
             return Err(Violation::RunningUnassigned { job, status: now.status });
@@ -196,15 +200,15 @@ impl InvariantMonitor {
         // Skipped jobs can still change: the job that caused the skip may be retried.
         let ended = before.status.is_complete() && before.status != JobStatus::Skipped;
         if ended && now.status != before.status {
-            return Err(Violation::EndedTwice { job, was: before.status, now: now.status });
+            return Err(Violation::EndedTwice { job, from: before.status, to: now.status });
         }
-        if now.assignment != before.assignment && before.alive {
+        if now.assignment != before.assignment && before.is_active {
             return Err(Violation::AssignedTwice { job, assignment: now.assignment });
         }
         Ok(())
     }
 
-    /// Drops the last snapshot of a job, so that its next one is not compared.
+    /// Removes the last snapshot of a job, so that the next one is not compared with it.
     pub fn forget(&mut self, job: JobId) {
         self.last.remove(&job);
     }
@@ -216,32 +220,33 @@ mod tests {
 
     const JOB: JobId = JobId(1);
 
-    fn standing(status: JobStatus, assignment: u32, alive: bool) -> JobSnapshot {
-        JobSnapshot { status, assignment, alive }
+    fn snapshot(status: JobStatus, assignment: u32, is_active: bool) -> JobSnapshot {
+        JobSnapshot { status, assignment, is_active }
     }
 
     #[test]
     fn state_of_finished_job_must_not_change() {
-        let mut watch = InvariantMonitor::default();
-        assert_eq!(watch.note(JOB, standing(JobStatus::Failed, 1, true)), Ok(()));
-        assert_eq!(watch.note(JOB, standing(JobStatus::Failed, 1, true)), Ok(()));
-        let violation = watch.note(JOB, standing(JobStatus::Success, 1, true)).expect_err("J1");
+        let mut monitor = InvariantMonitor::default();
+        assert_eq!(monitor.record(JOB, snapshot(JobStatus::Failed, 1, true)), Ok(()));
+        assert_eq!(monitor.record(JOB, snapshot(JobStatus::Failed, 1, true)), Ok(()));
+        let violation = monitor.record(JOB, snapshot(JobStatus::Success, 1, true)).expect_err("J1");
         assert!(matches!(violation, Violation::EndedTwice { .. }), "{violation}");
     }
 
     #[test]
-    fn active_assignee_must_keep_its_job() {
-        let mut watch = InvariantMonitor::default();
-        assert_eq!(watch.note(JOB, standing(JobStatus::Running, 1, false)), Ok(()));
-        assert_eq!(watch.note(JOB, standing(JobStatus::Running, 2, false)), Ok(()));
-        assert_eq!(watch.note(JOB, standing(JobStatus::Running, 2, true)), Ok(()));
-        let violation = watch.note(JOB, standing(JobStatus::Running, 3, false)).expect_err("J2");
+    fn job_of_an_active_assignee_must_not_be_assigned_again() {
+        let mut monitor = InvariantMonitor::default();
+        assert_eq!(monitor.record(JOB, snapshot(JobStatus::Running, 1, false)), Ok(()));
+        assert_eq!(monitor.record(JOB, snapshot(JobStatus::Running, 2, false)), Ok(()));
+        assert_eq!(monitor.record(JOB, snapshot(JobStatus::Running, 2, true)), Ok(()));
+        let violation = monitor.record(JOB, snapshot(JobStatus::Running, 3, false)).expect_err("J2");
         assert!(matches!(violation, Violation::AssignedTwice { .. }), "{violation}");
     }
 
     #[test]
     fn running_job_must_be_assigned() {
-        let violation = InvariantMonitor::default().note(JOB, standing(JobStatus::Running, 0, false)).expect_err("J2");
+        let violation =
+            InvariantMonitor::default().record(JOB, snapshot(JobStatus::Running, 0, false)).expect_err("J2");
         assert!(matches!(violation, Violation::RunningUnassigned { .. }), "{violation}");
     }
 
@@ -263,14 +268,14 @@ mod tests {
         started_at_most_once(JOB, 0).unwrap();
         started_at_most_once(JOB, 2).unwrap_err();
         let (log, trace) = (LogExtent { bytes: 2, crc32: 1 }, LogExtent { bytes: 2, crc32: 0xab });
-        trace_is_log(JOB, log, log).unwrap();
-        let differs = trace_is_log(JOB, log, trace).unwrap_err();
+        trace_equals_log(JOB, log, log).unwrap();
+        let differs = trace_equals_log(JOB, log, trace).unwrap_err();
         assert!(differs.to_string().contains("2 bytes (crc32 000000ab)"), "{differs}");
-        nothing_left([]).unwrap();
-        let left = nothing_left(["a".to_owned(), "b".to_owned()]).unwrap_err();
-        assert!(left.to_string().ends_with("a, b"), "{left}");
+        no_leftovers([]).unwrap();
+        let violation = no_leftovers(["a".to_owned(), "b".to_owned()]).unwrap_err();
+        assert!(violation.to_string().ends_with("a, b"), "{violation}");
         no_secret("a log", b"the [MASKED]", [&b"secret"[..], b""]).unwrap();
-        let shown = no_secret("a log", b"the secret!", [&b"secret"[..]]).unwrap_err();
-        assert!(!shown.to_string().contains("secret!"), "{shown}");
+        let violation = no_secret("a log", b"the secret!", [&b"secret"[..]]).unwrap_err();
+        assert!(!violation.to_string().contains("secret!"), "{violation}");
     }
 }

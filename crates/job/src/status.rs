@@ -112,15 +112,15 @@ impl std::fmt::Display for JobStatus {
 pub enum JobEvent {
     /// The job could start, but its resource group is held by another job.
     WaitForResource,
-    /// The job can start: its turn came, a user started it, its delay passed, or its resource group became free.
+    /// The job can start: it became ready, a user started it, its delay ended, or its resource group became free.
     Enqueue,
-    /// The turn of a manual job came. It waits for a user.
+    /// A manual job became ready. It waits for a user.
     Actionize,
-    /// The turn of a delayed job came. Its delay starts.
+    /// A delayed job became ready. Its delay starts.
     Schedule,
     /// A user canceled the delay. The job becomes manual.
     Unschedule,
-    /// The turn of the job came, but its condition is not met.
+    /// The job became ready, but its condition is not met.
     Skip,
     /// The job that caused the skip was retried.
     Reprocess,
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn only_skipped_jobs_leave_a_final_state() {
+    fn only_skipped_jobs_can_leave_a_final_state() {
         use JobEvent as E;
         let events = [
             E::WaitForResource,

@@ -71,7 +71,7 @@ impl Secret {
         Self(value.into())
     }
 
-    /// Returns the value, for the code that has to send it.
+    /// Returns the value, for code that must send it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0

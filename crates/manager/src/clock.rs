@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 
 /// Maximum time between two reads of the system clock. The clock may be set, and it advances while the machine sleeps.
-const LOOK_PERIOD: Duration = Duration::from_secs(60);
+const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.
 pub trait WallClock: fmt::Debug + Send + Sync + 'static {
@@ -22,6 +22,7 @@ pub trait WallClock: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 
+#[expect(clippy::disallowed_methods, reason = "this module is the clock")]
 impl WallClock for SystemClock {
     fn now(&self) -> SystemTime {
         SystemTime::now()
@@ -30,31 +31,41 @@ impl WallClock for SystemClock {
     fn sleep_until(&self, until: SystemTime) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             while let Ok(left) = until.duration_since(SystemTime::now()) {
-                tokio::time::sleep(left.clamp(Duration::from_millis(1), LOOK_PERIOD)).await;
+                tokio::time::sleep(left.clamp(Duration::from_millis(1), CLOCK_POLL_INTERVAL)).await;
             }
         })
     }
 }
 
+/// Returns the time since 1970 by the system's clock.
+#[expect(clippy::disallowed_methods, reason = "this module is the clock")]
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// Returns the seconds since 1970 by the system's clock.
 #[must_use]
 pub fn unix_now() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+    i64::try_from(since_1970().as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A clock for tests, which stands still until it is set.
+/// Returns the milliseconds since 1970 by the system's clock.
+pub(crate) fn unix_now_ms() -> u64 {
+    muster_job::milliseconds(since_1970())
+}
+
+/// A clock for tests, which advances only when it is set.
 #[derive(Debug, Clone)]
 pub struct ManualClock {
     now: watch::Sender<SystemTime>,
-    awaited: watch::Sender<Option<SystemTime>>,
+    wake_up: watch::Sender<Option<SystemTime>>,
 }
 
 impl ManualClock {
     /// Returns a clock that shows `now`.
     #[must_use]
     pub fn at(now: SystemTime) -> Self {
-        Self { now: watch::Sender::new(now), awaited: watch::Sender::new(None) }
+        Self { now: watch::Sender::new(now), wake_up: watch::Sender::new(None) }
     }
 
     /// Sets the time.
@@ -62,16 +73,16 @@ impl ManualClock {
         self.now.send_replace(now);
     }
 
-    /// Waits until someone sleeps until a time in the future, and returns that time.
-    pub async fn awaited(&self) -> SystemTime {
-        let mut awaited = self.awaited.subscribe();
+    /// Waits until a caller sleeps until a future time, and returns that time.
+    pub async fn next_wake_up(&self) -> SystemTime {
+        let mut wake_up = self.wake_up.subscribe();
         loop {
-            let until = *awaited.borrow_and_update();
+            let until = *wake_up.borrow_and_update();
             if let Some(until) = until.filter(|until| *until > self.now()) {
                 return until;
             }
             // The sender is in `self`, so it cannot be closed.
-            let _ = awaited.changed().await;
+            let _ = wake_up.changed().await;
         }
     }
 }
@@ -82,7 +93,7 @@ impl WallClock for ManualClock {
     }
 
     fn sleep_until(&self, until: SystemTime) -> BoxFuture<'static, ()> {
-        self.awaited.send_replace(Some(until));
+        self.wake_up.send_replace(Some(until));
         let mut now = self.now.subscribe();
         Box::pin(async move {
             // A dropped clock never advances again.

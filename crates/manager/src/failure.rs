@@ -8,9 +8,9 @@ use muster_runner_api::wire::{Output, UpdateRequest};
 
 use crate::state::ManagerOutcome;
 
-/// Returns the final update of a job that an agent ended. Its log begins at `from` in the trace.
+/// Returns the final update of a job that ended at an agent. Its log begins at `from` in the trace.
 ///
-/// `interrupted` says that the manager requested the cancel, and not the coordinator.
+/// `interrupted` means that the manager requested the cancellation, and not the coordinator.
 pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
@@ -26,11 +26,11 @@ pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, i
     };
     // A trace with the log of an earlier attempt has no checksum, because no agent has seen all of its bytes.
     let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
-    let tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
+    let wants_tree = payload.muster.as_ref().is_some_and(|extension| extension.result_tree);
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
         // The tree is informational: a result without it is better than no result.
-        result_tree: tree.then(|| result.to_tree()).flatten(),
+        result_tree: wants_tree.then(|| result.to_tree()).flatten(),
         ..update(payload, state, reason, exit_code)
     }
 }
@@ -41,7 +41,7 @@ pub(crate) fn from_manager_outcome(payload: &JobPayload, outcome: &ManagerOutcom
     UpdateRequest { output, ..update(payload, "failed", Some(outcome.reason), outcome.exit_code) }
 }
 
-/// Returns the update that only says that the job is running.
+/// Returns the update that reports only that the job is running.
 pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
     update(payload, "running", None, None)
 }
@@ -50,6 +50,13 @@ pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
 pub(crate) fn final_trace_line(reason: FailureReason, message: &str) -> String {
     let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
+}
+
+/// Returns lines of the trace in gitlab-runner's format: an error, and its details.
+pub(crate) fn error_lines(lines: &[String]) -> String {
+    let Some((first, details)) = lines.split_first() else { return String::new() };
+    let details: String = details.iter().map(|line| format!("\x1b[0K{line}\x1b[0;m\n")).collect();
+    format!("\x1b[31;1mERROR: {first}\x1b[0;m\n{details}")
 }
 
 /// Returns a message of the manager with masked secrets.
@@ -192,7 +199,7 @@ mod tests {
         let success = from_result(&payload(&[]), &result(Outcome::Success), 0, false);
         assert_eq!((success.state.as_str(), success.failure_reason, success.exit_code), ("success", None, None));
         // Bytes of an earlier attempt count, but have no checksum.
-        let moved = from_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
-        assert_eq!(moved, Output { checksum: None, bytesize: Some(105) });
+        let rescheduled = from_result(&payload(&[]), &result(Outcome::Success), 100, false).output;
+        assert_eq!(rescheduled, Output { checksum: None, bytesize: Some(105) });
     }
 }

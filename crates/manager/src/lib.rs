@@ -6,13 +6,14 @@
 //! ```
 //!
 //! - [`lower`] is pure: it turns a payload into a plan of built-in steps.
-//! - [`state`] has the states of a job and their transitions. [`store`] keeps them in `state.log`. Recovery is the normal start path.
+//! - [`state`] has the states of a job and their transitions. [`store`] stores them in `state.log`. Recovery is the normal start path.
 //! - [`job`] is the actor of one job. [`admission`] decides which runner may request jobs, and when. [`requests`] sends the requests.
-//!   [`running`] bounds the jobs that run. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
+//!   [`running`] limits the number of running jobs. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
 //! - [`reload`] detects changes of `config.toml`. [`rotation`] renews tokens. The crate `muster_config` reads the file.
 //!
-//! Invariants: J1 each job that was received is reported, unless the coordinator no longer expects it; J2 a job that an agent has
-//! accepted is never given to another agent; J3 the trace is the agent's log byte for byte, once; J4 at most `concurrent` jobs run.
+//! Invariants: J1 each job that was received is reported, unless the coordinator no longer expects it; J2 a job whose
+//! first user command may have started is never given to another agent; J3 the trace is the agent's log byte for byte, once; J4 at
+//! most `concurrent` jobs run.
 
 mod admission;
 mod client;

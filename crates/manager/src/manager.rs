@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_cache_store::CacheStores;
 use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
 use muster_executor::registry::Registry;
 use muster_runner_api::client::{Client, ClientError};
@@ -75,12 +76,14 @@ pub struct Manager {
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot. They no longer count for admission.
     without_slot: HashSet<JobRunId>,
-    /// Bounds the jobs that run.
+    /// Object stores of caches.
+    cache_stores: Arc<CacheStores>,
+    /// Limits the number of running jobs.
     limits: Arc<ConcurrencyLimits>,
     /// Canceled to end the jobs.
     cancel: CancellationToken,
     run_state: RunState,
-    /// Time of the command to abort, from which `shutdown_timeout` counts.
+    /// Time of the command to abort. `shutdown_timeout` begins then.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
     /// Settings with which each runner sends requests, and the number of their generation.
@@ -108,6 +111,7 @@ impl Manager {
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
             ids: HashMap::new(),
+            cache_stores: Arc::default(),
             limits: ConcurrencyLimits::new(),
             cancel: CancellationToken::new(),
             run_state: RunState::Working,
@@ -136,7 +140,9 @@ impl Manager {
         result
     }
 
-    /// Waits for the requests in flight as long as they may bring a job. The job is stored or reported then.
+    /// Waits for the requests in flight as long as they may bring a job.
+    ///
+    /// Such a job is stored, or reported as failed if it cannot be stored.
     async fn finish_requests(&mut self) {
         self.admission.stop();
         while !self.requests.is_empty() {
@@ -157,7 +163,7 @@ impl Manager {
         self.configure(self.settings.clone());
         self.observer.telemetry().lifecycle.advance_to(ProcessState::Running);
         self.run_tracker.record_idle();
-        let mut refused = None;
+        let mut refusal = None;
         let mut has_control = true;
         while self.run_state == RunState::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
             for (runner, capacity) in self.executors.capacities(&self.settings.runners) {
@@ -173,7 +179,7 @@ impl Manager {
                 },
                 answered = self.requests.next() => {
                     if let Some(error) = self.on_poll_result(answered)? {
-                        refused = Some(error);
+                        refusal = Some(error);
                         self.stop_requests(RunState::Draining);
                     }
                 }
@@ -188,11 +194,11 @@ impl Manager {
             }
         }
         if self.run_state == RunState::Leaving {
-            // As after a kill: the instances stay with their jobs.
-            return refused.map_or(Ok(()), Err);
+            // As after a kill, the instances keep their jobs.
+            return refusal.map_or(Ok(()), Err);
         }
         self.executors.stop(self.time_for_instances()).await;
-        refused.map_or(Ok(()), Err)
+        refusal.map_or(Ok(()), Err)
     }
 
     /// Returns the part of `shutdown_timeout` that requests and jobs have left.
@@ -233,7 +239,7 @@ impl Manager {
             if matches!(job.state, JobState::AwaitingReport { .. }) {
                 self.without_slot.insert(job.run.clone());
             } else {
-                self.admission.job_recovered(self.settings.key_of(&runner));
+                self.admission.count_job(self.settings.key_of(&runner));
             }
             self.spawn(context, job, true);
         }
@@ -246,7 +252,7 @@ impl Manager {
         let admission = &self.admission;
         self.executors.configure(&self.settings.runners, |runner| admission.has_jobs(runner));
         let known = std::mem::take(&mut self.generations);
-        let mut all = Vec::new();
+        let mut runner_limits = Vec::new();
         for runner in &self.settings.runners {
             let unchanged = known.get(&runner.key).filter(|(old, _)| Arc::ptr_eq(old, runner));
             let generation = unchanged.map_or_else(
@@ -257,12 +263,12 @@ impl Manager {
                 |(_, generation)| *generation,
             );
             self.generations.insert(runner.key.clone(), (Arc::clone(runner), generation));
-            all.push(Limits::of(runner, generation, self.executors.has(runner)));
+            runner_limits.push(Limits::new(runner, generation, self.executors.has(runner)));
         }
         let timings = PollTimings { check_interval: self.settings.check_interval, min_hold: self.settings.min_hold };
-        let own_limits = all.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
+        let own_limits = runner_limits.iter().filter_map(|limits| Some((limits.key.clone(), limits.limit?)));
         self.limits.configure(self.settings.concurrent, own_limits.collect());
-        self.admission.configure(self.settings.concurrent, timings, all);
+        self.admission.configure(self.settings.concurrent, timings, runner_limits);
         self.requests.configure(&self.settings);
         self.observer.configure(&self.settings);
     }
@@ -307,7 +313,7 @@ impl Manager {
         self.admission.stop();
     }
 
-    /// Carries out what admission decides. Returns when to ask it again.
+    /// Carries out the decisions of admission. Returns the time of its next decision.
     fn admit(&mut self) -> Option<Instant> {
         let left = if self.requests.is_store_blocked() { 0 } else { self.run_tracker.remaining_jobs() };
         self.admission.set_remaining_jobs(left);
@@ -372,8 +378,9 @@ impl Manager {
 
     fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<RunnerContext>, ClientError> {
         let age = self.settings.connection_max_age;
-        let made = || crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counted(client, runner));
-        let client = client.map_or_else(made, Ok)?;
+        let create =
+            || crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counted(client, runner));
+        let client = client.map_or_else(create, Ok)?;
         let key = self.settings.key_of(runner);
         Ok(Arc::new(RunnerContext {
             client,
@@ -381,6 +388,7 @@ impl Manager {
             key: key.clone(),
             limits: Arc::clone(&self.limits),
             store: Arc::clone(&self.store),
+            cache_stores: Arc::clone(&self.cache_stores),
             executor: self.executors.executor(runner, key),
             agent_reconnect_timeout: self.settings.agent_reconnect_timeout,
             state_write_timeout: self.settings.state_write_timeout,
@@ -394,7 +402,7 @@ impl Manager {
     fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
         self.run_tracker.record_job();
         if self.run_tracker.remaining_jobs() == 0 {
-            tracing::info!("This runner has taken its last job, and exits after it");
+            tracing::info!("This runner has received its last job and exits after it");
             self.stop_requests(RunState::Draining);
         }
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
@@ -415,8 +423,8 @@ impl Manager {
     }
 
     /// # Errors
-    /// [`ManagerError::Store`]: this job and all that follow could not be stored. It is better to exit, so that the service manager
-    /// restarts the process.
+    /// [`ManagerError::Store`]: this job and all that follow could not be stored. The manager exits, so that the service manager
+    /// restarts it.
     fn on_job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
@@ -427,7 +435,7 @@ impl Manager {
         self.run_tracker.record_idle();
         let error = match ended {
             Ok((_, Ok(()))) => {
-                tracing::debug!(job = %run, "job done");
+                tracing::debug!(job = %run, "job finished");
                 return Ok(());
             }
             Ok((_, Err(JobError::Store(error)))) => return Err(error.into()),

@@ -1,6 +1,6 @@
 //! What the manager reports about itself: the metrics of its runners, and a [`JobWatch`] for each job.
 //!
-//! Nothing here waits, and the manager's behavior does not depend on it.
+//! Nothing in this module blocks, and the manager's behavior does not depend on it.
 
 mod stages;
 #[cfg(test)]
@@ -59,25 +59,31 @@ impl Observer {
     pub(crate) fn open_request(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
         entry.poll_started();
-        entry.token().request()
+        entry.token().open_request()
     }
 
-    /// Records the answer to a job request. `wanted` says whether the manager has capacity for another request.
-    pub(crate) fn answered(&self, runner: &RunnerSettings, notice: Option<Notice>, now: &RunnerStats, wanted: bool) {
+    /// Records the answer to a job request. `has_capacity` tells whether the manager has capacity for another request.
+    pub(crate) fn answered(
+        &self,
+        runner: &RunnerSettings,
+        notice: Option<Notice>,
+        now: &RunnerStats,
+        has_capacity: bool,
+    ) {
         let entry = self.entry(runner);
         match notice {
             Some(Notice::Refused { unhealthy, .. }) => {
-                entry.unhealthy();
+                entry.health_check_failed();
                 if unhealthy {
                     entry.poll_skipped();
                 }
             }
-            Some(Notice::Failed { .. }) => entry.unhealthy(),
+            Some(Notice::Failed { .. }) => entry.health_check_failed(),
             Some(Notice::Recovered { .. }) | None => {}
         }
         let used = now.requests_adaptive.min(now.requests_hard);
         entry.token().set_request_limits(now.requests_hard, now.requests_adaptive as f64, used);
-        if wanted && now.requests >= used {
+        if has_capacity && now.requests >= used {
             entry.token().request_refused();
         }
     }
@@ -104,7 +110,7 @@ impl Observer {
         }
     }
 
-    /// Returns the runner's series. They are exposed while someone holds the result.
+    /// Returns the runner's series. They are exposed while the result is held.
     pub(crate) fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
         let known = self.entries.lock().get(&runner.key).cloned();
         known.unwrap_or_else(|| self.telemetry.metrics.entry(&labels(runner)))
@@ -136,7 +142,7 @@ struct Calls(Arc<TokenMetrics>);
 
 impl CallObserver for Calls {
     fn ended(&self, call: &EndedCall) {
-        self.0.called(call.endpoint, call.method, call.status, call.took);
+        self.0.record_call(call.endpoint, call.method, call.status, call.took);
     }
 }
 

@@ -69,16 +69,16 @@ impl ConcurrencyLimits {
         self.state.lock().waiting.len()
     }
 
-    /// Returns a permit for a job that has a slot already, whatever the limits are.
+    /// Returns a permit for a job that has a slot already, even beyond the limits.
     pub(crate) fn resume(self: &Arc<Self>, runner: &RunnerKey) -> RunPermit {
         self.permit(&mut self.state.lock(), runner)
     }
 
-    /// Waits until one more job of the runner may run. Calls `waits` if it must wait. Dropping the future gives up the job's turn.
-    pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, waits: impl FnOnce()) -> RunPermit {
+    /// Waits until one more job of the runner may run. Calls `on_wait` if it must wait. Dropping the future gives up the job's turn.
+    pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, on_wait: impl FnOnce()) -> RunPermit {
         let mut changed = self.changed.subscribe();
         let waiter = Waiter::new(self, runner);
-        let mut waits = Some(waits);
+        let mut on_wait = Some(on_wait);
         loop {
             {
                 let mut state = self.state.lock();
@@ -86,8 +86,8 @@ impl ConcurrencyLimits {
                     return self.permit(&mut state, runner);
                 }
             }
-            if let Some(waits) = waits.take() {
-                waits();
+            if let Some(on_wait) = on_wait.take() {
+                on_wait();
             }
             if changed.changed().await.is_err() {
                 // The sender is in `self`, so it cannot be closed.
@@ -154,15 +154,15 @@ mod tests {
     async fn jobs_run_in_order_and_runner_at_limit_blocks_no_other() {
         let (limits, a, b) = (ConcurrencyLimits::new(), key("a"), key("b"));
         limits.configure(2, HashMap::from([(a.clone(), 1)]));
-        let first = limits.acquire(&a, || panic!("it does not wait")).await;
+        let first = limits.acquire(&a, || panic!("the job had to wait")).await;
         let mut second = Box::pin(limits.acquire(&a, || {}));
-        assert!(second.as_mut().now_or_never().is_none(), "limit");
-        let third = limits.acquire(&b, || panic!("it does not wait")).await;
+        assert!(second.as_mut().now_or_never().is_none(), "the limit of the runner is reached");
+        let third = limits.acquire(&b, || panic!("the job had to wait")).await;
         let mut fourth = Box::pin(limits.acquire(&b, || {}));
-        assert!(fourth.as_mut().now_or_never().is_none(), "concurrent");
+        assert!(fourth.as_mut().now_or_never().is_none(), "`concurrent` is reached");
         assert_eq!(limits.waiting(), 2);
         drop(first);
-        assert!(fourth.as_mut().now_or_never().is_none(), "the one before it may run now");
+        assert!(fourth.as_mut().now_or_never().is_none(), "an older job is next");
         let second = second.await;
         drop(third);
         let fourth = fourth.await;
@@ -173,14 +173,14 @@ mod tests {
     #[tokio::test]
     async fn dropped_wait_loses_its_turn_and_higher_limit_lets_jobs_run() {
         let (limits, a) = (ConcurrencyLimits::new(), key("a"));
-        let kept = [limits.resume(&a), limits.resume(&a)];
+        let resumed = [limits.resume(&a), limits.resume(&a)];
         limits.configure(1, HashMap::new());
-        let mut gives_up = Box::pin(limits.acquire(&a, || {}));
+        let mut abandoned = Box::pin(limits.acquire(&a, || {}));
         let mut next = Box::pin(limits.acquire(&a, || {}));
-        assert!(gives_up.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
-        drop(gives_up);
+        assert!(abandoned.as_mut().now_or_never().is_none() && next.as_mut().now_or_never().is_none());
+        drop(abandoned);
         limits.configure(3, HashMap::new());
         let next = next.await;
-        drop((kept, next));
+        drop((resumed, next));
     }
 }

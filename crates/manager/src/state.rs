@@ -3,17 +3,17 @@
 //! ```text
 //! received --R2--> leased --R3--> running --R4--> (result in the agent's spool) --R5--> reported --R6--> (row deleted)
 //!    ^               |               |
-//!    +--lease lost---+               +--agent lost for good------------------> failed_by_manager --R5-->
-//!                                    +--environment kept for a later job-----> suspended ----------R5-->
+//!    +--lease lost---+               +--agent lost permanently---------------> failed_by_manager --R5-->
+//!                                    +--environment suspended for a later job-> suspended ---------R5-->
 //!                                    +--coordinator does not accept the report--> awaiting_report --R5-->
 //! ```
 //!
 //! A job on this host is running as soon as its agent has it. A job on an instance is running when its first user command may start:
 //! the agent requests approval before it (`JobPlan::require_start_approval`), and the transition is stored before the approval.
-//! A leased job therefore loses nothing if its instance is lost: another attempt is made elsewhere, and its log continues the trace
-//! (J2, J3). Only a suspended environment that the job should resume is lost with the instance, and then the job fails.
+//! A leased job therefore loses nothing if its instance is lost: another instance gets a new attempt, whose log continues the trace
+//! (J2, J3). If the job resumes a suspended environment, that environment is lost with the instance, and the job fails.
 //!
-//! A row stores what the next start of the manager could not query: the payload, the lease, whether the agent accepted the job, and
+//! A row stores only what the next start of the manager cannot query: the payload, the lease, whether the agent accepted the job, and
 //! an outcome that only the manager knows. The agent's spool has the result, and the coordinator knows what was reported.
 //! There is no stored state for a job with a result, unless its slot is released before the report is accepted (`awaiting_report`).
 
@@ -72,7 +72,7 @@ pub enum JobState {
         update: Box<UpdateRequest>,
         /// Owner whose later jobs may resume the environment.
         owner: String,
-        /// Length of the trace before the manager's message. The next start appends only what is missing of the message.
+        /// Length of the trace before the manager's message. The next start appends only the missing part of the message.
         trace_offset: u64,
     },
     /// The manager ended the job without a result from an agent.
@@ -98,16 +98,16 @@ fn is_0(number: &u64) -> bool {
 pub struct ManagerOutcome {
     /// Failure reason to report.
     pub reason: FailureReason,
-    /// Exit code to report, if there is one.
+    /// Exit code to report. `None` means no exit code.
     #[serde(default)]
     pub exit_code: Option<i32>,
-    /// Last line of the trace, which says why the job failed.
+    /// Last line of the trace, with the reason why the job failed.
     pub trace_message: String,
-    /// Length of the trace before the message. The next start appends only what is missing of the message.
+    /// Length of the trace before the message. The next start appends only the missing part of the message.
     pub trace_offset: u64,
 }
 
-/// A transition that a job in its state does not have.
+/// A transition that the job's state does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a job in state {from} cannot become {to}")]
 pub struct InvalidTransition {
@@ -146,7 +146,7 @@ impl JobState {
         }
     }
 
-    /// Returns a job to `received` whose agent never got it. The next agent gets the same attempt.
+    /// Changes a job whose agent never got it back to `received`. The next agent gets the same attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -157,7 +157,7 @@ impl JobState {
         }
     }
 
-    /// Returns a job to `received` whose instance is lost before a user command ran. The next agent gets a new attempt.
+    /// Changes a job whose instance was lost before a user command ran back to `received`. The next agent gets a new attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -310,7 +310,7 @@ mod tests {
         running.clone().lease(lease(), 0).unwrap_err();
         running.clone().await_report().unwrap().start().unwrap_err();
         let unreported = running.clone().await_report().unwrap();
-        assert_eq!(unreported.held_lease(), None, "its slot is another job's");
+        assert_eq!(unreported.held_lease(), None, "the slot was released");
         assert_eq!(unreported.fail(outcome()).unwrap().held_lease(), None);
         let failed = running.fail(outcome()).unwrap();
         assert_eq!(failed.held_lease(), Some(&lease()));

@@ -1,4 +1,7 @@
-//! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session.
+//! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session, and in containers.
+
+mod container;
+mod relay;
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -6,6 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use muster_agent_api::container::{MODE, MODE_CONTAINER};
 use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OUTDATED};
 use muster_executor::host::{HostOptions, READY_MARKER, SharedAgent, find_or_start_agent};
 use muster_steps::process::Containment;
@@ -22,6 +26,12 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Connect stdin and stdout to the agent of a directory; start the agent if none is running.
     Connect(ConnectArgs),
+    /// Serve the agent's API in the container of a job. Started by the entrypoint of the container's image.
+    Container(container::ContainerArgs),
+    /// Connect stdin and stdout to the agent of this container.
+    Dial,
+    /// Wait until one of several addresses accepts a connection.
+    Probe(container::ProbeArgs),
 }
 
 /// Arguments of `muster agent serve`.
@@ -58,20 +68,31 @@ pub(crate) struct ConnectArgs {
     dir: PathBuf,
 }
 
+/// Returns the subcommand that the environment selects if there are no arguments.
+///
+/// Some entrypoints of images run only the program itself.
+pub(crate) fn from_environment(arguments: &[std::ffi::OsString]) -> Option<Command> {
+    let selected = std::env::var_os(MODE).is_some_and(|mode| mode == MODE_CONTAINER);
+    (arguments.len() <= 1 && selected).then(|| Command::Container(container::ContainerArgs::default()))
+}
+
 /// Runs a subcommand of `muster agent`.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
         Command::Serve(args) => serve(args),
         Command::Connect(args) => connect(args),
+        Command::Container(args) => container::serve(&args),
+        Command::Dial => container::dial(),
+        Command::Probe(args) => container::probe(&args),
     }
 }
 
-/// Runs `muster agent connect`. The first line of its output says whether an agent was reached; the rest is the agent's.
+/// Runs `muster agent connect`. The first line of the output reports whether an agent was reached. The rest is the agent's output.
 fn connect(args: ConnectArgs) -> ExitCode {
     crate::logging::init_service();
     crate::runtime::block_on_one_thread(async {
         let written = match connect_to_agent(args.dir).await {
-            Ok(connected) => return relay(connected),
+            Ok(connected) => return report_and_bridge(connected),
             Err(error) => {
                 writeln!(std::io::stdout(), "{MARK}{FAILED}{}", muster_job::error_chain(&error).replace('\n', "; "))
             }
@@ -91,12 +112,20 @@ struct ConnectedAgent {
     is_outdated: bool,
 }
 
-/// Copies in both directions until either end is closed. Blocks the thread, because this process has nothing else to do.
-fn relay(ConnectedAgent { socket, home, is_outdated }: ConnectedAgent) -> ExitCode {
+/// Reports the connection, then copies in both directions until either end is closed.
+fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgent) -> ExitCode {
     let mut stdout = std::io::stdout();
     let answer = if is_outdated { OUTDATED } else { CONNECTED };
     let written = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
-    let (Ok(()), Ok(mut to_agent)) = (written, socket.try_clone()) else { return ExitCode::FAILURE };
+    if written.is_err() {
+        return ExitCode::FAILURE;
+    }
+    bridge(socket)
+}
+
+/// Copies between stdin and stdout and the socket until either end is closed. Blocks the thread.
+fn bridge(socket: UnixStream) -> ExitCode {
+    let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
     // A thread that still reads from the other end ends with the process.
     let (done, is_done) = std::sync::mpsc::channel();
     let also_done = done.clone();
@@ -126,11 +155,11 @@ fn copy_unbuffered(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Re
 /// Errors from connecting to the agent of a directory.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
-    #[error("this user has no home directory; set HOME, or give the user one")]
+    #[error("this user has no home directory; set HOME, or create a home directory for the user")]
     NoHome,
     #[error("failed to resolve the path {}", path.display())]
     Path { path: PathBuf, source: std::io::Error },
-    #[error("failed to find this program's own file")]
+    #[error("failed to determine the path of this executable")]
     Executable(#[source] std::io::Error),
     #[error(transparent)]
     Agent(#[from] muster_executor::ExecutorError),
@@ -160,7 +189,7 @@ fn serve(args: ServeArgs) -> ExitCode {
     // Leave the manager's session, so that signals to it from a terminal or a supervisor do not end the jobs. Fails only
     // if this process already leads a process group.
     if let Err(error) = rustix::process::setsid() {
-        tracing::debug!(%error, "the agent stays in its session");
+        tracing::debug!(%error, "failed to leave the session of the parent process");
     }
     let open_files = crate::open_files::raise();
     crate::runtime::block_on(async {
@@ -189,7 +218,7 @@ fn serve(args: ServeArgs) -> ExitCode {
         match served {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tracing::error!(error = muster_job::error_chain(&error), "the agent ended");
+                tracing::error!(error = muster_job::error_chain(&error), "agent failed");
                 ExitCode::FAILURE
             }
         }

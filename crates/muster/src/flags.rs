@@ -8,52 +8,52 @@ use clap::Command;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use muster_job::GoDuration;
 
-/// Rewrites the arguments from index `first` on so that clap reads them as gitlab-runner does.
+/// Rewrites the arguments from index `first` on, so that clap parses them as gitlab-runner does.
 ///
 /// `-name` becomes `--name` (a single dash never joins short flags), and `--n` becomes `-n`. The word `true` or `false` after a boolean
 /// flag is not its value: it is dropped with a warning. The word after a flag that takes a value is its value, even if it begins with a
 /// dash.
-pub(crate) fn as_gitlab_runner_reads(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
-    let mut read: Vec<OsString> = arguments.iter().take(first).cloned().collect();
+pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
+    let mut rewritten: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);
     let mut command = root;
     let mut after_switch = None;
     while let Some(argument) = rest.next() {
         let Some(text) = argument.to_str() else {
-            read.push(argument.clone());
+            rewritten.push(argument.clone());
             after_switch = None;
             continue;
         };
         if text == "--" {
-            read.push(argument.clone());
+            rewritten.push(argument.clone());
             break;
         }
         if let Some(flag) = after_switch.take()
             && matches!(text.to_ascii_lowercase().as_str(), "true" | "false")
         {
             anstream::eprintln!(
-                "WARNING: `{flag} {text}` does not say {text}: write `{flag}={text}`. The word `{text}` is ignored."
+                "WARNING: `{flag} {text}` does not set the flag to {text}; write `{flag}={text}`. The word `{text}` is ignored."
             );
             continue;
         }
         let word = respelled(text);
         match takes(root, command, &word) {
             Some(Takes::Value) => match rest.next() {
-                Some(value) => read.extend(with_value(word.into(), value)),
-                None => read.push(word.into()),
+                Some(value) => rewritten.extend(with_value(word.into(), value)),
+                None => rewritten.push(word.into()),
             },
             Some(Takes::Nothing) => {
                 after_switch = Some(word.clone());
-                read.push(word.into());
+                rewritten.push(word.into());
             }
             None => {
                 command = command.find_subcommand(&word).unwrap_or(command);
-                read.push(word.into());
+                rewritten.push(word.into());
             }
         }
     }
-    read.extend(rest.cloned());
-    read
+    rewritten.extend(rest.cloned());
+    rewritten
 }
 
 /// Whether a flag takes the next word as its value.
@@ -69,8 +69,8 @@ enum Takes {
 fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
     let dashes = word.len() - word.trim_start_matches('-').len();
     let name = &word[dashes..];
-    let of_all = root.get_arguments().filter(|argument| argument.is_global_set());
-    let argument = command.get_arguments().chain(of_all).find(|argument| match dashes {
+    let global_flags = root.get_arguments().filter(|argument| argument.is_global_set());
+    let argument = command.get_arguments().chain(global_flags).find(|argument| match dashes {
         1 => argument.get_short().is_some_and(|short| name.chars().eq([short])),
         2 => argument.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name)),
         _ => false,
@@ -105,13 +105,13 @@ fn respelled(argument: &str) -> String {
 /// Error for the value of a flag.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlagError {
-    #[error("not a boolean; write --flag=true or --flag=false")]
+    #[error("not a valid boolean; write --flag=true or --flag=false")]
     Bool,
     #[error("not an integer")]
     Int,
     #[error("expected one of {0}")]
     Choice(String),
-    #[error("not a duration; write it as 300ms, 10s or 1h30m")]
+    #[error("not a valid duration; write it as 300ms, 10s or 1h30m")]
     Duration,
 }
 
@@ -139,14 +139,15 @@ pub(crate) fn go_int(text: &str) -> Result<i64, FlagError> {
     if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| FlagError::Int) }
 }
 
-/// Returns the value that belongs to a word, ignoring case. `None` if the text is empty, as from an empty environment variable.
-pub(crate) fn optional<T: Copy>(text: &str, words: &[(&str, T)]) -> Result<Option<T>, FlagError> {
+/// Returns the value of the choice that matches the text, ignoring case. `None` if the text is empty, as from an empty environment
+/// variable.
+pub(crate) fn optional<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Option<T>, FlagError> {
     if text.is_empty() {
         return Ok(None);
     }
-    let found = words.iter().find(|(word, _)| word.eq_ignore_ascii_case(text));
-    let names = || words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join(", ");
-    found.map(|(_, meaning)| Some(*meaning)).ok_or_else(|| FlagError::Choice(names()))
+    let found = choices.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    let names = || choices.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    found.map(|(_, value)| Some(*value)).ok_or_else(|| FlagError::Choice(names()))
 }
 
 /// Parses a non-negative duration in Go's format.
@@ -164,23 +165,26 @@ mod tests {
     use clap::Arg;
 
     #[test]
-    fn dashes_are_read_as_go_reads_them() {
+    fn go_flags_are_rewritten_for_clap() {
         let command = Command::new("x").subcommand(
             Command::new("sub")
                 .arg(Arg::new("on").long("on").short('o').num_args(0..=1).require_equals(true))
                 .arg(Arg::new("name").long("name"))
                 .arg(Arg::new("token").long("token").short('t')),
         );
-        let read = |words: &[&str]| {
+        let rewrite = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-            let read = as_gitlab_runner_reads(&command, &words, 1);
-            read.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+            let rewritten = rewrite_go_flags(&command, &words, 1);
+            rewritten.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(read(&["x", "-url=http://a", "--n", "-n", "--t=1"]), "x --url=http://a -n -n -t=1");
-        assert_eq!(read(&["x", "-limit", "-1", "-", "--", "-keep"]), "x --limit -1 - -- -keep");
-        assert_eq!(read(&["x", "sub", "--on", "false", "-o", "TRUE", "--name", "true"]), "x sub --on -o --name true");
-        assert_eq!(read(&["x", "sub", "-name", "-abc", "-o", "--name", "--"]), "x sub --name=-abc -o --name=--");
-        assert_eq!(read(&["x", "sub", "-t", "--n", "-name", "sub", "-on"]), "x sub -t=--n --name sub --on");
-        assert_eq!(read(&["x", "sub", "--name"]), "x sub --name");
+        assert_eq!(rewrite(&["x", "-url=http://a", "--n", "-n", "--t=1"]), "x --url=http://a -n -n -t=1");
+        assert_eq!(rewrite(&["x", "-limit", "-1", "-", "--", "-keep"]), "x --limit -1 - -- -keep");
+        assert_eq!(
+            rewrite(&["x", "sub", "--on", "false", "-o", "TRUE", "--name", "true"]),
+            "x sub --on -o --name true"
+        );
+        assert_eq!(rewrite(&["x", "sub", "-name", "-abc", "-o", "--name", "--"]), "x sub --name=-abc -o --name=--");
+        assert_eq!(rewrite(&["x", "sub", "-t", "--n", "-name", "sub", "-on"]), "x sub -t=--n --name sub --on");
+        assert_eq!(rewrite(&["x", "sub", "--name"]), "x sub --name");
     }
 }

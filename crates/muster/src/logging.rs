@@ -7,11 +7,12 @@ use std::sync::OnceLock;
 
 use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
+/// Environment variable with the filter directives.
 const DIRECTIVES: &str = "MUSTER_LOG";
 
 static HANDLE: OnceLock<LogHandle> = OnceLock::new();
 
-/// Starts the log of a service: at the level for operators, with timestamps unless stderr is a terminal.
+/// Starts the log of a service: at the default level, with timestamps unless stderr is a terminal.
 pub(crate) fn init_service() {
     let format = if std::io::stderr().is_terminal() { Format::Runner } else { Format::Text };
     start(LogOptions { format: Some(format), ..LogOptions::default() });

@@ -65,6 +65,9 @@ fn main() -> ExitCode {
     if plugin::serve::is_serve_invocation(&arguments) {
         return plugin::serve::run(&plugin::serve::PluginServeArgs::parse_from(arguments.iter().skip(2)));
     }
+    if let Some(command) = agent::from_environment(&arguments) {
+        return agent::run(command);
+    }
     if runner::is_called(arguments.first()) {
         return runner::main(&arguments);
     }

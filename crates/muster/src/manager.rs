@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use muster_config::settings::{RunnerSettings, Settings};
+use muster_config::settings::{DockerSettings, PULL_POLICIES, RunnerSettings, Settings};
 use muster_config::system_id;
 use muster_executor::Directories;
 use muster_executor::host::{self, HostExecutor, HostOptions};
@@ -23,6 +23,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observe::TelemetryRuntime;
 use crate::unpack::UnpackArgs;
+
+/// Maximum time in seconds until the services of a job accept connections. Same as the default of gitlab-runner.
+const SERVICE_TIMEOUT_S: u32 = 30;
 
 /// Arguments of `muster manager`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +74,15 @@ pub(crate) struct ManagerArgs {
     agent_reconnect_timeout: u64,
     #[command(flatten)]
     unpack: UnpackArgs,
+    /// Run jobs in containers of the engine with this URL.
+    #[arg(long, value_name = "URL")]
+    docker_host: Option<String>,
+    /// Image of jobs that name none.
+    #[arg(long, value_name = "IMAGE", requires = "docker_host")]
+    docker_image: Option<String>,
+    /// Run jobs that name no image without containers.
+    #[arg(long, requires = "docker_host", conflicts_with = "docker_image")]
+    host_without_image: bool,
     /// Address to serve metrics and health on, such as 127.0.0.1:9252. Defaults to none.
     #[arg(long, value_name = "HOST:PORT")]
     listen_address: Option<String>,
@@ -79,9 +91,9 @@ pub(crate) struct ManagerArgs {
 /// Values of `--on-stop`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OnStop {
-    /// Wait until they have finished.
+    /// Wait until the running jobs have finished.
     Drain,
-    /// Cancel them, and report them as canceled.
+    /// Cancel the running jobs, and report them as canceled.
     Cancel,
 }
 
@@ -105,7 +117,7 @@ pub(crate) fn run(mut args: ManagerArgs) -> ExitCode {
     crate::logging::init_service();
     args.job_nofile_limit = args.job_nofile_limit.or(crate::open_files::raise());
     crate::runtime::block_on_one_thread(async {
-        match work(args).await {
+        match run_manager(args).await {
             Ok(code) => code,
             Err(error) => {
                 tracing::error!(error = muster_job::error_chain(&error), "manager failed");
@@ -115,15 +127,15 @@ pub(crate) fn run(mut args: ManagerArgs) -> ExitCode {
     })
 }
 
-async fn work(args: ManagerArgs) -> Result<ExitCode, RunError> {
+async fn run_manager(args: ManagerArgs) -> Result<ExitCode, RunError> {
     let exit_with_pid = args.exit_with_pid;
     let on_stop = args.on_stop;
-    let (control, orders) = Control::new();
+    let (control, commands) = Control::new();
     let telemetry = TelemetryRuntime::start(args.listen_address.as_deref()).await?;
     let manager = build(args, Arc::clone(&telemetry.telemetry)).await?;
-    let ended = tokio::select! {
+    let result = tokio::select! {
         // `run` can be dropped at any point: state.log has everything that a restart needs.
-        ended = manager.run(orders) => ended.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
+        result = manager.run(commands) => result.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
         signals = signals(&control, on_stop) => {
             if signals.is_ok() {
                 tracing::warn!("exiting immediately; the next start resumes the running jobs");
@@ -136,7 +148,7 @@ async fn work(args: ManagerArgs) -> Result<ExitCode, RunError> {
         }
     };
     telemetry.stop().await;
-    ended
+    result
 }
 
 async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, RunError> {
@@ -161,14 +173,27 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         hidden_variables: Vec::new(),
         nofile_limit: args.job_nofile_limit,
     })?;
+    let executor = if args.docker_host.is_some() { "docker" } else { host::NAME };
+    let docker = args.docker_host.map(|engine| DockerSettings {
+        host: engine,
+        image: args.docker_image.unwrap_or_default(),
+        host_without_image: args.host_without_image,
+        // Images that a developer has built exist in no registry, and a pull for each job takes long.
+        pull_policy: vec!["if-not-present".to_owned()],
+        allowed_pull_policies: PULL_POLICIES.map(str::to_owned).to_vec(),
+        wait_for_services_s: SERVICE_TIMEOUT_S,
+        ..DockerSettings::default()
+    });
     let runner = RunnerSettings {
+        executor: executor.to_owned(),
+        docker: docker.map(Box::new),
         name: args.name,
         system_id: system_id(&state_dir),
         request_concurrency: args.concurrent,
         shell: args.shell,
         login: args.login,
         output_limit: args.output_limit_kib * 1024,
-        unpack: args.unpack.of_jobs(),
+        unpack: args.unpack.job_settings(),
         // The builds directory belongs to this manager, so jobs may choose their directory in it with GIT_CLONE_PATH.
         custom_build_dir: Some(true),
         ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)
@@ -180,7 +205,7 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         runners: vec![Arc::new(runner)],
         ..Settings::new()
     };
-    let executors = Registry::new().register_shared(host::NAME, Arc::new(provider));
+    let executors = Registry::new().register_shared(host::NAME, Arc::new(provider)).alias("docker", host::NAME);
     Ok(Manager::new(settings, store, executors, telemetry))
 }
 
@@ -193,11 +218,11 @@ async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        let order = match on_stop {
+        let command = match on_stop {
             OnStop::Drain => ControlCommand::Drain,
             OnStop::Cancel => ControlCommand::Abort,
         };
-        control.send(order).await;
+        control.send(command).await;
     }
     Ok(())
 }

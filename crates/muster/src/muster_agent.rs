@@ -27,6 +27,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let Command::Agent(command) = Cli::parse().command;
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let command = agent::from_environment(&arguments).unwrap_or_else(|| {
+        let Command::Agent(command) = Cli::parse_from(arguments).command;
+        command
+    });
     agent::run(command)
 }

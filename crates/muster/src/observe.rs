@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use muster_config::{ListenAddress, NotAnAddress};
+use muster_config::{InvalidListenAddress, ListenAddress};
 use muster_telemetry::http::{ListenError, Server};
 use muster_telemetry::logs::dump_threads;
 use muster_telemetry::spans::SpanSettings;
@@ -31,7 +31,7 @@ const fn or_unknown(text: Option<&'static str>) -> &'static str {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ObserveError {
     #[error(transparent)]
-    Address(#[from] NotAnAddress),
+    Address(#[from] InvalidListenAddress),
     #[error(transparent)]
     Listen(#[from] ListenError),
 }
@@ -46,7 +46,7 @@ pub(crate) struct TelemetryRuntime {
 }
 
 impl TelemetryRuntime {
-    /// Starts the metrics server if there is an address to listen on, and the exporter of spans if OpenTelemetry's variables configure one.
+    /// Starts the metrics server if a listen address is set, and the exporter of spans if OpenTelemetry's variables configure one.
     ///
     /// # Errors
     /// Returns [`ObserveError`] if the address is invalid or cannot be used.
@@ -56,18 +56,18 @@ impl TelemetryRuntime {
             tracing::warn!(problem, "ignored invalid OpenTelemetry setting");
         }
         let telemetry = Telemetry::new(&BUILD, crate::logging::handle().state(), spans);
-        let (stop, mut tasks, mut bound) = (CancellationToken::new(), JoinSet::new(), None);
+        let (stop, mut tasks, mut bound_address) = (CancellationToken::new(), JoinSet::new(), None);
         match listen.filter(|address| !address.trim().is_empty()) {
             Some(address) => {
                 let address: ListenAddress = address.parse()?;
                 let server = Server::bind(address.host(), address.port(), Arc::clone(&telemetry)).await?;
-                bound = server.address().ok();
+                bound_address = server.address().ok();
                 tasks.spawn(server.serve(stop.clone()));
             }
             None => tracing::info!("listen_address not defined, metrics & debug endpoints disabled"),
         }
-        tasks.spawn(dumps(Arc::clone(&telemetry), stop.clone()));
-        Ok(Self { telemetry, address: bound, stop, tasks })
+        tasks.spawn(dump_on_signal(Arc::clone(&telemetry), stop.clone()));
+        Ok(Self { telemetry, address: bound_address, stop, tasks })
     }
 
     /// Sends the last spans, and stops the server.
@@ -78,8 +78,9 @@ impl TelemetryRuntime {
     }
 }
 
-/// Logs the stacks of all threads and the state of all jobs on each SIGUSR1. Does so at level debug only, as gitlab-runner.
-async fn dumps(telemetry: Arc<Telemetry>, stop: CancellationToken) {
+/// Logs the stacks of all threads and the state of all jobs on each SIGUSR1. As in gitlab-runner, does nothing unless the log level
+/// is debug.
+async fn dump_on_signal(telemetry: Arc<Telemetry>, stop: CancellationToken) {
     let mut signals = match signal(SignalKind::user_defined1()) {
         Ok(signals) => signals,
         Err(error) => return tracing::warn!(%error, "failed to install a handler for SIGUSR1"),

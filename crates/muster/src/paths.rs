@@ -31,13 +31,13 @@ pub(crate) fn home_of_user(name: &str) -> Option<PathBuf> {
 }
 
 /// Reads `/etc/passwd` directly, because a static executable cannot use the name service.
-fn home_of(wanted: impl Fn(&str, u32) -> bool) -> Option<PathBuf> {
+fn home_of(predicate: impl Fn(&str, u32) -> bool) -> Option<PathBuf> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     users.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
         let [name, _, uid, _, _, home, ..] = fields[..] else { return None };
-        let fits = wanted(name, uid.parse().ok()?) && Path::new(home).is_absolute();
-        fits.then(|| PathBuf::from(home))
+        let is_match = predicate(name, uid.parse().ok()?) && Path::new(home).is_absolute();
+        is_match.then(|| PathBuf::from(home))
     })
 }
 

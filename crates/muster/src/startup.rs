@@ -8,17 +8,17 @@ use std::fs;
 use std::time::Duration;
 
 /// Time after which a service has started: it has read its configuration, created its clients, and sent its first request.
-const STARTED: Duration = Duration::from_secs(2);
+const STARTUP_TIME: Duration = Duration::from_secs(2);
 
 /// Waits until the service has started, then releases the executable's pages.
 pub(crate) async fn release_pages_after_start() {
-    tokio::time::sleep(STARTED).await;
+    tokio::time::sleep(STARTUP_TIME).await;
     release_startup_pages();
 }
 
 /// Releases the pages of the program's code and constants.
 ///
-/// The start touches much that a service never needs again. Pages that it does need are read again from the file, mostly from the page
+/// The start of a service reads many pages that it never needs again. The others are read again from the file, usually from the page
 /// cache. Does nothing if `/proc` is not available.
 fn release_startup_pages() {
     let (Ok(maps), Ok(executable)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe")) else {
@@ -33,12 +33,12 @@ fn release_startup_pages() {
 
 /// Returns the start and length of a line of `/proc/self/maps` if it maps unmodified content of `executable`.
 ///
-/// This is its code and the beginning of the file. Other constants may have been relocated before they became read-only.
+/// These are the code and the beginning of the file. Other constants may have been relocated before they became read-only.
 fn unmodified_mapping(line: &str, executable: &str) -> Option<(usize, usize)> {
-    let mut words = line.split_ascii_whitespace();
-    let (range, permissions, offset) = (words.next()?, words.next()?, words.next()?);
+    let mut fields = line.split_ascii_whitespace();
+    let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);
     let is_start = permissions == "r--p" && offset.bytes().all(|digit| digit == b'0');
-    if !(permissions == "r-xp" || is_start) || words.nth(2)? != executable {
+    if !(permissions == "r-xp" || is_start) || fields.nth(2)? != executable {
         return None;
     }
     let (start, end) = range.split_once('-')?;

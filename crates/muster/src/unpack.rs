@@ -39,7 +39,7 @@ impl UnpackArgs {
     }
 
     /// Returns the limits of a job. Errors name `ci.toml`, because only `muster ci` gives these flags to a manager.
-    pub(crate) fn of_jobs(&self) -> UnpackSettings {
+    pub(crate) fn job_settings(&self) -> UnpackSettings {
         let value = |value: Option<NonZeroU64>| value.map_or(0, NonZeroU64::get);
         UnpackSettings {
             max_bytes: value(self.max_bytes),

@@ -1,4 +1,4 @@
-//! Authentication at a registry: Basic, or a token from the server that the registry names.
+//! Authentication at a registry: Basic, or a token from the token server that the registry specifies.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -42,8 +42,8 @@ pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
 }
 
 fn parameter(challenge: &ChallengeRef<'_>, name: &str) -> Option<String> {
-    let found = challenge.params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-    found.map(|(_, value)| value.to_unescaped())
+    let parameter = challenge.params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
+    parameter.map(|(_, value)| value.to_unescaped())
 }
 
 /// Returns the value of `Authorization` for Basic authentication.
@@ -59,7 +59,7 @@ struct Token {
     access_token: String,
 }
 
-/// Gets a token, with credentials or anonymously.
+/// Fetches a token, with credentials or anonymously. Returns the value of `Authorization`.
 pub(super) async fn bearer(
     http: &reqwest::Client,
     registry: &str,
@@ -132,6 +132,6 @@ mod tests {
         assert_eq!(parse(&["Basic realm=\"x\"", bearer]), Some(expected));
         assert_eq!(parse(&["basic realm=\"x\""]), Some(Challenge::Basic));
         assert_eq!(parse(&["Digest realm=\"x\", nonce=\"1\""]), None);
-        assert_eq!(parse(&["nonsense \"", ""]), None);
+        assert_eq!(parse(&["invalid \"", ""]), None);
     }
 }

@@ -33,7 +33,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 
-/// Maximum size of an error response that is read, and number of its characters that an error quotes.
+/// Maximum size of an error response in bytes, and maximum number of its characters that an error quotes.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
 const MAX_QUOTED_CHARS: usize = 200;
 
@@ -42,7 +42,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 pub enum TagList {
     /// The tags.
     Tags(Vec<String>),
-    /// The registry does not list the tags, or not for this user. A tag may exist nevertheless.
+    /// The registry does not list the tags, at least not for this user. Tags may still exist.
     Unlisted,
 }
 
@@ -59,7 +59,7 @@ pub struct Registry {
 
 impl Registry {
     /// Creates a client without sending anything.
-    /// Registries on this machine are accessed with HTTP, all others with HTTPS.
+    /// Registries on the loopback interface are accessed with HTTP, all others with HTTPS.
     ///
     /// # Errors
     /// [`RegistryError::Name`] or [`RegistryError::Client`].
@@ -68,7 +68,7 @@ impl Registry {
             "docker.io" | "index.docker.io" => "registry-1.docker.io",
             other => other,
         };
-        let scheme = if is_this_machine(host) { "http" } else { "https" };
+        let scheme = if is_loopback(host) { "http" } else { "https" };
         let base = Url::parse(&format!("{scheme}://{host}/v2/"))
             .map_err(|source| RegistryError::Name { name: host.to_owned(), source })?;
         let policy = Policy::custom(|attempt| {
@@ -86,7 +86,7 @@ impl Registry {
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
             .redirect(policy)
-            // Digests are computed from the bytes as they are sent.
+            // Digests are computed from the transferred bytes, so these must not be decompressed.
             .no_gzip()
             .build()
             .map_err(RegistryError::Client)?;
@@ -143,13 +143,13 @@ impl Registry {
     /// [`RegistryError`], also if the tag points to a single image: only an index names the platforms.
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
         let url = self.url(&["manifests", tag])?;
-        let what = format!("{}:{tag}", self.repository);
-        let response = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(what)).await?;
-        let announced = response.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
-        let announced = announced.map(str::to_owned);
+        let content = format!("{}:{tag}", self.repository);
+        let response = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
+        let expected = response.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
+        let expected = expected.map(str::to_owned);
         let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
-        if let Some(announced) = announced {
-            verify(&url, &announced, Digest::of(&body))?;
+        if let Some(expected) = expected {
+            verify(&url, &expected, Digest::of(&body))?;
         }
         let index: Index = parse(&url, &body)?;
         let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
@@ -176,14 +176,14 @@ impl Registry {
         self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
-    /// Sends a GET request until it succeeds. `what` is the name in the error if nothing is found.
+    /// Sends a GET request, with retries. `content` is the name in the error if nothing is found.
     pub(super) async fn get(
         &self,
         url: &Url,
         headers: HeaderMap,
-        what: Option<String>,
+        content: Option<String>,
     ) -> Result<Response, RegistryError> {
-        let (mut authorized, mut attempts) = (false, 0);
+        let (mut is_authorized, mut attempts) = (false, 0);
         loop {
             let authorization = self.authorization.lock().await.clone();
             let mut request = self.http.get(url.clone()).headers(headers.clone());
@@ -201,16 +201,16 @@ impl Registry {
             };
             match response.status() {
                 status if status.is_success() => return Ok(response),
-                StatusCode::UNAUTHORIZED if !authorized => {
-                    authorized = true;
+                StatusCode::UNAUTHORIZED if !is_authorized => {
+                    is_authorized = true;
                     self.authorize(url, response.headers()).await?;
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     return Err(self.refused(url, &response.status().to_string()));
                 }
                 StatusCode::NOT_FOUND => {
-                    let what = what.unwrap_or_else(|| self.repository.to_string());
-                    return Err(RegistryError::NotFound { url: url.to_string(), what });
+                    let name = content.unwrap_or_else(|| self.repository.to_string());
+                    return Err(RegistryError::NotFound { url: url.to_string(), name });
                 }
                 status
                     if attempts < MAX_ATTEMPTS
@@ -230,9 +230,9 @@ impl Registry {
     async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
         let authorization = match (auth::challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
-                // A check of the login needs no scope.
-                let pull = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
-                let scope = scope.or(pull);
+                // `check_login` needs no scope.
+                let pull_scope = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
+                let scope = scope.or(pull_scope);
                 let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());
                 let plain = self.base.scheme() == "http";
                 auth::bearer(&self.http, &self.repository.registry, plain, challenge, credentials.as_ref()).await?
@@ -270,7 +270,7 @@ pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), Reg
 
 fn accept(types: &[&str]) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    for value in types.iter().filter_map(|kind| kind.parse().ok()) {
+    for value in types.iter().filter_map(|media_type| media_type.parse().ok()) {
         headers.append(ACCEPT, value);
     }
     headers
@@ -288,7 +288,7 @@ fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
 }
 
 /// Returns whether a registry is reached over the loopback interface.
-fn is_this_machine(host: &str) -> bool {
+fn is_loopback(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,

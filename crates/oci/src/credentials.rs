@@ -45,12 +45,12 @@ pub enum CredentialsError {
         source: io::Error,
     },
     /// The content of the file is invalid.
-    #[error("{}: {what}; fix docker's configuration file or move it away", path.display())]
+    #[error("{}: {problem}; fix docker's configuration file or move it away", path.display())]
     Content {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with the content.
-        what: String,
+        /// Problem with the content.
+        problem: String,
     },
     /// The file is not valid JSON.
     #[error("failed to parse {}; fix docker's configuration file or move it away", path.display())]
@@ -61,13 +61,13 @@ pub enum CredentialsError {
         source: serde_json::Error,
     },
     /// A credential helper failed.
-    #[error("docker-credential-{helper}, which {} names, failed", config.display())]
+    #[error("docker-credential-{helper}, which {} specifies, failed", config.display())]
     Helper {
         /// Name of the helper, without the prefix `docker-credential-`.
         helper: String,
-        /// Path of the file that names the helper.
+        /// Path of the file that specifies the helper.
         config: PathBuf,
-        /// What went wrong. Boxed to keep errors small.
+        /// Reason for the failure. Boxed to keep errors small.
         source: Box<HelperError>,
     },
     /// Neither `DOCKER_CONFIG` nor `HOME` is set.
@@ -82,7 +82,7 @@ pub enum HelperError {
     #[error("invalid name of a credential helper")]
     Name,
     /// The helper cannot be started, or its output cannot be read.
-    #[error("failed to run it; check that it is installed in a directory of PATH")]
+    #[error("failed to run the helper; check that it is installed in a directory of PATH")]
     Run(#[source] io::Error),
     /// The helper did not exit in time.
     #[error("no response to {verb} within {} s", timeout.as_secs())]
@@ -92,6 +92,9 @@ pub enum HelperError {
         /// Timeout of the helper.
         timeout: Duration,
     },
+    /// The helper's response is invalid.
+    #[error("its response is not a JSON object with Username and Secret")]
+    Response,
     /// The helper exited with an error.
     #[error("{verb} failed ({status}): {message}")]
     Failed {

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
-/// A text is not a digest that can be verified.
+/// A text is not a SHA-256 digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a valid digest; expected sha256: and 64 hexadecimal digits")]
 pub struct DigestError {
@@ -26,7 +26,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Returns the digest of the data fed so far.
+    /// Returns the digest of all data that was added to the hash.
     pub(crate) fn finish(hash: Sha256) -> Self {
         Self(hash.finalize().into())
     }
@@ -42,12 +42,12 @@ impl Digest {
     }
 }
 
-/// Feeds all data of a reader into a hash and returns the number of bytes.
-pub(crate) fn feed(hash: &mut Sha256, from: &mut impl Read) -> io::Result<u64> {
+/// Adds all data of a reader to a hash and returns the number of bytes.
+pub(crate) fn feed(hash: &mut Sha256, reader: &mut impl Read) -> io::Result<u64> {
     let mut buffer = vec![0; 64 * 1024];
     let mut total = 0;
     loop {
-        let n = from.read(&mut buffer)?;
+        let n = reader.read(&mut buffer)?;
         if n == 0 {
             return Ok(total);
         }

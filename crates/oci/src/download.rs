@@ -21,34 +21,35 @@ const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Registry {
     /// Downloads a blob into a file.
-    /// Existing content is taken as the start of the blob. An interrupted download is retried a few times, and then its content is kept, so
-    /// that a later call can continue.
+    /// Existing content of the file is the start of the blob. An interrupted download is retried a few times. After that, the received content
+    /// stays in the file, so that a later call can continue.
     ///
     /// # Errors
     /// [`RegistryError`]. If the content does not match its digest, the file is deleted.
-    pub async fn download(&self, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
+    pub async fn download(&self, blob: &Descriptor, file_path: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
-        let work = self.download_all(&url, blob, to);
+        let work = self.download_all(&url, blob, file_path);
         match tokio::time::timeout(DOWNLOAD_TIMEOUT, work).await {
-            Ok(done) => done,
+            Ok(result) => result,
             Err(_) => Err(RegistryError::Timeout { url: url.to_string(), timeout: DOWNLOAD_TIMEOUT }),
         }
     }
 
-    async fn download_all(&self, url: &Url, blob: &Descriptor, to: &Path) -> Result<(), RegistryError> {
-        let failed = |source| RegistryError::File { path: to.to_owned(), source };
+    async fn download_all(&self, url: &Url, blob: &Descriptor, file_path: &Path) -> Result<(), RegistryError> {
+        let failed = |source| RegistryError::File { path: file_path.to_owned(), source };
         let mut options = tokio::fs::OpenOptions::new();
-        let mut file = options.create(true).truncate(false).read(true).write(true).open(to).await.map_err(failed)?;
-        let mut part = Part::read(to, blob.size).await.map_err(failed)?;
+        let mut file =
+            options.create(true).truncate(false).read(true).write(true).open(file_path).await.map_err(failed)?;
+        let mut part = Part::read(file_path, blob.size).await.map_err(failed)?;
         let mut failures = 0;
         while part.length < blob.size {
             let before = part.length;
-            match self.download_part(url, blob, (to, &mut file), &mut part).await {
+            match self.download_part(url, blob, (file_path, &mut file), &mut part).await {
                 Ok(()) => {}
                 Err(PartError::Permanent(error)) => {
                     drop(file);
                     if matches!(error, RegistryError::TooLarge { .. }) {
-                        let _ = tokio::fs::remove_file(to).await;
+                        let _ = tokio::fs::remove_file(file_path).await;
                     }
                     return Err(error);
                 }
@@ -65,7 +66,7 @@ impl Registry {
         file.sync_all().await.map_err(failed)?;
         let found = Digest::finish(part.hash);
         if let Err(error) = verify(url, &blob.digest, found) {
-            let _ = tokio::fs::remove_file(to).await;
+            let _ = tokio::fs::remove_file(file_path).await;
             return Err(error);
         }
         Ok(())
@@ -130,7 +131,7 @@ struct Part {
 }
 
 impl Part {
-    /// Reads the part that an earlier download left. It is ignored if it is larger than the blob.
+    /// Reads the part that an earlier download stored. A part that is larger than the blob is ignored.
     async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
         let path = path.to_owned();
         let read = move || {

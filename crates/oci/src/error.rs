@@ -17,7 +17,9 @@ pub enum RegistryError {
         source: reqwest::Error,
     },
     /// The connection was closed before the end of a download.
-    #[error("{url}: the connection was closed after {received} of {size} bytes; repeat the download to continue it")]
+    #[error(
+        "{url}: the connection was closed after {received} of {size} bytes; start the download again to continue it"
+    )]
     Incomplete {
         /// Requested URL.
         url: String,
@@ -27,7 +29,7 @@ pub enum RegistryError {
         size: u64,
     },
     /// The download took too long.
-    #[error("{url}: the download was not complete after {} s; repeat it to continue", timeout.as_secs())]
+    #[error("{url}: the download was not complete after {} s; start it again to continue it", timeout.as_secs())]
     Timeout {
         /// Requested URL.
         url: String,
@@ -45,12 +47,12 @@ pub enum RegistryError {
         reason: String,
     },
     /// The registry does not have the requested content.
-    #[error("{url}: not found at the registry; check the spelling of {what}")]
+    #[error("{url}: not found at the registry; check the spelling of {name}")]
     NotFound {
         /// Requested URL.
         url: String,
         /// Name that may be misspelled.
-        what: String,
+        name: String,
     },
     /// The registry responded with another error.
     #[error("{url}: the registry responded with status {status}: {body}")]
@@ -72,7 +74,7 @@ pub enum RegistryError {
     },
     /// The content does not match its digest.
     #[error(
-        "{url}: the content has the digest {found}, expected {expected}; it was changed at the registry or on the way, and \
+        "{url}: the content has the digest {found}, expected {expected}; it was changed at the registry or in transit, and \
          was discarded"
     )]
     Digest {
@@ -88,7 +90,7 @@ pub enum RegistryError {
     InvalidResponse {
         /// Requested URL.
         url: String,
-        /// What is wrong with the response.
+        /// Problem with the response.
         source: ResponseError,
     },
     /// A local file cannot be written.
@@ -104,7 +106,7 @@ pub enum RegistryError {
     Name {
         /// The invalid name.
         name: String,
-        /// What is wrong with the URL.
+        /// Problem with the URL.
         source: url::ParseError,
     },
     /// The HTTP client cannot be created.
@@ -112,7 +114,7 @@ pub enum RegistryError {
     Client(#[source] reqwest::Error),
 }
 
-/// What is wrong with the response of a registry.
+/// Problem with the response of a registry.
 #[derive(Debug, thiserror::Error)]
 pub enum ResponseError {
     /// The response is not the expected JSON document.

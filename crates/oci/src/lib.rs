@@ -1,6 +1,6 @@
-//! A registry's content, fetched and verified by digest, unpacked within bounds; the lock-file format.
+//! Fetches content from an OCI registry, verifies its digest and unpacks it within limits. Also defines the lock file.
 //!
-//! [`Reference`] is what a user writes. [`Registry`] is the client for one repository (the OCI distribution specification). [`unpack`]
+//! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution specification). [`unpack`]
 //! writes the files of a layer. [`LockFile`] stores the digests.
 //!
 //! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
@@ -9,6 +9,7 @@
 mod auth;
 mod body;
 mod client;
+mod credential_helper;
 mod credentials;
 mod digest;
 mod docker_config;
@@ -23,6 +24,7 @@ mod unpack;
 mod version;
 
 pub use client::{Registry, TagList};
+pub use credential_helper::CredentialHelper;
 pub use credentials::{Credentials, CredentialsError, HelperError};
 pub use digest::{Digest, DigestError};
 pub use docker_config::DockerConfig;

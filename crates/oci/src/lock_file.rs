@@ -30,7 +30,7 @@ pub enum LockFileError {
         source: io::Error,
     },
     /// The content of the file is invalid.
-    #[error("failed to parse {}; restore it, or remove it to trust the registries again", path.display())]
+    #[error("failed to parse {}; restore the file, or delete it to accept the current content of the registries", path.display())]
     Content {
         /// Path of the file.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum LockFileError {
     },
     /// The file has another format version.
     #[error(
-        "{}: unsupported format version {found}, expected {FORMAT}; restore it, or remove it to trust the registries again",
+        "{}: unsupported format version {found}, expected {FORMAT}; restore the file, or delete it to accept the current content of the registries",
         path.display()
     )]
     Format {
@@ -104,12 +104,12 @@ impl LockFile {
         let write = || {
             let text = toml::to_string_pretty(self).map_err(io::Error::other)?;
             let directory = path.parent().unwrap_or(Path::new("."));
-            let mut new = tempfile::Builder::new().prefix(".lock-").tempfile_in(directory)?;
-            new.write_all(HEADER.as_bytes())?;
-            new.write_all(text.as_bytes())?;
-            new.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-            new.as_file().sync_all()?;
-            new.persist(path).map_err(|error| error.error)?;
+            let mut temporary = tempfile::Builder::new().prefix(".lock-").tempfile_in(directory)?;
+            temporary.write_all(HEADER.as_bytes())?;
+            temporary.write_all(text.as_bytes())?;
+            temporary.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+            temporary.as_file().sync_all()?;
+            temporary.persist(path).map_err(|error| error.error)?;
             File::open(directory)?.sync_all()
         };
         write().map_err(|source| LockFileError::File { path: path.to_owned(), operation: "write", source })
@@ -122,7 +122,7 @@ impl LockFile {
         self.entries.iter().find(|entry| has_key(entry, &key))
     }
 
-    /// Adds an entry and replaces an existing one for the same version and platform.
+    /// Adds an entry, or replaces the entry for the same version and platform.
     pub fn put(&mut self, entry: Entry) {
         let key = (entry.repository.clone(), entry.version.clone(), entry.platform.clone());
         self.entries.retain(|entry| !has_key(entry, &key));
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     /// Sample of a lock file.
-    const SAMPLE: &str = r#"# Digests of what was installed
+    const SAMPLE: &str = r#"# Digests of installed content
 version = 1
 
 [[package]]
@@ -179,6 +179,11 @@ plugin = "sha256:0b"
         std::fs::write(&path, "version = 2\n").unwrap();
         assert!(LockFile::read(&path).unwrap_err().to_string().contains("unsupported format version 2"));
         std::fs::write(&path, "version = ").unwrap();
-        assert!(LockFile::read(&path).unwrap_err().to_string().contains("remove it to trust the registries again"));
+        assert!(
+            LockFile::read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("delete it to accept the current content of the registries")
+        );
     }
 }

@@ -4,10 +4,10 @@ use std::fmt;
 
 use crate::version::{Constraint, VersionError};
 
-/// Maximum length of a reference in bytes. Registries allow less.
+/// Maximum length of a reference in bytes. Names that registries accept are shorter than this.
 const MAX_BYTES: usize = 512;
 
-/// Parts that a reference may omit.
+/// Values for the parts that a reference omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
     /// Registry of a name without a registry.
@@ -45,12 +45,12 @@ pub struct Reference {
 pub enum ReferenceError {
     /// The name of the repository is invalid.
     #[error(
-        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, with :VERSION where needed ({reason})"
+        "{found:?} is not a valid reference: write NAME, GROUP/NAME or REGISTRY/GROUP/NAME, optionally with :VERSION ({reason})"
     )]
     Name {
         /// The invalid text.
         found: String,
-        /// What is wrong with it.
+        /// Problem with the name.
         reason: &'static str,
     },
     /// The version constraint is invalid.
@@ -58,22 +58,22 @@ pub enum ReferenceError {
     Constraint {
         /// Name of the repository.
         name: String,
-        /// What is wrong with the constraint.
+        /// Problem with the constraint.
         source: VersionError,
     },
 }
 
 impl Repository {
     /// Parses `[registry/][group/]name`.
-    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. GitLab's host recognizes a dot only, so it
+    /// The first segment is a registry if it contains a dot or a port, or if it is `localhost`. fleeting in GitLab Runner recognizes only a dot, so it
     /// cannot install from a registry with a port.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].
     pub fn parse(name: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
-        let bad = |reason| ReferenceError::Name { found: name.to_owned(), reason };
+        let invalid = |reason| ReferenceError::Name { found: name.to_owned(), reason };
         if name.len() > MAX_BYTES {
-            return Err(bad("too long"));
+            return Err(invalid("too long"));
         }
         let is_registry = |segment: &str| segment == "localhost" || segment.contains(['.', ':', '[']);
         let (registry, path) = match name.split_once('/') {
@@ -81,20 +81,20 @@ impl Repository {
             Some((first, rest)) if is_registry(first) => (first, rest.to_owned()),
             Some(_) => (defaults.registry, name.to_owned()),
         };
-        let host_part = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
-        if registry.is_empty() || !registry.chars().all(host_part) || registry.starts_with(['.', '-', ':']) {
-            return Err(bad("the registry is not a valid host name"));
+        let is_host_char = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+        if registry.is_empty() || !registry.chars().all(is_host_char) || registry.starts_with(['.', '-', ':']) {
+            return Err(invalid("the registry is not a valid host name"));
         }
         if let Some((_, port)) = registry.rsplit_once(':')
             && !registry.ends_with(']')
             && port.parse::<u16>().is_err()
         {
-            return Err(bad("the registry's port is not a number"));
+            return Err(invalid("the registry's port is not a number"));
         }
         for segment in path.split('/') {
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-            if segment.is_empty() || !segment.chars().all(plain) || segment.starts_with(['.', '-']) {
-                return Err(bad("segments consist of letters, digits and -._, and do not start with . or -"));
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            if segment.is_empty() || !segment.chars().all(is_plain) || segment.starts_with(['.', '-']) {
+                return Err(invalid("segments consist of letters, digits and -._, and do not start with . or -"));
             }
         }
         Ok(Self { registry: registry.to_owned(), path })
@@ -102,7 +102,7 @@ impl Repository {
 }
 
 impl Reference {
-    /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, it matches the highest release.
+    /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, the reference matches the highest release.
     ///
     /// # Errors
     /// [`ReferenceError`].
@@ -111,12 +111,12 @@ impl Reference {
             Some(parts) => parts,
             None => text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).unwrap_or((text, "latest")),
         };
-        let source = |source| ReferenceError::Constraint { name: name.to_owned(), source };
+        let invalid = |source| ReferenceError::Constraint { name: name.to_owned(), source };
         let repository = Repository::parse(name, defaults)?;
         if constraint.is_empty() {
-            return Err(source(VersionError::Constraint { found: String::new() }));
+            return Err(invalid(VersionError::Constraint { found: String::new() }));
         }
-        Ok(Self { repository, constraint: constraint.parse().map_err(source)? })
+        Ok(Self { repository, constraint: constraint.parse().map_err(invalid)? })
     }
 }
 

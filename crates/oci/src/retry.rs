@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-/// Maximum number of attempts for a request, and for a download between two that made progress.
+/// Maximum number of attempts for a request. For a download, maximum number of consecutive attempts without progress.
 pub(crate) const MAX_ATTEMPTS: u32 = 4;
-/// Delay before the first retry of a download; it doubles with each failure.
+/// Base of the delay before a retry. The delay doubles with each failure.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 
 /// Waits before the next attempt, after this many failures without progress.

@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::digest::Digest;
 
-/// Reason why an archive was refused.
+/// Reason why an archive was not unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The archive cannot be read, or a file cannot be written.
@@ -73,18 +73,18 @@ pub enum Target {
     File(String),
     /// Skip the entry.
     Skipped,
-    /// Refuse the archive.
+    /// Reject the archive.
     Outside,
 }
 
 /// Unpacks a layer into an empty directory.
-/// `target` decides about each entry by its path; the flag is true for directories.
+/// `target` decides about each entry by its path. Its second argument is true for directories.
 ///
 /// Files are readable by everyone and executable if they are executable in the archive, but never setuid or writable by others. Archives
-/// with links or devices are refused.
+/// with links or devices are rejected.
 ///
 /// # Errors
-/// [`UnpackError`]. Files that were unpacked before the error are kept.
+/// [`UnpackError`]. Files that were unpacked before the error are not removed.
 pub fn unpack(
     layer: &Path,
     into: &Path,
@@ -143,7 +143,7 @@ fn target_path(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<
     }
 }
 
-/// Returns whether a relative path stays below its directory.
+/// Returns whether a path is relative and has no `.` or `..` segments.
 fn is_below(path: &str) -> bool {
     path.split('/').all(|segment| !matches!(segment, "" | "." | "..")) && !path.contains('\0')
 }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caller_selects_paths_and_gets_digests() {
+    fn unpack_writes_selected_paths_and_returns_digests() {
         let mut archive = Builder::new(Vec::new());
         for (name, mode) in [("bin/step", 0o4755), ("bin/lib/data", 0o600), ("bin/notes", 0o666)] {
             let mut header = Header::new_ustar();
@@ -177,8 +177,8 @@ mod tests {
             header.set_size(4);
             archive.append_data(&mut header, name, &b"text"[..]).unwrap();
         }
-        let home = tempfile::tempdir().unwrap();
-        let (layer, into) = (home.path().join("layer"), home.path().join("into"));
+        let directory = tempfile::tempdir().unwrap();
+        let (layer, into) = (directory.path().join("layer"), directory.path().join("into"));
         std::fs::write(&layer, archive.into_inner().unwrap()).unwrap();
         std::fs::create_dir(&into).unwrap();
         let limits = Limits { bytes: 100, entries: 3, ratio: 100, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
@@ -195,11 +195,11 @@ mod tests {
             BTreeMap::from([("step".to_owned(), expected(true)), ("lib/data".to_owned(), expected(false))])
         );
         assert!(into.join("step").is_file() && into.join("lib/data").is_file() && !into.join("notes").exists());
-        let refused = unpack(&layer, &into, &limits, &|_, _| Target::Outside);
-        assert!(matches!(refused, Err(UnpackError::Outside { name }) if name == "bin/step"));
+        let result = unpack(&layer, &into, &limits, &|_, _| Target::Outside);
+        assert!(matches!(result, Err(UnpackError::Outside { name }) if name == "bin/step"));
         for path in ["../x", "/x", "a/../../x", "", "a//b"] {
-            let refused = unpack(&layer, &into, &limits, &|_, _| Target::File(path.to_owned()));
-            assert!(matches!(refused, Err(UnpackError::Outside { .. })), "{path}");
+            let result = unpack(&layer, &into, &limits, &|_, _| Target::File(path.to_owned()));
+            assert!(matches!(result, Err(UnpackError::Outside { .. })), "{path}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Versions and version constraints (docs/spec/fleeting.md, section 6.2).
+//! Versions and version constraints (docs/spec/fleeting.md, section 6.2). Tests `oNN_` have the numbers of its section 9.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ pub enum VersionError {
     },
     /// The text is a digest.
     #[error(
-        "{found:?} is a digest, not a version; name the version, whose digest is then stored in the lock file and verified"
+        "{found:?} is a digest, not a version; write a version; its digest is stored in the lock file and verified"
     )]
     Digest {
         /// The invalid text.
@@ -47,17 +47,17 @@ impl Version {
     }
 }
 
-/// Removes leading zeros. Returns `None` if the text contains anything but digits.
-fn number(text: &str) -> Option<&str> {
+/// Removes leading zeros of a number. Returns `None` if the text does not consist of digits.
+fn without_leading_zeros(text: &str) -> Option<&str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let short = text.trim_start_matches('0');
-    Some(if short.is_empty() { "0" } else { short })
+    let trimmed = text.trim_start_matches('0');
+    Some(if trimmed.is_empty() { "0" } else { trimmed })
 }
 
 fn integer(text: &str) -> Option<u64> {
-    number(text)?.parse().ok()
+    without_leading_zeros(text)?.parse().ok()
 }
 
 impl FromStr for Version {
@@ -78,7 +78,8 @@ impl FromStr for Version {
             let pre = match pre {
                 None => Prerelease::EMPTY,
                 Some(pre) => {
-                    let parts: Vec<&str> = pre.split('.').map(|part| number(part).unwrap_or(part)).collect();
+                    let parts: Vec<&str> =
+                        pre.split('.').map(|part| without_leading_zeros(part).unwrap_or(part)).collect();
                     Prerelease::new(&parts.join(".")).ok().filter(|pre| !pre.is_empty())?
                 }
             };
@@ -105,7 +106,7 @@ pub enum Constraint {
     Major(u64),
     /// Any release of a minor version.
     Minor(u64, u64),
-    /// Exactly this version. Together with a range that names it, the only way to select a pre-release.
+    /// Exactly this version. Only this and a range that contains a pre-release can select a pre-release.
     Exact(Version),
     /// A range in Cargo's syntax. The Go host does not support ranges.
     Range(VersionReq),
@@ -115,12 +116,12 @@ impl Constraint {
     /// Returns whether the version is acceptable.
     #[must_use]
     pub fn matches(&self, version: &Version) -> bool {
-        let release = !version.is_prerelease();
+        let is_release = !version.is_prerelease();
         match self {
-            Self::Latest | Self::Any => release,
-            Self::Major(major) => release && version.0.major == *major,
-            Self::Minor(major, minor) => release && (version.0.major, version.0.minor) == (*major, *minor),
-            Self::Exact(wanted) => wanted == version,
+            Self::Latest | Self::Any => is_release,
+            Self::Major(major) => is_release && version.0.major == *major,
+            Self::Minor(major, minor) => is_release && (version.0.major, version.0.minor) == (*major, *minor),
+            Self::Exact(expected) => expected == version,
             Self::Range(range) => range.matches(&version.0),
         }
     }
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn o02_constraint_selects_highest_version() {
         let versions = ["1.2.3", "1.10.0", "2.0.0-rc.1"];
-        for (constraint, wanted) in [
+        for (constraint, expected) in [
             ("1", Some("1.10.0")),
             ("latest", Some("1.10.0")),
             ("2", None),
@@ -197,7 +198,7 @@ mod tests {
             (">=1.2,<1.10", Some("1.2.3")),
             ("~1.2.1", Some("1.2.3")),
         ] {
-            assert_eq!(best(constraint, &versions).as_deref(), wanted, "{constraint}");
+            assert_eq!(best(constraint, &versions).as_deref(), expected, "{constraint}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! All steps from the text to the pipeline, in GitLab's order (docs/spec/pipeline-yaml.md, section 2.1).
+//! Compiles the text of a configuration to a pipeline. The steps have the same order as on GitLab (docs/spec/pipeline-yaml.md, section 2.1).
 
 use crate::config;
 use crate::config::parsing::Problems;
@@ -13,8 +13,7 @@ use crate::source_map::SourceMap;
 
 /// Result of compiling a configuration.
 ///
-/// Exactly one of these holds: there is a pipeline, there is a reason why none was created, or `diagnostics` contains
-/// an error.
+/// Exactly one of three cases applies: `pipeline` is set, `not_created` is set, or `diagnostics` contains an error.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
     /// The pipeline, if the event creates one.
@@ -23,7 +22,7 @@ pub struct Compiled {
     pub not_created: Option<NotCreated>,
     /// Errors and warnings, ordered by their position in the sources.
     pub diagnostics: Vec<Diagnostic>,
-    /// Texts that the diagnostics point into. The first is the root file.
+    /// Texts that the positions of the diagnostics refer to. The first is the root file.
     pub sources: SourceMap,
     /// The configuration after includes, `extends`, `!reference` and `default` (docs/spec/pipeline-yaml.md, section
     /// 2.1, items 1 to 7), without hidden keys. `muster ci lint --preview` prints it. `None` if loading failed before

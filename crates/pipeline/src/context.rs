@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use muster_job::Variable;
 
-/// What started the pipeline: the values of `CI_PIPELINE_SOURCE` (docs/spec/pipeline-yaml.md, section 3.5).
+/// Event that started the pipeline: the values of `CI_PIPELINE_SOURCE` (docs/spec/pipeline-yaml.md, section 3.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[expect(missing_docs, reason = "the names are GitLab's")]
 pub enum PipelineSource {
@@ -76,7 +76,7 @@ pub struct ScopedVariable {
 /// All input of a compilation except the configuration and the port to files.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
-    /// What started the pipeline.
+    /// Event that started the pipeline.
     pub source: PipelineSource,
     /// Type of the ref.
     pub ref_kind: RefKind,
@@ -107,12 +107,13 @@ pub struct Context {
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
-    /// Skips includes that this machine cannot reach ([`SourceError::Unreachable`]) with a warning, and keeps jobs that
-    /// lack a part as a result. For showing a pipeline, not for running it.
+    /// Whether to skip includes that this machine cannot reach ([`SourceError::Unreachable`]) with a warning. Jobs that
+    /// are incomplete as a result remain in the pipeline. Use it to show a pipeline, not to run it.
     pub stubs_includes: bool,
-    /// Reads every include regardless of its rules. For downloading all files that may be needed.
+    /// Whether to read every include regardless of its rules. Use it to download all files that may be needed.
     pub ignores_include_rules: bool,
-    /// Records the values that rules compared. Only `muster ci explain` needs them, and they take time to collect.
+    /// Whether to record the values that rules compared. Only `muster ci explain` needs them, and they take time to
+    /// collect.
     pub explains: bool,
 }
 
@@ -137,9 +138,9 @@ pub enum InputValue {
 /// The file that an `include` entry refers to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum IncludeTarget {
-    /// Tree that contains the including file.
+    /// A file of the tree that contains the including file.
     Local {
-        /// Where the asking file comes from.
+        /// Tree that contains the including file.
         origin: Origin,
         /// Path from the root of the repository, without a leading `/`.
         path: String,
@@ -256,8 +257,8 @@ pub trait Sources {
     /// Same as [`Sources::read`].
     fn paths(&self, origin: &Origin) -> Result<std::sync::Arc<BTreeSet<String>>, SourceError>;
 
-    /// Returns the difference between `compare_to` (a branch, tag or commit) and the commit of the pipeline. `None` if
-    /// the ref does not exist.
+    /// Returns the difference between `compare_to` (a branch, tag or commit) and the commit of the pipeline. Returns
+    /// `None` if the ref does not exist.
     fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
     /// Returns the blob IDs, or with `commits` the last commit IDs, of tracked paths, for `cache:key:files` and

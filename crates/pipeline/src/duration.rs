@@ -50,16 +50,16 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     }
     let mut seconds = 0.0;
     let mut amount: Option<(f64, String)> = None;
-    let mut any = false;
+    let mut has_words = false;
     for word in words(&lower) {
         if matches!(word.as_str(), "and" | "with" | "plus") {
             continue;
         }
-        any = true;
+        has_words = true;
         if let Some(number) = number(&word) {
             amount = Some(match amount.take() {
                 None => (number, word),
-                Some((before, text)) => (combine(before, number).ok_or(DurationError::MissingUnit(text))?, word),
+                Some((previous, text)) => (combine(previous, number).ok_or(DurationError::MissingUnit(text))?, word),
             });
         } else if let Some(unit) = unit(&word) {
             let (number, _) = amount.take().ok_or(DurationError::MissingAmount(word))?;
@@ -71,7 +71,7 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     if let Some((number, _)) = amount {
         seconds += number;
     }
-    if any { to_duration(seconds) } else { Err(DurationError::Empty) }
+    if has_words { to_duration(seconds) } else { Err(DurationError::Empty) }
 }
 
 /// Parses a duration or `never`. Returns `None` for `never`.
@@ -179,13 +179,13 @@ fn number(word: &str) -> Option<f64> {
 
 /// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. Returns `None` for `10
 /// 20`.
-fn combine(before: f64, number: f64) -> Option<f64> {
-    if number >= 100.0 && (before < 100.0 || number >= 1000.0) {
-        return Some(before * number);
+fn combine(previous: f64, number: f64) -> Option<f64> {
+    if number >= 100.0 && (previous < 100.0 || number >= 1000.0) {
+        return Some(previous * number);
     }
-    let fits = (before >= 100.0 && before % 100.0 == 0.0 && number < 100.0)
-        || (before % 100.0 >= 20.0 && before % 10.0 == 0.0 && number < 10.0);
-    fits.then_some(before + number)
+    let can_combine = (previous >= 100.0 && previous % 100.0 == 0.0 && number < 100.0)
+        || (previous % 100.0 >= 20.0 && previous % 10.0 == 0.0 && number < 10.0);
+    can_combine.then_some(previous + number)
 }
 
 #[cfg(test)]

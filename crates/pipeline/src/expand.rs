@@ -1,7 +1,8 @@
 //! Variable references that the server expands before a runner gets a job: `$NAME`, `${NAME}` and `%NAME%`
 //! (docs/spec/pipeline-yaml.md, section 4.2).
 //!
-//! Invariants: `$$` and `%%` are kept for the runner to resolve. Expansion terminates, and its result is bounded.
+//! Invariants: `$$` and `%%` are not changed, because the runner resolves them. Expansion terminates, and its result is
+//! bounded.
 
 use std::collections::HashMap;
 
@@ -13,7 +14,7 @@ pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
 /// What to do with a reference to an undefined variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unknown {
-    /// Keep the reference as written.
+    /// Leave the reference as written.
     Keep,
     /// Replace the reference with the empty string.
     Empty,
@@ -53,14 +54,16 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
 
 /// Expands references between the values of `variables`, in the order of their dependencies.
 ///
-/// References to unknown names, file variables and raw variables are kept for the runner. Raw variables and variables
-/// with circular references are not expanded. If a name occurs more than once, the last variable wins.
+/// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. The
+/// values of raw variables, and values with circular references, are not expanded either. If a name occurs more than
+/// once, the last variable wins.
+#[expect(clippy::indexing_slicing, reason = "each index is of a variable of this list")]
 pub fn expand_all(variables: &mut [Variable]) {
     let by_name: HashMap<String, usize> =
         variables.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index)).collect();
-    let graph = Graph::of(variables, &by_name);
+    let graph = Graph::new(variables, &by_name);
     let circular = graph.circular();
-    for index in graph.in_order(&circular) {
+    for index in graph.dependency_order(&circular) {
         let value = expand_one(&variables[index].value, &|name| {
             let target = *by_name.get(name)?;
             let variable = variables.get(target)?;
@@ -93,8 +96,9 @@ struct Graph {
     used_by: Vec<Vec<usize>>,
 }
 
+#[expect(clippy::indexing_slicing, reason = "all lists have one entry per variable, and the indices are of variables")]
 impl Graph {
-    fn of(variables: &[Variable], by_name: &HashMap<String, usize>) -> Self {
+    fn new(variables: &[Variable], by_name: &HashMap<String, usize>) -> Self {
         let mut graph = Self { uses: vec![Vec::new(); variables.len()], used_by: vec![Vec::new(); variables.len()] };
         for (index, variable) in variables.iter().enumerate() {
             if variable.raw {
@@ -114,41 +118,43 @@ impl Graph {
         graph
     }
 
-    /// Returns which variables are part of a cycle or on a path between two cycles. Finds them by repeatedly removing
-    /// the variables without outgoing references and those without incoming ones.
+    /// Returns a flag per variable: whether it is part of a cycle, or on a path between two cycles. Finds these variables
+    /// by repeatedly removing the variables without outgoing references, and then those without incoming references.
     fn circular(&self) -> Vec<bool> {
-        let mut rest = vec![true; self.uses.len()];
+        let mut remaining = vec![true; self.uses.len()];
         for (forward, backward) in [(&self.uses, &self.used_by), (&self.used_by, &self.uses)] {
-            let mut open: Vec<usize> =
-                forward.iter().map(|targets| targets.iter().filter(|target| rest[**target]).count()).collect();
-            let mut free: Vec<usize> = (0..rest.len()).filter(|index| rest[*index] && open[*index] == 0).collect();
-            while let Some(index) = free.pop() {
-                rest[index] = false;
+            let mut unresolved: Vec<usize> =
+                forward.iter().map(|targets| targets.iter().filter(|target| remaining[**target]).count()).collect();
+            let mut ready: Vec<usize> =
+                (0..remaining.len()).filter(|index| remaining[*index] && unresolved[*index] == 0).collect();
+            while let Some(index) = ready.pop() {
+                remaining[index] = false;
                 for &other in &backward[index] {
-                    open[other] = open[other].saturating_sub(1);
-                    if open[other] == 0 && rest[other] {
-                        free.push(other);
+                    unresolved[other] = unresolved[other].saturating_sub(1);
+                    if unresolved[other] == 0 && remaining[other] {
+                        ready.push(other);
                     }
                 }
             }
         }
-        rest
+        remaining
     }
 
     /// Returns the variables outside of cycles that refer to others, each after its dependencies.
-    fn in_order(&self, circular: &[bool]) -> Vec<usize> {
-        let mut open: Vec<usize> =
+    fn dependency_order(&self, circular: &[bool]) -> Vec<usize> {
+        let mut unresolved: Vec<usize> =
             self.uses.iter().map(|targets| targets.iter().filter(|target| !circular[**target]).count()).collect();
-        let mut free: Vec<usize> = (0..open.len()).filter(|index| !circular[*index] && open[*index] == 0).collect();
+        let mut ready: Vec<usize> =
+            (0..unresolved.len()).filter(|index| !circular[*index] && unresolved[*index] == 0).collect();
         let mut order = Vec::new();
-        while let Some(index) = free.pop() {
+        while let Some(index) = ready.pop() {
             if !self.uses[index].is_empty() {
                 order.push(index);
             }
             for &other in &self.used_by[index] {
-                open[other] = open[other].saturating_sub(1);
-                if open[other] == 0 && !circular[other] {
-                    free.push(other);
+                unresolved[other] = unresolved[other].saturating_sub(1);
+                if unresolved[other] == 0 && !circular[other] {
+                    ready.push(other);
                 }
             }
         }
@@ -235,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn cycles_are_kept_and_dependents_are_partly_expanded() {
+    fn circular_references_are_not_expanded_and_dependents_are_partly_expanded() {
         assert_eq!(
             expanded(&[("A", "$B"), ("B", "$A"), ("X", "$A $N"), ("N", "n"), ("S", "$S$N")]),
             ["$B", "$A", "$A n", "n", "$S$N"]

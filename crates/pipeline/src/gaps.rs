@@ -1,4 +1,5 @@
-//! Records which parts of a configuration could not be loaded, to avoid errors that only result from that.
+//! Records which parts of a configuration could not be loaded, so that errors that result only from missing parts are not
+//! reported.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Gaps {
     /// True if an included file is missing. It could define any name.
-    pub(crate) lacks_a_file: bool,
+    pub(crate) has_missing_file: bool,
     /// True if includes were skipped because the caller allows it ([`crate::context::Context::stubs_includes`]).
     pub(crate) is_stub: bool,
     /// Top-level keys that lack a parent or the target of a reference.
@@ -15,9 +16,9 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    /// Creates the record of missing files.
-    pub(crate) fn of_files(lacks_a_file: bool, is_stub: bool) -> Self {
-        Self { lacks_a_file, is_stub, keys: HashSet::new() }
+    /// Creates a record without incomplete keys.
+    pub(crate) fn new(has_missing_file: bool, is_stub: bool) -> Self {
+        Self { has_missing_file, is_stub, keys: HashSet::new() }
     }
 
     /// Records that a top-level key is incomplete.
@@ -32,6 +33,6 @@ impl Gaps {
 
     /// Returns true if nothing is missing.
     pub(crate) fn is_empty(&self) -> bool {
-        !self.lacks_a_file && self.keys.is_empty()
+        !self.has_missing_file && self.keys.is_empty()
     }
 }

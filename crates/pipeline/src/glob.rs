@@ -26,8 +26,8 @@ pub enum GlobError {
     /// The pattern is longer than a path can be.
     #[error("path pattern is too long: {0} bytes (maximum is {MAX_PATTERN_BYTES})")]
     TooLong(usize),
-    /// The braces of the pattern expand to too many alternatives.
-    #[error("path pattern `{0}` is too large: its braces expand to too many alternatives")]
+    /// The braces of the pattern expand to too many alternatives, or its compiled form is too large.
+    #[error("path pattern `{0}` is too complex; use fewer alternatives or wildcards")]
     TooLarge(String),
 }
 
@@ -75,9 +75,9 @@ impl Glob {
         let mut rest = pattern;
         while let Some(at) = rest.find('*') {
             source.push_str(&regex::escape(&rest[..at]));
-            let crosses = rest[at..].starts_with("**");
-            source.push_str(if crosses { ".*" } else { "[^/]*" });
-            rest = &rest[at + if crosses { 2 } else { 1 }..];
+            let is_double = rest[at..].starts_with("**");
+            source.push_str(if is_double { ".*" } else { "[^/]*" });
+            rest = &rest[at + if is_double { 2 } else { 1 }..];
         }
         source.push_str(&regex::escape(rest));
         Self::compiled(pattern, &source).ok_or_else(|| GlobError::TooLarge(pattern.to_owned()))
@@ -139,11 +139,11 @@ fn check_length(pattern: &str) -> Result<(), GlobError> {
 /// Appends the patterns that `pattern` expands to. Like Ruby, expands the first balanced pair of braces, then the rest.
 /// Returns `None` if there are too many.
 fn expand_braces(pattern: &str, out: &mut Vec<String>) -> Option<()> {
-    let mut waiting = vec![pattern.to_owned()];
+    let mut pending = vec![pattern.to_owned()];
     let mut steps = 0;
-    while let Some(pattern) = waiting.pop() {
+    while let Some(pattern) = pending.pop() {
         steps += 1;
-        if steps > MAX_ALTERNATIVES || out.len() + waiting.len() > MAX_ALTERNATIVES {
+        if steps > MAX_ALTERNATIVES || out.len() + pending.len() > MAX_ALTERNATIVES {
             return None;
         }
         let Some((open, commas, close)) = first_braces(&pattern) else {
@@ -152,7 +152,7 @@ fn expand_braces(pattern: &str, out: &mut Vec<String>) -> Option<()> {
         };
         let mut start = open + 1;
         for end in commas.into_iter().chain([close]) {
-            waiting.push(format!("{}{}{}", &pattern[..open], &pattern[start..end], &pattern[close + 1..]));
+            pending.push(format!("{}{}{}", &pattern[..open], &pattern[start..end], &pattern[close + 1..]));
             start = end + 1;
         }
     }
@@ -198,7 +198,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
             continue;
         }
         segment_start = char == '/';
-        let mut taken = char.len_utf8();
+        let mut consumed = char.len_utf8();
         match char {
             '*' => {
                 if !out.ends_with("[^/]*") {
@@ -209,7 +209,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
             '[' => match class(rest) {
                 Some((class, length)) => {
                     out.push_str(&class);
-                    taken = length;
+                    consumed = length;
                 }
                 // A class without a closing bracket matches nothing.
                 None => return "[^\\s\\S]".to_owned(),
@@ -217,7 +217,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
             '\\' => {
                 if let Some(escaped) = rest[1..].chars().next() {
                     out.push_str(&regex::escape(escaped.encode_utf8(&mut [0; 4])));
-                    taken += escaped.len_utf8();
+                    consumed += escaped.len_utf8();
                     segment_start = escaped == '/';
                 } else {
                     out.push_str("\\\\");
@@ -225,7 +225,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
             }
             _ => out.push_str(&regex::escape(char.encode_utf8(&mut [0; 4]))),
         }
-        rest = &rest[taken..];
+        rest = &rest[consumed..];
     }
     out
 }

@@ -71,18 +71,18 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
 /// variables with the same name, the one with the most specific scope wins, then the last one.
 #[must_use]
 pub fn project_variables(all: &[ScopedVariable], protected: bool, environment: Option<&str>) -> Vec<Variable> {
-    let mut fitting: Vec<(Specificity, &Variable)> = all
+    let mut visible: Vec<(Specificity, &Variable)> = all
         .iter()
         .filter(|scoped| protected || !scoped.protected)
         .filter_map(|scoped| Some((specificity(&scoped.environment_scope, environment)?, &scoped.variable)))
         .collect();
     // The sort is stable, so that variables of equal specificity keep the order of their levels.
-    fitting.sort_by_key(|(specificity, _)| *specificity);
-    merge([fitting.into_iter().map(|(_, variable)| variable.clone()).collect()])
+    visible.sort_by_key(|(specificity, _)| *specificity);
+    merge([visible.into_iter().map(|(_, variable)| variable.clone()).collect()])
 }
 
-/// Merges layers of variables, lowest precedence first. A later variable replaces an earlier one with the same name,
-/// and its position.
+/// Merges layers of variables, lowest precedence first. Of variables with the same name, only
+/// the last one remains, at its own position.
 #[must_use]
 pub fn merge(layers: impl IntoIterator<Item = Vec<Variable>>) -> Vec<Variable> {
     let all: Vec<Variable> = layers.into_iter().flatten().collect();
@@ -152,11 +152,11 @@ mod tests {
     }
 
     #[test]
-    fn last_level_wins_among_equal_scopes_and_protection_holds() {
+    fn last_variable_wins_among_equal_scopes_and_protected_variables_need_a_protected_ref() {
         let all = [scoped("K", "group", "*", false), scoped("K", "project", "*", false), scoped("P", "p", "*", true)];
-        let open = project_variables(&all, false, None);
-        assert_eq!(value(&open, "K"), Some("project"));
-        assert_eq!(value(&open, "P"), None);
+        let unprotected = project_variables(&all, false, None);
+        assert_eq!(value(&unprotected, "K"), Some("project"));
+        assert_eq!(value(&unprotected, "P"), None);
         assert_eq!(value(&project_variables(&all, true, None), "P"), Some("p"));
     }
 
@@ -190,7 +190,7 @@ mod tests {
         };
         let yaml = ["X", "Y", "Z", "GITLAB_USER_LOGIN"].map(|name| Variable::public(name, "yaml"));
         let job = JobFacts { name: "t 1/2", group_name: "t", stage: "test", node: Some((1, 2)) };
-        let seen = rule_variables(&context, Some(job), &yaml, None);
+        let variables = rule_variables(&context, Some(job), &yaml, None);
         for (name, expected) in [
             ("CI_COMMIT_BRANCH", Some("main")),
             ("X", Some("yaml")),
@@ -202,7 +202,7 @@ mod tests {
             ("CI_NODE_TOTAL", Some("2")),
             ("CI_ENVIRONMENT_NAME", None),
         ] {
-            assert_eq!(value(&seen, name), expected, "{name}");
+            assert_eq!(value(&variables, name), expected, "{name}");
         }
         assert_eq!(value(&rule_variables(&context, None, &yaml, None), "CI_JOB_NAME"), None);
     }

@@ -1,7 +1,7 @@
 //! Cache of the regular expressions of one compilation, with a budget for their total size.
 //!
 //! A pattern of a few bytes can compile to megabytes (`(\w{100}){100}`). The budget therefore counts the compiled size,
-//! which is found by trying increasing limits. It is also a good measure of the time spent.
+//! which is found by trying increasing limits. The compiled size is also a good measure of the compile time.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ const FIRST_SIZE_LIMIT: usize = 16 * 1024;
 /// Compiled patterns by flags and text, and their total cost.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Patterns {
-    known: HashMap<String, Result<Regex, RegexpError>>,
+    compiled: HashMap<String, Result<Regex, RegexpError>>,
     /// Total cost in bytes. More than [`MAX_PATTERNS_BYTES`] means that the budget is exceeded.
     spent: usize,
 }
@@ -30,7 +30,7 @@ impl Patterns {
     /// the budget must report [`Patterns::problem`].
     pub(crate) fn compile(&mut self, pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
         let key = format!("{flags}/{pattern}");
-        if let Some(known) = self.known.get(&key) {
+        if let Some(known) = self.compiled.get(&key) {
             return known.clone();
         }
         let mut size = FIRST_SIZE_LIMIT;
@@ -42,7 +42,7 @@ impl Patterns {
                 Some(regexp::compile_with_flags(pattern, flags))
             };
             if let Some(compiled) = compiled {
-                self.known.insert(key, compiled.clone());
+                self.compiled.insert(key, compiled.clone());
                 return compiled;
             }
             size *= 4;
@@ -56,8 +56,7 @@ impl Patterns {
             "the regular expressions of the configuration exceed {} MiB in total",
             MAX_PATTERNS_BYTES / (1024 * 1024)
         );
-        let help =
-            "use fewer or simpler expressions; equal ones count once, large repetitions such as `{1000}` count most";
+        let help = "use fewer or simpler expressions; equal expressions count once, and large repetitions such as `{1000}` count most";
         (self.spent > MAX_PATTERNS_BYTES).then(|| Diagnostic::error(span, message).help(help))
     }
 }
@@ -77,6 +76,6 @@ mod tests {
         assert_eq!(patterns.spent, 2 * FIRST_SIZE_LIMIT);
         assert!(patterns.compile("(a{100}){30}", "").is_ok());
         assert!(patterns.spent > 3 * FIRST_SIZE_LIMIT);
-        assert!(patterns.compile("((a{1000}){1000}){1000}", "").is_err(), "each has its own limit still");
+        assert!(patterns.compile("((a{1000}){1000}){1000}", "").is_err(), "a single pattern still has its own limit");
     }
 }

@@ -119,23 +119,26 @@ fn scalar(node: &Node) -> String {
     }
 }
 
-/// Returns a string scalar. It is quoted if YAML would read it as another value.
+/// Returns a string as a YAML scalar, in quotes if YAML would otherwise read it as another value.
 fn text(content: &str) -> String {
     if is_plain(content) { content.to_owned() } else { quoted(content) }
 }
 
 fn is_plain(content: &str) -> bool {
     let Some(first) = content.chars().next() else { return false };
-    let starts_well = first.is_ascii_alphabetic() || matches!(first, '.' | '/' | '$' | '_');
-    let special = [": ", " #"].iter().any(|mark| content.contains(mark)) || content.ends_with([':', ' ']);
+    let has_plain_start = first.is_ascii_alphabetic() || matches!(first, '.' | '/' | '$' | '_');
+    let has_special = [": ", " #"].iter().any(|mark| content.contains(mark)) || content.ends_with([':', ' ']);
     // YAML 1.1 reads these words and numbers as booleans, null or floats.
     let word = content.to_ascii_lowercase();
-    let reserved = matches!(word.as_str(), "y" | "n" | "yes" | "no" | "on" | "off" | "true" | "false" | "null")
+    let is_reserved = matches!(word.as_str(), "y" | "n" | "yes" | "no" | "on" | "off" | "true" | "false" | "null")
         || matches!(word.as_str(), ".inf" | ".nan")
         || content
             .strip_prefix('.')
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(|c: char| c.is_ascii_digit()));
-    starts_well && !special && !reserved && !content.chars().any(|c| c.is_control() || "{}[],&*!|>%@`\"'".contains(c))
+    has_plain_start
+        && !has_special
+        && !is_reserved
+        && !content.chars().any(|c| c.is_control() || "{}[],&*!|>%@`\"'".contains(c))
 }
 
 fn quoted(content: &str) -> String {

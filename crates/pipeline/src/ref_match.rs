@@ -10,7 +10,7 @@ use crate::regexp::{self, RegexpError};
 /// An entry of `only:refs` or `except:refs`.
 #[derive(Debug, Clone)]
 pub struct RefPattern {
-    what: RefTest,
+    test: RefTest,
     /// Restricts the entry to pipelines of this project.
     project: Option<String>,
 }
@@ -56,14 +56,14 @@ impl RefPattern {
             None => (text, None),
         };
         let source = SOURCES.iter().find(|(keyword, _)| *keyword == name).map(|(_, source)| *source);
-        let what = match (name, source, regexp::split_literal(name)) {
+        let test = match (name, source, regexp::split_literal(name)) {
             ("branches", _, _) => RefTest::Branches,
             ("tags", _, _) => RefTest::Tags,
             (_, Some(source), _) => RefTest::Source(source),
             (_, None, Some((pattern, flags))) => RefTest::Pattern(patterns.compile(pattern, flags)?),
             (_, None, None) => RefTest::Name(name.to_owned()),
         };
-        Ok(Self { what, project })
+        Ok(Self { test, project })
     }
 
     /// Returns true if the entry matches the pipeline. Names and regular expressions match branches and tags, never
@@ -73,13 +73,13 @@ impl RefPattern {
         if self.project.as_ref().is_some_and(|project| *project != context.project_path) {
             return false;
         }
-        let merge_request = context.source == PipelineSource::MergeRequestEvent;
-        match &self.what {
-            RefTest::Branches => !merge_request && context.ref_kind == RefKind::Branch,
-            RefTest::Tags => !merge_request && context.ref_kind == RefKind::Tag,
+        let is_merge_request = context.source == PipelineSource::MergeRequestEvent;
+        match &self.test {
+            RefTest::Branches => !is_merge_request && context.ref_kind == RefKind::Branch,
+            RefTest::Tags => !is_merge_request && context.ref_kind == RefKind::Tag,
             RefTest::Source(source) => *source == context.source,
-            RefTest::Name(name) => !merge_request && *name == context.ref_name,
-            RefTest::Pattern(regex) => !merge_request && regex.is_match(&context.ref_name),
+            RefTest::Name(name) => !is_merge_request && *name == context.ref_name,
+            RefTest::Pattern(regex) => !is_merge_request && regex.is_match(&context.ref_name),
         }
     }
 }
@@ -127,6 +127,6 @@ mod tests {
     fn rejects_invalid_pattern() {
         assert!(RefPattern::parse("/(/").is_err());
         assert!(RefPattern::parse("/(?=x)/").is_err());
-        assert!(matches!(RefPattern::parse("feature/x").map(|pattern| pattern.what), Ok(RefTest::Name(_))));
+        assert!(matches!(RefPattern::parse("feature/x").map(|pattern| pattern.test), Ok(RefTest::Name(_))));
     }
 }

@@ -21,9 +21,9 @@ const MAX_NESTING: u32 = 100;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid regular expression: {reason}")]
 pub struct RegexpError {
-    /// What is wrong with the pattern.
+    /// Reason why the pattern is invalid.
     pub reason: String,
-    /// How to fix common mistakes.
+    /// How to fix the error, for common mistakes.
     pub help: Option<&'static str>,
 }
 
@@ -41,7 +41,7 @@ pub fn compile(pattern: &str) -> Result<Regex, RegexpError> {
 /// Returns [`RegexpError`] if the pattern is not valid in RE2 or too large, or if a flag is unknown.
 pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
     compile_within(pattern, flags, MAX_COMPILED_BYTES).unwrap_or_else(|| {
-        let reason = format!("it takes more than {MAX_COMPILED_BYTES} bytes when compiled");
+        let reason = format!("it uses more than {MAX_COMPILED_BYTES} bytes when compiled");
         Err(RegexpError { reason, help: Some("reduce its repetitions") })
     })
 }
@@ -87,7 +87,8 @@ pub fn is_flag(flag: char) -> bool {
     matches!(flag, 'i' | 's' | 'm' | 'U')
 }
 
-/// The last line of the regex crate's report contains the reason. The lines before it show the pattern.
+/// Converts an error of the `regex` crate. The last line of its text contains the reason, and the lines before it show the
+/// pattern.
 fn explain(error: &regex::Error) -> RegexpError {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -101,7 +102,7 @@ fn explain(error: &regex::Error) -> RegexpError {
     RegexpError { reason, help }
 }
 
-/// Escapes what is literal text in RE2 but syntax in the `regex` crate.
+/// Escapes characters that are literal text in RE2 but have a meaning in the `regex` crate.
 fn adapt(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -109,18 +110,18 @@ fn adapt(pattern: &str) -> String {
     let mut class_start = false;
     while let Some(char) = rest.chars().next() {
         let at_class_start = std::mem::take(&mut class_start);
-        let mut taken = char.len_utf8();
+        let mut consumed = char.len_utf8();
         match char {
-            '\\' => taken += escape(&rest[1..], &mut out),
+            '\\' => consumed += escape(&rest[1..], &mut out),
             '[' if !in_class => {
                 in_class = true;
                 class_start = true;
-                taken += usize::from(rest[1..].starts_with('^'));
-                out.push_str(&rest[..taken]);
+                consumed += usize::from(rest[1..].starts_with('^'));
+                out.push_str(&rest[..consumed]);
             }
             '[' if rest.starts_with("[:") && rest[2..].contains(":]") => {
-                taken = rest.find(":]").map_or(1, |end| end + 2);
-                out.push_str(&rest[..taken]);
+                consumed = rest.find(":]").map_or(1, |end| end + 2);
+                out.push_str(&rest[..consumed]);
             }
             ']' if in_class && at_class_start => out.push_str("\\]"),
             ']' if in_class => {
@@ -138,7 +139,7 @@ fn adapt(pattern: &str) -> String {
             '}' if !in_class && !closes_repetition(&out) => out.push_str("\\}"),
             _ => out.push(char),
         }
-        rest = &rest[taken..];
+        rest = &rest[consumed..];
     }
     out
 }
@@ -150,7 +151,7 @@ fn escape(after: &str, out: &mut String) -> usize {
         out.push('\\');
         return 0;
     };
-    let mut taken = first.len_utf8();
+    let mut consumed = first.len_utf8();
     let ascii = match first {
         'd' => "[0-9]",
         'D' => "[^0-9]",
@@ -162,21 +163,22 @@ fn escape(after: &str, out: &mut String) -> usize {
         '<' => "<",
         '>' => ">",
         'Q' => {
-            let (quoted, end) = after[taken..].split_once("\\E").map_or((&after[taken..], 0), |(text, _)| (text, 2));
+            let (quoted, end) =
+                after[consumed..].split_once("\\E").map_or((&after[consumed..], 0), |(text, _)| (text, 2));
             out.push_str(&regex::escape(quoted));
-            return taken + quoted.len() + end;
+            return consumed + quoted.len() + end;
         }
         _ => {
             // `\p{Greek}` and `\x{10FFFF}` keep their braces.
-            if matches!(first, 'p' | 'P' | 'x') && after[taken..].starts_with('{') {
-                taken = after.find('}').map_or(taken, |end| end + 1);
+            if matches!(first, 'p' | 'P' | 'x') && after[consumed..].starts_with('{') {
+                consumed = after.find('}').map_or(consumed, |end| end + 1);
             }
             out.push('\\');
-            &after[..taken]
+            &after[..consumed]
         }
     };
     out.push_str(ascii);
-    taken
+    consumed
 }
 
 /// Returns true if the text begins with a repetition such as `{2}`, `{2,}` or `{2,3}`.
@@ -200,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn literal_text_of_re2_is_literal() {
+    fn characters_that_are_literal_in_re2_match_literally() {
         for (pattern, text) in [
             ("^a{$", "a{"),
             ("^{x}$", "{x}"),

@@ -10,7 +10,7 @@ use crate::diagnostic::{Diagnostic, Severity, shortened};
 use crate::node::Span;
 use crate::source_map::{Source, SourceMap};
 
-/// Maximum length of a source line to show, in bytes. Of longer lines only the position is shown.
+/// Maximum length of a source line to show, in bytes. For longer lines, only the position is shown.
 const MAX_LINE_BYTES: usize = 2000;
 /// Maximum length of a message in characters. Longer messages are truncated.
 const MAX_MESSAGE_CHARS: usize = 1000;

@@ -8,7 +8,7 @@ const MAX_COMPARED_BYTES: usize = 300;
 /// letters. Further candidates are ignored.
 const MAX_COST: usize = 2_000_000;
 
-/// Returns the candidate that `name` most likely stands for. `None` if no candidate is close.
+/// Returns the candidate that is most similar to `name`. Returns `None` if no candidate is similar enough.
 ///
 /// Ignores case. A swap of two adjacent letters counts as one edit. Of equally close candidates, the first one wins.
 #[must_use]
@@ -16,22 +16,22 @@ pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     if name.len() > MAX_COMPARED_BYTES {
         return None;
     }
-    let wanted = name.to_lowercase();
-    let length = wanted.chars().count();
-    let mut cost_left = MAX_COST;
+    let lowercase_name = name.to_lowercase();
+    let length = lowercase_name.chars().count();
+    let mut remaining_cost = MAX_COST;
     let mut best: Option<(usize, &'a str)> = None;
     for candidate in candidates.into_iter().filter(|candidate| candidate.len() <= MAX_COMPARED_BYTES) {
         let known = candidate.to_lowercase();
         let known_length = known.chars().count();
         let longer = length.max(known_length);
         let allowed = (longer * MAX_DISTANCE_PERCENT / 100).max(1);
-        let at_least = length.abs_diff(known_length);
-        if at_least > allowed || best.is_some_and(|(smallest, _)| at_least >= smallest) {
+        let min_distance = length.abs_diff(known_length);
+        if min_distance > allowed || best.is_some_and(|(smallest, _)| min_distance >= smallest) {
             continue;
         }
-        let Some(left) = cost_left.checked_sub(length * known_length) else { break };
-        cost_left = left;
-        let distance = strsim::damerau_levenshtein(&wanted, &known);
+        let Some(remaining) = remaining_cost.checked_sub(length * known_length) else { break };
+        remaining_cost = remaining;
+        let distance = strsim::damerau_levenshtein(&lowercase_name, &known);
         if distance <= allowed && distance < longer && best.is_none_or(|(smallest, _)| distance < smallest) {
             best = Some((distance, candidate));
         }
@@ -39,15 +39,15 @@ pub fn closest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     best.map(|(_, candidate)| candidate)
 }
 
-/// Returns the text ``did you mean `x`?`` if a candidate is close.
+/// Returns the text ``did you mean `x`?`` if a candidate is similar enough.
 #[must_use]
 pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<String> {
     closest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
 }
 
 /// Maximum length of a name in a list, in characters.
-/// So many names are listed, and so many characters of each.
 const MAX_LISTED_CHARS: usize = 60;
+/// Maximum number of names in a list.
 const MAX_LISTED: usize = 12;
 
 /// Returns a list of names for a message: `` `a`, `b` and 7 more``. Long lists and long names are truncated.
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn suggests_keyword_for_typo() {
-        for (written, meant) in [
+        for (written, expected) in [
             ("scirpt", Some("script")),
             ("SCRIPT", Some("script")),
             ("beforescript", Some("before_script")),
@@ -86,7 +86,7 @@ mod tests {
             ("", None),
             ("a", None),
         ] {
-            assert_eq!(closest(written, KEYWORDS.iter().copied()), meant, "{written}");
+            assert_eq!(closest(written, KEYWORDS.iter().copied()), expected, "{written}");
         }
     }
 
@@ -97,7 +97,7 @@ mod tests {
         let name = format!("{}y", &long[1..]);
         let exact = std::iter::once(&*name);
         assert_eq!(closest(&name, exact.clone().chain(others.clone())), Some(&*name));
-        assert_eq!(closest(&name, others.chain(exact)), Some(&*long), "it stood too late");
+        assert_eq!(closest(&name, others.chain(exact)), Some(&*long), "candidates after the cost limit are ignored");
     }
 
     #[test]

@@ -12,27 +12,27 @@ use crate::sys;
 
 /// Known host keys of machines; for HTTPS, their certificates.
 ///
-/// If keys are pinned, only those are accepted. Otherwise the key of the first connection is trusted, and no other key
-/// after that.
+/// If keys are pinned, only those are accepted. Otherwise the key of the first connection is trusted, and other keys are
+/// rejected from then on.
 #[derive(Debug, Clone, Default)]
 pub struct KnownHosts(Arc<Mutex<Hosts>>);
 
 #[derive(Debug, Default)]
 struct Hosts {
     keys: HashMap<String, Keys>,
-    /// File for the keys of first connections. `None` means that they are kept in memory only.
-    kept: Option<HostKeyFile>,
+    /// File for the keys of first connections. `None` means that they are only stored in memory.
+    file: Option<HostKeyFile>,
 }
 
 /// Accepted keys of a machine.
 #[derive(Debug)]
 struct Keys {
     fingerprints: Vec<String>,
-    /// True if the keys were pinned, not taken from the first connection.
-    are_pinned: bool,
+    /// Whether the keys were pinned instead of learned at the first connection.
+    is_pinned: bool,
 }
 
-/// A line of the file: a machine with its fingerprints. No fingerprints mean that the machine was removed.
+/// A line of the file: a machine with its fingerprints. A line without fingerprints means that the machine was removed.
 #[derive(Serialize, Deserialize)]
 struct Line {
     machine: String,
@@ -40,7 +40,7 @@ struct Line {
     keys: Vec<String>,
 }
 
-/// A file of lines, in which the last line of a machine counts. It is rewritten when it has many more lines than
+/// A file with host keys. The last line of each machine counts. The file is rewritten when it has many more lines than
 /// machines.
 #[derive(Debug)]
 struct HostKeyFile {
@@ -54,12 +54,12 @@ struct HostKeyFile {
 const MAX_SURPLUS_LINES: usize = 1000;
 
 impl KnownHosts {
-    /// Loads the keys from a file, and stores new ones in it, so that the first key of a machine is trusted across
+    /// Loads the keys from a file, and stores new ones in it, so that the first key of a machine stays trusted across
     /// restarts. Creates a missing file. Skips invalid lines.
     ///
     /// # Errors
     /// Returns an error if the file cannot be read or written.
-    pub fn kept_in(path: &Path) -> std::io::Result<Self> {
+    pub fn load(path: &Path) -> std::io::Result<Self> {
         let mut keys = HashMap::new();
         match File::open(path) {
             Ok(file) => {
@@ -68,35 +68,35 @@ impl KnownHosts {
                     if fingerprints.is_empty() {
                         keys.remove(&machine);
                     } else {
-                        keys.insert(machine, Keys { fingerprints, are_pinned: false });
+                        keys.insert(machine, Keys { fingerprints, is_pinned: false });
                     }
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let mut hosts = Hosts { keys, kept: Some(HostKeyFile { path: path.to_owned(), file: None, lines: 0 }) };
+        let mut hosts = Hosts { keys, file: Some(HostKeyFile { path: path.to_owned(), file: None, lines: 0 }) };
         hosts.rewrite()?;
         Ok(Self(Arc::new(Mutex::new(hosts))))
     }
 
-    /// Returns the known fingerprints, if the key does not match any of them.
+    /// Returns the known fingerprints if the key does not match any of them. Stores the key if none is known.
     pub(super) fn mismatched_keys(&self, machine: &str, found: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = hosts.keys.get(machine) {
             let known = &known.fingerprints;
             return (!known.iter().any(|known| known == found)).then(|| known.join(" or "));
         }
-        let first = Keys { fingerprints: vec![found.to_owned()], are_pinned: false };
+        let first = Keys { fingerprints: vec![found.to_owned()], is_pinned: false };
         hosts.keys.insert(machine.to_owned(), first);
-        hosts.note(Line { machine: machine.to_owned(), keys: vec![found.to_owned()] });
+        hosts.store(Line { machine: machine.to_owned(), keys: vec![found.to_owned()] });
         None
     }
 
     /// Removes the key of the first connection. Returns false if no key is known, or if keys are pinned.
     pub(super) fn forget_first_seen(&self, machine: &str) -> bool {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = hosts.keys.get(machine).is_some_and(|keys| !keys.are_pinned);
+        let is_first = hosts.keys.get(machine).is_some_and(|keys| !keys.is_pinned);
         if is_first {
             hosts.forget(machine);
         }
@@ -105,7 +105,7 @@ impl KnownHosts {
 
     /// Pins the accepted keys of a machine: fingerprints such as `SHA256:...`.
     pub fn pin(&self, machine: &str, fingerprints: &[String]) {
-        let keys = Keys { fingerprints: fingerprints.to_vec(), are_pinned: true };
+        let keys = Keys { fingerprints: fingerprints.to_vec(), is_pinned: true };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(machine.to_owned(), keys);
     }
 
@@ -120,37 +120,37 @@ impl KnownHosts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.keys().cloned().collect()
     }
 
-    /// Removes the keys of all machines for which `is_there` returns false.
-    pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
+    /// Removes the keys of all machines for which `exists` returns false.
+    pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone: Vec<String> = hosts.keys.keys().filter(|id| !is_there(id)).cloned().collect();
-        gone.iter().for_each(|id| hosts.forget(id));
+        let deleted: Vec<String> = hosts.keys.keys().filter(|id| !exists(id)).cloned().collect();
+        deleted.iter().for_each(|id| hosts.forget(id));
     }
 }
 
 impl Hosts {
     fn forget(&mut self, machine: &str) {
         // Pinned keys are not stored: the caller pins them again after a restart.
-        if self.keys.remove(machine).is_some_and(|keys| !keys.are_pinned) {
-            self.note(Line { machine: machine.to_owned(), keys: Vec::new() });
+        if self.keys.remove(machine).is_some_and(|keys| !keys.is_pinned) {
+            self.store(Line { machine: machine.to_owned(), keys: Vec::new() });
         }
     }
 
     /// Stores a change. After a failure, the next change rewrites the file.
-    fn note(&mut self, line: Line) {
-        if self.kept.is_none() {
+    fn store(&mut self, line: Line) {
+        if self.file.is_none() {
             return;
         }
         if let Err(error) = self.write(&line) {
-            let Some(kept) = &mut self.kept else { return };
-            tracing::warn!(path = %kept.path.display(), %error, "failed to store host keys; after a restart, the next key of each machine is trusted");
-            kept.file = None;
+            let Some(host_file) = &mut self.file else { return };
+            tracing::warn!(path = %host_file.path.display(), %error, "failed to store host keys; after a restart, the next key of each machine is trusted");
+            host_file.file = None;
         }
     }
 
     fn write(&mut self, line: &Line) -> std::io::Result<()> {
         let known = self.keys.len();
-        match &mut self.kept {
+        match &mut self.file {
             Some(HostKeyFile { file: Some(file), lines, .. }) if *lines <= known + MAX_SURPLUS_LINES => {
                 let mut text = serde_json::to_vec(line)?;
                 text.push(b'\n');
@@ -162,17 +162,17 @@ impl Hosts {
     }
 
     fn rewrite(&mut self) -> std::io::Result<()> {
-        let Some(kept) = &mut self.kept else { return Ok(()) };
+        let Some(host_file) = &mut self.file else { return Ok(()) };
         let mut text = Vec::new();
-        for (machine, keys) in self.keys.iter().filter(|(_, keys)| !keys.are_pinned) {
+        for (machine, keys) in self.keys.iter().filter(|(_, keys)| !keys.is_pinned) {
             serde_json::to_writer(&mut text, &Line { machine: machine.to_owned(), keys: keys.fingerprints.clone() })?;
             text.push(b'\n');
         }
-        let beside = kept.path.with_extension("hosts.new");
-        let mut file = sys::private(&beside)?;
+        let temporary = host_file.path.with_extension("hosts.new");
+        let mut file = sys::create_private(&temporary)?;
         file.write_all(&text)?;
-        std::fs::rename(&beside, &kept.path)?;
-        (kept.lines, kept.file) = (self.keys.len(), Some(file));
+        std::fs::rename(&temporary, &host_file.path)?;
+        (host_file.lines, host_file.file) = (self.keys.len(), Some(file));
         Ok(())
     }
 }
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn first_key_is_trusted_across_restarts() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("one.hosts");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one.hosts");
         let [one, two, three] = ["i-1", "i-2", "i-3"];
-        let hosts = KnownHosts::kept_in(&path).unwrap();
+        let hosts = KnownHosts::load(&path).unwrap();
         assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);
         assert_eq!(hosts.mismatched_keys(two, "SHA256:b"), None);
         hosts.forget(two);
@@ -194,10 +194,10 @@ mod tests {
         drop(hosts);
         // The last line is incomplete.
         File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
-        let hosts = KnownHosts::kept_in(&path).unwrap();
+        let hosts = KnownHosts::load(&path).unwrap();
         assert_eq!(hosts.mismatched_keys(one, "SHA256:other"), Some("SHA256:a".to_owned()));
-        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "it was forgotten");
-        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "who pinned it tells it again");
+        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "the key was removed");
+        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "pinned keys are not stored");
         hosts.retain(|id| id == two);
         assert_eq!(hosts.mismatched_keys(one, "SHA256:new"), None);
         assert_eq!(hosts.mismatched_keys(two, "SHA256:new"), Some("SHA256:other".to_owned()));
@@ -205,9 +205,9 @@ mod tests {
 
     #[test]
     fn file_size_is_bounded() {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("one.hosts");
-        let hosts = KnownHosts::kept_in(&path).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("one.hosts");
+        let hosts = KnownHosts::load(&path).unwrap();
         let one = "i-1";
         for _ in 0..MAX_SURPLUS_LINES * 2 {
             assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);

@@ -28,7 +28,7 @@ pub use output::Tail;
 pub use sys::ProcessGroup;
 pub use target::Target;
 
-/// How a remote command ended.
+/// Exit of a remote command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
     /// The command exited with this status. 0 means success.
@@ -40,9 +40,9 @@ pub enum Exit {
 /// Result of a command that ran to its end.
 #[derive(Debug)]
 pub struct CommandResult {
-    /// How the command ended.
+    /// Exit of the command.
     pub exit: Exit,
-    /// End of its stderr, unless [`RemoteCommand::stderr`] was set.
+    /// Last bytes of stderr, unless [`RemoteCommand::stderr`] was set.
     pub stderr: Tail,
 }
 
@@ -58,9 +58,9 @@ pub struct RemoteCommand<'a> {
     pub stdin: Option<&'a mut (dyn AsyncRead + Send + Unpin)>,
     /// Destination of stdout. `None` discards it.
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Destination of stderr. `None` keeps the end of it in [`CommandResult::stderr`].
+    /// Destination of stderr. `None` stores its last bytes in [`CommandResult::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. After that, its end is not awaited.
+    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. The call then returns without waiting for its end.
     pub stop: CancellationToken,
 }
 
@@ -75,8 +75,8 @@ impl<'a> RemoteCommand<'a> {
 /// Reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The machine rejected the credentials. A retry would be rejected, too.
-    #[error("{user}@{address} refused the {method}; check the credentials, and that the machine accepts them")]
+    /// The machine rejected the credentials, and would reject them again.
+    #[error("{user}@{address} rejected the {method}; check the credentials, and that the machine accepts them")]
     Auth {
         /// User name that was sent.
         user: String,
@@ -88,7 +88,7 @@ pub enum DialError {
     /// The protocol would send the password in clear text.
     #[error(
         "protocol = \"winrm\" would send the password of {user} in clear text; use \"winrm+https\", or set \
-         allow_unencrypted = true if only trusted people can read that network"
+         allow_unencrypted = true if only trusted users can read the network traffic"
     )]
     Unencrypted {
         /// User name that would be sent.
@@ -102,12 +102,12 @@ pub enum DialError {
     },
     /// The host key differs from the pinned key, or from that of the first connection.
     #[error(
-        "the host key of {address} is {found}, expected {known}: another machine uses this address; nothing was sent to it"
+        "the host key of {address} is {found}, expected {known}; another machine may use this address; no credentials were sent"
     )]
     HostKey {
         /// Address that was dialed.
         address: String,
-        /// Fingerprint of the key that the machine showed.
+        /// Fingerprint of the machine's key.
         found: String,
         /// Fingerprints that were expected.
         known: String,
@@ -116,12 +116,12 @@ pub enum DialError {
     #[error("the credentials have expired")]
     Expired,
     /// The machine did not respond in time.
-    #[error("no connection to {address} within {} s ({tries} tries): {cause}", limit.as_secs())]
+    #[error("no connection to {address} within {} s ({tries} tries): {cause}", timeout.as_secs())]
     Unreachable {
         /// Address that was dialed.
         address: String,
         /// Timeout for all attempts together.
-        limit: Duration,
+        timeout: Duration,
         /// Number of attempts.
         tries: u32,
         /// Cause of the last failure.
@@ -145,18 +145,18 @@ pub enum RunError {
         cause: String,
     },
     /// The machine refused the request.
-    #[error("{what} was refused: {cause}")]
+    #[error("{request} was refused: {cause}")]
     Refused {
-        /// The request.
-        what: String,
+        /// The refused request, as a noun phrase.
+        request: String,
         /// Reason for the refusal.
         cause: String,
     },
     /// A local stream failed.
-    #[error("{what}")]
+    #[error("{operation}")]
     Local {
-        /// The failed operation.
-        what: &'static str,
+        /// The failed operation, such as `failed to write stdout`.
+        operation: &'static str,
         /// Error of the operating system.
         source: std::io::Error,
     },
@@ -169,7 +169,7 @@ pub trait Session: Send + Sync {
     ///
     /// # Errors
     /// Returns [`RunError`]. A command with a non-zero status is not an error: see [`CommandResult::exit`].
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError>;
+    async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError>;
 
     /// Opens a stream to an address that the machine can reach: `tcp` with `host:port`, or `unix` with a path.
     ///
@@ -187,7 +187,7 @@ pub trait Session: Send + Sync {
     async fn close(&self);
 }
 
-/// Connects to a machine within the target's timeout. Retries with growing pauses while the machine does not respond,
+/// Connects to a machine within the target's timeout. Retries with increasing delays while the machine does not respond,
 /// but not if it rejects the credentials.
 ///
 /// # Errors
@@ -208,7 +208,7 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 /// `grace`.
 ///
 /// # Errors
-/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired meanwhile.
+/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired during the retries.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
 }

@@ -21,7 +21,7 @@ pub struct LocalSession;
 /// Time from SIGTERM to SIGKILL.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The streams of a command. Dropping it ends the command.
+/// The streams of a command. The command is killed when this is dropped.
 struct Program {
     stream: tokio::io::Join<ChildStdout, ChildStdin>,
     _child: Child,
@@ -53,10 +53,10 @@ impl AsyncWrite for Program {
 }
 
 /// Returns the name of a signal without the prefix `SIG`, or its number.
-fn name(signal: i32) -> String {
+fn signal_name(signal: i32) -> String {
     // rustix formats named signals as `"Signal::KILL"`, and others differently.
-    let shown = Signal::from_named_raw(signal).map(|signal| format!("{signal:?}")).unwrap_or_default();
-    match shown.trim_matches('"').strip_prefix("Signal::") {
+    let debug_text = Signal::from_named_raw(signal).map(|signal| format!("{signal:?}")).unwrap_or_default();
+    match debug_text.trim_matches('"').strip_prefix("Signal::") {
         Some("ABORT") => "ABRT".to_owned(),
         Some(name) => name.to_owned(),
         None => signal.to_string(),
@@ -67,43 +67,44 @@ fn spawn(command: &str, stderr: Stdio) -> Result<Child, RunError> {
     let mut shell = Command::new("sh");
     shell.args(["-c", command]).process_group(0).kill_on_drop(true);
     shell.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(stderr);
-    shell.spawn().map_err(|source| RunError::Local { what: "failed to start sh", source })
+    shell.spawn().map_err(|source| RunError::Local { operation: "failed to start sh", source })
 }
 
 #[async_trait]
 impl Session for LocalSession {
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = run;
+    async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = command;
         let mut child = spawn(command, Stdio::piped())?;
         let mut group = ProcessGroup::of(&child);
-        let (mut input, mut output, mut errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+        let (mut stdin_pipe, mut stdout_pipe, mut stderr_pipe) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let feed = async {
-            if let (Some(from), Some(to)) = (stdin, &mut input) {
+            if let (Some(from), Some(to)) = (stdin, &mut stdin_pipe) {
                 let _ = tokio::io::copy(from, to).await;
             }
             // Close this end of the pipe.
-            drop(input.take());
+            drop(stdin_pipe.take());
         };
         let mut tail = Tail::default();
-        let out = async {
+        let copy_stdout = async {
             let mut buffer = vec![0; 32 * 1024];
-            while let Some(from) = &mut output {
+            while let Some(from) = &mut stdout_pipe {
                 let n = from.read(&mut buffer).await.unwrap_or(0);
                 if n == 0 {
                     break;
                 }
                 if let Some(to) = &mut stdout {
-                    let what = "failed to write stdout";
+                    let operation = "failed to write stdout";
                     to.write_all(buffer.get(..n).unwrap_or_default())
                         .await
-                        .map_err(|source| RunError::Local { what, source })?;
+                        .map_err(|source| RunError::Local { operation, source })?;
                 }
             }
             Ok::<(), RunError>(())
         };
-        let err = async {
+        let copy_stderr = async {
             let mut buffer = vec![0; 32 * 1024];
-            while let Some(from) = &mut errors {
+            while let Some(from) = &mut stderr_pipe {
                 let n = from.read(&mut buffer).await.unwrap_or(0);
                 if n == 0 {
                     break;
@@ -112,49 +113,49 @@ impl Session for LocalSession {
                 match &mut stderr {
                     None => tail.push(data),
                     Some(to) => {
-                        let what = "failed to write stderr";
-                        to.write_all(data).await.map_err(|source| RunError::Local { what, source })?;
+                        let operation = "failed to write stderr";
+                        to.write_all(data).await.map_err(|source| RunError::Local { operation, source })?;
                     }
                 }
             }
             Ok::<(), RunError>(())
         };
-        let stopper = async {
+        let cancel = async {
             stop.cancelled().await;
             group.terminate();
             tokio::time::sleep(STOP_GRACE).await;
             group.kill();
             std::future::pending::<()>().await;
         };
-        let copied = async {
-            let copied = async { tokio::try_join!(out, err) };
-            tokio::pin!(feed, copied);
+        let copy = async {
+            let copy_output = async { tokio::try_join!(copy_stdout, copy_stderr) };
+            tokio::pin!(feed, copy_output);
             // A command may end without reading its input.
             tokio::select! {
-                done = &mut copied => done,
-                () = &mut feed => copied.await,
+                result = &mut copy_output => result,
+                () = &mut feed => copy_output.await,
             }
         };
-        let ended = async {
-            copied.await?;
-            child.wait().await.map_err(|source| RunError::Local { what: "failed to wait for the command", source })
+        let exit = async {
+            copy.await?;
+            child.wait().await.map_err(|source| RunError::Local { operation: "failed to wait for the command", source })
         };
         let status = tokio::select! {
-            ended = ended => ended?,
-            () = stopper => return Err(RunError::Lost { cause: "the command was canceled".to_owned() }),
+            status = exit => status?,
+            () = cancel => return Err(RunError::Lost { cause: "the command was canceled".to_owned() }),
         };
-        // Processes that the command left running on purpose are kept.
-        group.leave();
+        // Processes that the command left running are not killed.
+        group.detach();
         let exit = match (status.code(), status.signal()) {
             (Some(code), _) => Exit::Code(u32::try_from(code).unwrap_or(u32::MAX)),
-            (None, signal) => Exit::Signal(name(signal.unwrap_or_default())),
+            (None, signal) => Exit::Signal(signal_name(signal.unwrap_or_default())),
         };
         Ok(CommandResult { exit, stderr: tail })
     }
 
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         let refused = |error: std::io::Error| RunError::Refused {
-            what: format!("a connection to {network} {address}"),
+            request: format!("a connection to {network} {address}"),
             cause: error.to_string(),
         };
         match network {
@@ -169,9 +170,9 @@ impl Session for LocalSession {
         let group = ProcessGroup::of(&child);
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             let source = std::io::Error::other("missing pipes");
-            return Err(RunError::Local { what: "failed to connect to sh", source });
+            return Err(RunError::Local { operation: "failed to connect to sh", source });
         };
-        // Its end is visible to the reader. It is ended with the stream at the latest.
+        // The reader sees the end of the command. Dropping the stream kills the command.
         Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 
@@ -189,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn returns_exit_status_or_signal_name() {
+    async fn command_returns_exit_status_or_signal_name() {
         assert_eq!(exit("exit 7").await, Exit::Code(7));
         assert_eq!(exit("kill -KILL $$").await, Exit::Signal("KILL".to_owned()));
         assert_eq!(exit("kill -USR1 $$").await, Exit::Signal("USR1".to_owned()));
@@ -233,11 +234,11 @@ mod tests {
             }
         };
         drop(stream);
-        let ended = || {
+        let has_exited = || {
             let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
             stat.is_empty() || stat.contains(") Z ")
         };
-        while !ended() {
+        while !has_exited() {
             tokio::task::yield_now().await;
         }
     }

@@ -1,4 +1,4 @@
-//! End of a stream that is not forwarded.
+//! The last bytes of a stream that is not forwarded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,18 +6,18 @@ use std::fmt;
 /// The last bytes of a stream, and the number of bytes before them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tail {
-    kept: VecDeque<u8>,
+    bytes: VecDeque<u8>,
     omitted: u64,
 }
 
 impl Tail {
-    /// Maximum number of bytes to keep (docs/spec/fleeting.md, section 4.1).
+    /// Maximum number of stored bytes (docs/spec/fleeting.md, section 4.1).
     pub const MAX_BYTES: usize = 32_767;
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.kept.extend(bytes);
-        let excess = self.kept.len().saturating_sub(Self::MAX_BYTES);
-        self.kept.drain(..excess);
+        self.bytes.extend(bytes);
+        let excess = self.bytes.len().saturating_sub(Self::MAX_BYTES);
+        self.bytes.drain(..excess);
         self.omitted += excess as u64;
     }
 
@@ -30,7 +30,7 @@ impl Tail {
     /// Returns true if the stream was empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.kept.is_empty()
+        self.bytes.is_empty()
     }
 }
 
@@ -39,7 +39,7 @@ impl fmt::Display for Tail {
         if self.omitted > 0 {
             write!(f, "[{} bytes omitted] ", self.omitted)?;
         }
-        let (first, second) = self.kept.as_slices();
+        let (first, second) = self.bytes.as_slices();
         f.write_str(&String::from_utf8_lossy(&[first, second].concat()))
     }
 }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn c8_keeps_the_last_bytes_and_counts_the_others() {
+    fn c8_tail_has_the_last_bytes_and_the_number_of_omitted_bytes() {
         let mut tail = Tail::default();
         for _ in 0..1024 {
             tail.push(&[b'x'; 1024]);

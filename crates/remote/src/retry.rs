@@ -6,37 +6,37 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// Pause after the first attempt. It doubles up to [`MAX_PAUSE`]. The Go implementation does not pause (C5).
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const MAX_PAUSE: Duration = Duration::from_secs(2);
+/// Delay after the first attempt. It doubles up to [`MAX_DELAY`]. The Go implementation retries without delay (C5).
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+const MAX_DELAY: Duration = Duration::from_secs(2);
 /// Timeout of the first attempt, because booting machines may drop packets. It grows with each attempt: logins can be
 /// slow if sshd looks up names or queries a directory service.
 const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Minimum and maximum pause between logins to a new machine that rejects them.
-const NEW_MACHINE_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// Minimum and maximum delay between logins to a new machine that rejects them.
+const NEW_MACHINE_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// Result of a failed attempt.
+/// Reason why an attempt failed.
 pub(super) enum AttemptError {
-    /// Another attempt would fail, too.
+    /// Other attempts would fail, too.
     Permanent(DialError),
     /// The machine may not be ready yet.
     Transient(String),
 }
 
-/// Retries with growing pauses within the target's timeout.
+/// Retries with increasing delays within the target's timeout.
 pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
     target: &Target,
     address: &str,
-    once: impl Fn() -> F,
+    attempt: impl Fn() -> F,
 ) -> Result<T, DialError> {
-    let (machine, limit) = (&target.machine, target.timeout);
-    let end = Instant::now() + limit;
+    let (machine, timeout) = (&target.machine, target.timeout);
+    let deadline = Instant::now() + timeout;
     let mut tries = 0;
-    let (mut backoff, mut attempt_timeout) = (Backoff::new(FIRST_PAUSE, MAX_PAUSE), FIRST_ATTEMPT_TIMEOUT);
+    let (mut backoff, mut attempt_timeout) = (Backoff::new(FIRST_DELAY, MAX_DELAY), FIRST_ATTEMPT_TIMEOUT);
     loop {
         tries += 1;
-        let one = attempt_timeout.min(end.saturating_duration_since(Instant::now()));
-        let cause = match tokio::time::timeout(one, once()).await {
+        let current_timeout = attempt_timeout.min(deadline.saturating_duration_since(Instant::now()));
+        let cause = match tokio::time::timeout(current_timeout, attempt()).await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(AttemptError::Permanent(error))) => return Err(error),
             Ok(Err(AttemptError::Transient(cause))) => cause,
@@ -48,43 +48,43 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
         if target.expires.is_some_and(is_past) {
             return Err(DialError::Expired);
         }
-        let wait = backoff.next_delay();
-        if Instant::now() + wait >= end {
-            return Err(DialError::Unreachable { address: address.to_owned(), limit, tries, cause });
+        let delay = backoff.next_delay();
+        if Instant::now() + delay >= deadline {
+            return Err(DialError::Unreachable { address: address.to_owned(), timeout, tries, cause });
         }
         tracing::debug!(machine, address, tries, cause, "failed to connect, retrying");
-        tokio::time::sleep(wait).await;
+        tokio::time::sleep(delay).await;
     }
 }
 
-/// Implements [`super::dial_new`] with `once`.
+/// Implements [`super::dial_new`] with `attempt`.
 pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
     target: &Target,
     hosts: &KnownHosts,
     grace: Duration,
-    once: impl Fn() -> F,
+    attempt: impl Fn() -> F,
 ) -> Result<T, DialError> {
-    let end = Instant::now() + grace;
-    let (mut pause, cap) = NEW_MACHINE_PAUSES;
+    let deadline = Instant::now() + grace;
+    let (mut delay, max_delay) = NEW_MACHINE_DELAYS;
     loop {
-        let error = match once().await {
+        let error = match attempt().await {
             Ok(session) => return Ok(session),
             Err(error) => error,
         };
         if target.expires.is_some_and(is_past) {
             return Err(DialError::Expired);
         }
-        let may_change = match &error {
+        let may_succeed_later = match &error {
             DialError::Auth { .. } => true,
             DialError::HostKey { .. } => hosts.forget_first_seen(&target.machine),
             _ => false,
         };
-        if !may_change || Instant::now() + pause >= end {
+        if !may_succeed_later || Instant::now() + delay >= deadline {
             return Err(error);
         }
         tracing::info!(machine = target.machine, %error, "new machine rejected the connection, retrying");
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(cap);
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(max_delay);
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     /// A slow login, as if sshd looked up names.
-    async fn slow(seconds: u64) -> Result<(), AttemptError> {
+    async fn slow_login(seconds: u64) -> Result<(), AttemptError> {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         Ok(())
     }
@@ -110,9 +110,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn slow_login_can_use_the_whole_timeout() {
         for seconds in [25, 100] {
-            retry(&target(600), "a", || slow(seconds)).await.unwrap();
+            retry(&target(600), "a", || slow_login(seconds)).await.unwrap();
         }
-        let error = retry(&target(30), "a", || slow(100)).await.unwrap_err();
+        let error = retry(&target(30), "a", || slow_login(100)).await.unwrap_err();
         assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
     }
 }

@@ -18,21 +18,21 @@ use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError,
 /// Number of unanswered keepalives after which a connection is closed.
 const MAX_MISSED_KEEPALIVES: usize = 3;
 
-/// Time from the request to stop a command until its end is not awaited anymore.
+/// Maximum time to wait for the end of a canceled command.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Channel of a command. It is closed when dropped. An open channel would keep the command running and count against
-/// the server's limit of sessions.
+/// Channel of a command. The channel is closed when this is dropped. Otherwise the command would continue, and the channel
+/// would count against the server's limit of sessions.
 struct OpenChannel {
     channel: Arc<ChannelWriteHalf<client::Msg>>,
-    is_over: AtomicBool,
+    is_closed: AtomicBool,
 }
 
 impl Drop for OpenChannel {
     fn drop(&mut self) {
         let channel = Arc::clone(&self.channel);
-        // Outside of a runtime, the connection ends as well.
-        if !self.is_over.load(Ordering::Relaxed)
+        // Without a runtime, the connection is closed as well.
+        if !self.is_closed.load(Ordering::Relaxed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(async move { channel.close().await });
@@ -44,8 +44,8 @@ impl Drop for OpenChannel {
 struct HostKeyVerifier {
     machine: String,
     hosts: KnownHosts,
-    /// Found and known fingerprint, if they differ.
-    refused: Arc<Mutex<Option<(String, String)>>>,
+    /// Fingerprint of the machine's key and the known fingerprints, if they differ.
+    mismatch: Arc<Mutex<Option<(String, String)>>>,
 }
 
 impl client::Handler for HostKeyVerifier {
@@ -61,7 +61,7 @@ impl client::Handler for HostKeyVerifier {
         match self.hosts.mismatched_keys(&self.machine, &found) {
             None => Ok(true),
             Some(known) => {
-                *self.refused.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
+                *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
                 Ok(false)
             }
         }
@@ -78,7 +78,7 @@ pub struct SshSession {
 /// # Errors
 /// [`DialError`].
 pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
-    connect_by(None, target, hosts).await
+    connect_directly_or_through(None, target, hosts).await
 }
 
 /// Connects and authenticates through the session of another machine.
@@ -86,10 +86,14 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<SshSession, 
 /// # Errors
 /// [`DialError`].
 pub async fn connect_through(via: &dyn Session, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
-    connect_by(Some(via), target, hosts).await
+    connect_directly_or_through(Some(via), target, hosts).await
 }
 
-async fn connect_by(via: Option<&dyn Session>, target: &Target, hosts: &KnownHosts) -> Result<SshSession, DialError> {
+async fn connect_directly_or_through(
+    via: Option<&dyn Session>,
+    target: &Target,
+    hosts: &KnownHosts,
+) -> Result<SshSession, DialError> {
     let address = target.host_and_port();
     let key = private_key(&target.key).map_err(|cause| DialError::Key { cause })?;
     let config = Arc::new(client::Config {
@@ -109,37 +113,38 @@ async fn try_once(
     hosts: &KnownHosts,
     config: Arc<client::Config>,
 ) -> Result<SshSession, AttemptError> {
-    let for_now = |error: &dyn std::error::Error| AttemptError::Transient(error.to_string());
+    let transient = |error: &dyn std::error::Error| AttemptError::Transient(error.to_string());
     let stream: Box<dyn Stream> = match via {
-        Some(session) => session.dial("tcp", address).await.map_err(|error| for_now(&error))?,
+        Some(session) => session.dial("tcp", address).await.map_err(|error| transient(&error))?,
         None => {
-            let stream = TcpStream::connect(address).await.map_err(|error| for_now(&error))?;
+            let stream = TcpStream::connect(address).await.map_err(|error| transient(&error))?;
             let _ = stream.set_nodelay(true);
             Box::new(stream)
         }
     };
-    let refused = Arc::new(Mutex::new(None));
-    let gate = HostKeyVerifier { machine: target.machine.clone(), hosts: hosts.clone(), refused: Arc::clone(&refused) };
-    let mut handle = match client::connect_stream(config, stream, gate).await {
+    let mismatch = Arc::new(Mutex::new(None));
+    let verifier =
+        HostKeyVerifier { machine: target.machine.clone(), hosts: hosts.clone(), mismatch: Arc::clone(&mismatch) };
+    let mut handle = match client::connect_stream(config, stream, verifier).await {
         Ok(handle) => handle,
         Err(error) => {
-            let refused = refused.lock().unwrap_or_else(PoisonError::into_inner).take();
-            return Err(match refused {
+            let mismatch = mismatch.lock().unwrap_or_else(PoisonError::into_inner).take();
+            return Err(match mismatch {
                 Some((found, known)) => {
                     AttemptError::Permanent(DialError::HostKey { address: address.to_owned(), found, known })
                 }
-                None => for_now(&error),
+                None => transient(&error),
             });
         }
     };
     let (method, answer) = match key {
-        // If there is a key, only the key is offered: the plugin installed it on the machine (C3).
+        // A key was installed on the machine by the plugin, so no password is offered besides it (C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
         }
         Some(Key { private, certificate: None }) => {
-            let hash = handle.best_supported_rsa_hash().await.map_err(|error| for_now(&error))?.flatten();
+            let hash = handle.best_supported_rsa_hash().await.map_err(|error| transient(&error))?.flatten();
             let key = PrivateKeyWithHashAlg::new(private, hash);
             ("key", handle.authenticate_publickey(target.username.as_str(), key).await)
         }
@@ -155,7 +160,7 @@ async fn try_once(
             address: address.to_owned(),
             method,
         })),
-        Err(error) => Err(for_now(&error)),
+        Err(error) => Err(transient(&error)),
     }
 }
 
@@ -172,7 +177,7 @@ fn private_key(bytes: &[u8]) -> Result<Option<Key>, String> {
     if bytes.is_empty() {
         return Ok(None);
     }
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is not text".to_owned())?;
+    let text = std::str::from_utf8(bytes).map_err(|_| "the key is not text".to_owned())?;
     let is_certificate =
         |line: &&str| line.split(' ').next().is_some_and(|word| word.ends_with("-cert-v01@openssh.com"));
     let line = text.lines().find(is_certificate);
@@ -190,9 +195,9 @@ fn lost(cause: impl ToString) -> RunError {
 impl SshSession {
     async fn channel(&self) -> Result<Channel<client::Msg>, RunError> {
         self.handle.channel_open_session().await.map_err(|error| match error {
-            russh::Error::ChannelOpenFailure(why) => RunError::Refused {
-                what: "another session on the connection".to_owned(),
-                cause: format!("{why:?}; check MaxSessions of sshd"),
+            russh::Error::ChannelOpenFailure(reason) => RunError::Refused {
+                request: "another session on the connection".to_owned(),
+                cause: format!("{reason:?}; check MaxSessions of sshd"),
             },
             other => lost(other),
         })
@@ -201,12 +206,12 @@ impl SshSession {
 
 #[async_trait]
 impl Session for SshSession {
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = run;
+    async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+        let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = command;
         let channel = self.channel().await?;
         channel.exec(true, command).await.map_err(lost)?;
         let (mut read, write) = channel.split();
-        let open = OpenChannel { channel: Arc::new(write), is_over: AtomicBool::new(false) };
+        let open = OpenChannel { channel: Arc::new(write), is_closed: AtomicBool::new(false) };
         let write = Arc::clone(&open.channel);
         let feed = async {
             if let Some(stdin) = stdin {
@@ -218,74 +223,77 @@ impl Session for SshSession {
         tokio::pin!(feed);
         let mut exit = None;
         let mut tail = Tail::default();
-        let mut end_by = None;
+        let mut deadline = None;
         loop {
             let message = tokio::select! {
                 message = read.wait() => message,
                 () = &mut feed => continue,
-                () = stop.cancelled(), if end_by.is_none() => {
-                    end_by = Some(Instant::now() + STOP_GRACE);
+                () = stop.cancelled(), if deadline.is_none() => {
+                    deadline = Some(Instant::now() + STOP_GRACE);
                     let _ = open.channel.signal(Sig::TERM).await;
                     continue;
                 }
-                // Some servers ignore signals, and some commands ignore this one.
-                () = sleep_until(end_by.unwrap_or_else(Instant::now)), if end_by.is_some() => {
+                // Some servers ignore signals, and some commands ignore SIGTERM.
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     let _ = open.channel.signal(Sig::KILL).await;
                     let seconds = STOP_GRACE.as_secs();
                     return Err(lost(format!("the command did not end within {seconds} s after it was canceled")));
                 }
             };
             match message {
-                Some(ChannelMsg::Data { data }) => put(&mut stdout, &data, "failed to write stdout").await?,
+                Some(ChannelMsg::Data { data }) => write_output(&mut stdout, &data, "failed to write stdout").await?,
                 Some(ChannelMsg::ExtendedData { data, ext: 1 }) => match &mut stderr {
                     None => tail.push(&data),
-                    stderr => put(stderr, &data, "failed to write stderr").await?,
+                    stderr => write_output(stderr, &data, "failed to write stderr").await?,
                 },
                 Some(ChannelMsg::Failure) => {
                     return Err(RunError::Refused {
-                        what: "the command".to_owned(),
-                        cause: "by the server".to_owned(),
+                        request: "the command".to_owned(),
+                        cause: "the server did not start it".to_owned(),
                     });
                 }
                 Some(ChannelMsg::ExitStatus { exit_status }) => exit = Some(Exit::Code(exit_status)),
-                Some(ChannelMsg::ExitSignal { signal_name, .. }) => exit = Some(Exit::Signal(name(&signal_name))),
+                Some(ChannelMsg::ExitSignal { signal_name, .. }) => {
+                    exit = Some(Exit::Signal(signal_text(&signal_name)))
+                }
                 Some(ChannelMsg::Close) | None => {
-                    open.is_over.store(true, Ordering::Relaxed);
+                    open.is_closed.store(true, Ordering::Relaxed);
                     break;
                 }
                 Some(_) => {}
             }
         }
-        // C6: without a status, it is unknown how the command ended.
+        // C6: without an exit status, the result of the command is unknown.
         exit.map(|exit| CommandResult { exit, stderr: tail })
             .ok_or_else(|| lost("the channel was closed without an exit status"))
     }
 
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         let refused = |error: russh::Error| match error {
-            russh::Error::ChannelOpenFailure(why) => {
-                RunError::Refused { what: format!("a connection to {network} {address}"), cause: format!("{why:?}") }
-            }
+            russh::Error::ChannelOpenFailure(reason) => RunError::Refused {
+                request: format!("a connection to {network} {address}"),
+                cause: format!("{reason:?}"),
+            },
             other => lost(other),
         };
-        let opened = match network {
+        let channel = match network {
             "unix" => self.handle.channel_open_direct_streamlocal(address).await,
             "tcp" => {
-                let bad = || RunError::Refused {
-                    what: format!("the address {address:?}"),
+                let invalid = || RunError::Refused {
+                    request: format!("the address {address:?}"),
                     cause: "expected host:port".to_owned(),
                 };
-                let (host, port) = address.rsplit_once(':').ok_or_else(bad)?;
-                let port: u16 = port.parse().map_err(|_| bad())?;
+                let (host, port) = address.rsplit_once(':').ok_or_else(invalid)?;
+                let port: u16 = port.parse().map_err(|_| invalid())?;
                 let host = host.trim_start_matches('[').trim_end_matches(']');
                 self.handle.channel_open_direct_tcpip(host, u32::from(port), "127.0.0.1", 0).await
             }
             other => {
-                let what = format!("a connection to {other} {address}");
-                return Err(RunError::Refused { what, cause: "unsupported network; use tcp or unix".to_owned() });
+                let request = format!("a connection to {other} {address}");
+                return Err(RunError::Refused { request, cause: "unsupported network; use tcp or unix".to_owned() });
             }
         };
-        Ok(Box::new(opened.map_err(refused)?.into_stream()))
+        Ok(Box::new(channel.map_err(refused)?.into_stream()))
     }
 
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
@@ -299,7 +307,7 @@ impl Session for SshSession {
     }
 }
 
-/// Copies until either end is closed: a command need not read its input.
+/// Copies until either end is closed. A command may end without reading its input.
 async fn copy(from: &mut (dyn AsyncRead + Send + Unpin), to: impl AsyncWrite) {
     tokio::pin!(to);
     let mut buffer = vec![0; 32 * 1024];
@@ -310,18 +318,18 @@ async fn copy(from: &mut (dyn AsyncRead + Send + Unpin), to: impl AsyncWrite) {
     }
 }
 
-async fn put(
+async fn write_output(
     to: &mut Option<&mut (dyn AsyncWrite + Send + Unpin)>,
     data: &[u8],
-    what: &'static str,
+    operation: &'static str,
 ) -> Result<(), RunError> {
     match to {
-        Some(to) => to.write_all(data).await.map_err(|source| RunError::Local { what, source }),
+        Some(to) => to.write_all(data).await.map_err(|source| RunError::Local { operation, source }),
         None => Ok(()),
     }
 }
 
-fn name(signal: &Sig) -> String {
+fn signal_text(signal: &Sig) -> String {
     match signal {
         Sig::Custom(name) => name.clone(),
         known => format!("{known:?}"),

@@ -17,9 +17,9 @@ pub struct Target {
     pub port: u16,
     /// User name.
     pub username: String,
-    /// Password. Empty means none.
+    /// Password. Empty means no password.
     pub password: String,
-    /// Content of a private key file, optionally with its certificate. Empty means none. If set, no password is sent.
+    /// Content of a private key file, optionally with its certificate. Empty means no key. If set, no password is sent.
     pub key: Vec<u8>,
     /// Interval between keepalives.
     pub keepalive: Duration,
@@ -32,7 +32,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns the `host:port` to connect to. The port is that of the address, of the target or of the protocol.
+    /// Returns the `host:port` to connect to. The port is the one in the address, else the target's, else the
+    /// protocol's default port.
     #[must_use]
     pub fn host_and_port(&self) -> String {
         let address = self.address.as_str();
@@ -90,27 +91,27 @@ impl fmt::Debug for Target {
 mod tests {
     use super::*;
 
-    fn at(address: &str, port: u16, protocol: &str) -> String {
+    fn host_and_port(address: &str, port: u16, protocol: &str) -> String {
         let target = Target { address: address.to_owned(), port, protocol: protocol.to_owned(), ..Target::default() };
         target.host_and_port()
     }
 
     #[test]
     fn c2_port_in_address_takes_precedence() {
-        assert_eq!(at("10.0.0.5:2222", 22, ""), "10.0.0.5:2222");
-        assert_eq!(at("10.0.0.5", 2022, ""), "10.0.0.5:2022");
-        for (host, wanted) in
+        assert_eq!(host_and_port("10.0.0.5:2222", 22, ""), "10.0.0.5:2222");
+        assert_eq!(host_and_port("10.0.0.5", 2022, ""), "10.0.0.5:2022");
+        for (host, expected) in
             [("::1", "[::1]:22"), ("[::1]", "[::1]:22"), ("[::1]:2222", "[::1]:2222"), ("vm-1", "vm-1:22")]
         {
-            assert_eq!(at(host, 0, ""), wanted, "the Go host makes [[::1]]:22");
+            assert_eq!(host_and_port(host, 0, ""), expected, "the Go host dials [[::1]]:22");
         }
-        assert_eq!(at("vm", 0, "winrm+https"), "vm:5986");
+        assert_eq!(host_and_port("vm", 0, "winrm+https"), "vm:5986");
     }
 
     #[test]
     fn debug_output_omits_secrets() {
         let (password, key) = ("hunter2".to_owned(), b"KEY".to_vec());
-        let shown = format!("{:?}", Target { password, key, ..Target::default() });
-        assert!(!shown.contains("hunter2") && !shown.contains("75"), "{shown}");
+        let text = format!("{:?}", Target { password, key, ..Target::default() });
+        assert!(!text.contains("hunter2") && !text.contains("75"), "{text}");
     }
 }

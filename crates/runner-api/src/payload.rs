@@ -79,7 +79,7 @@ pub struct JobPayload {
     /// Set if a policy of the server added the job to its pipeline.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "PolicyOptions::is_default")]
     pub policy_options: PolicyOptions,
-    /// Whether to suspend the environment for a later job, or to resume that of an earlier one.
+    /// Whether to suspend the environment for a later job, or to resume the environment of an earlier one.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "SuspendOptions::is_default")]
     pub suspend_options: SuspendOptions,
     /// Muster's extension. GitLab does not send it.
@@ -87,7 +87,7 @@ pub struct JobPayload {
     pub muster: Option<MusterExtension>,
 }
 
-/// What a Muster coordinator sends to a Muster manager in addition to GitLab's payload.
+/// Fields that a Muster coordinator sends to a Muster manager in addition to GitLab's payload.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MusterExtension {
@@ -113,7 +113,7 @@ impl JobPayload {
     /// Returns the position of the error, but never a value of the payload, because it may be a secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
-        let why = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
+        let reason = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
             Ok(payload) => return JobOwner::of(payload.id, &payload.token).map(|_| payload),
             Err(error) if error.inner().to_string().contains(parts::TOO_MANY) => {
                 format!("the member `{}` has {}", error.path(), parts::TOO_MANY)
@@ -123,15 +123,15 @@ impl JobPayload {
             }
             Err(error) => format!("invalid JSON at line {}, column {}", error.inner().line(), error.inner().column()),
         };
-        Self::recover_partial(body, &why).ok_or(why)
+        Self::recover_partial(body, &reason).ok_or(reason)
     }
 
-    /// Returns a job that reports `why`, if its ID and token can be read from an incomplete payload.
+    /// Returns a job that reports `reason`, if its ID and token can be read from an incomplete payload.
     #[must_use]
-    pub fn recover_partial(part: &[u8], why: &str) -> Option<Self> {
+    pub fn recover_partial(part: &[u8], reason: &str) -> Option<Self> {
         let partial = PartialPayload::read(part);
         let JobOwner { id, token } = JobOwner::of(partial.id?, &partial.token?).ok()?;
-        let note = format!("failed to decode the job payload: {why}");
+        let note = format!("failed to decode the job payload: {reason}");
         let mut payload: Self = serde_json::from_value(serde_json::json!({ "id": id, "token": token })).ok()?;
         payload.job_info = serde_json::from_value(partial.job_info).unwrap_or_default();
         payload.features = serde_json::from_value(partial.features).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The port behind the server routes: what a coordinator implements.
+//! The port behind the server routes, which a coordinator implements.
 //!
 //! `routes` converts HTTP requests to these calls, and their results to status codes.
 

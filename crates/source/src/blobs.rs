@@ -5,8 +5,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::git::Git;
 
-/// Maximum number of bytes that are returned of a file: slightly more than GitLab accepts, so that a caller detects larger files.
-pub const FILE_LIMIT: u64 = 11 << 20;
+/// Maximum number of bytes that are returned for a file. Slightly more than GitLab accepts, so that a caller detects larger files.
+pub const MAX_FILE_BYTES: u64 = 11 << 20;
 
 /// A running `git cat-file --batch`.
 #[derive(Debug)]
@@ -33,19 +33,19 @@ impl BlobReader {
     /// Returns the content of a file by its git object name. `None` if the name does not exist or is not a file.
     ///
     /// # Errors
-    /// Error of the pipe to git. The next file needs another reader.
+    /// Error of the pipe to git. Use a new reader for the next file.
     pub fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
         writeln!(self.requests, "{name}")?;
         let mut head = String::new();
         self.responses.read_line(&mut head)?;
-        let mut words = head.trim_end().rsplit(' ');
-        let (size, kind) = (words.next().and_then(|size| size.parse::<u64>().ok()), words.next());
+        let mut fields = head.trim_end().rsplit(' ');
+        let (size, kind) = (fields.next().and_then(|size| size.parse::<u64>().ok()), fields.next());
         let Some(size) = size else {
             return if head.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(None) };
         };
         let mut bytes = Vec::new();
-        self.responses.by_ref().take(size.min(FILE_LIMIT)).read_to_end(&mut bytes)?;
-        let rest = size.saturating_sub(FILE_LIMIT) + 1; // The line end after the content.
+        self.responses.by_ref().take(size.min(MAX_FILE_BYTES)).read_to_end(&mut bytes)?;
+        let rest = size.saturating_sub(MAX_FILE_BYTES) + 1; // Includes the line break after the content.
         io::copy(&mut self.responses.by_ref().take(rest), &mut io::sink())?;
         Ok((kind == Some("blob")).then_some(bytes))
     }
@@ -53,7 +53,7 @@ impl BlobReader {
 
 impl Drop for BlobReader {
     fn drop(&mut self) {
-        // The process ends when its input is closed. Killing it makes sure, and waiting leaves no zombie.
+        // The process ends when its input is closed. Kill it in case it does not, and wait for it to avoid a zombie.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

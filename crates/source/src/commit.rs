@@ -14,7 +14,7 @@ pub struct Commit {
     pub author: String,
     /// Commit date, ISO 8601 with offset.
     pub committed_at: String,
-    /// Whole commit message.
+    /// Complete commit message.
     pub message: String,
     /// Tags of the commit, annotated or not, in git's order.
     pub tags: Vec<String>,

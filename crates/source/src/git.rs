@@ -12,14 +12,14 @@ use crate::SnapshotError;
 pub struct Git {
     /// Directory in which git runs.
     pub(crate) directory: PathBuf,
-    /// The repository. `None` means that git searches for it from [`Git::directory`] upwards.
+    /// The repository. `None` means that git searches for it in [`Git::directory`] and its parent directories.
     pub(crate) git_dir: Option<PathBuf>,
     /// Additional environment variables.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
 
 impl Git {
-    /// Returns the repository around `directory`.
+    /// Returns the repository that contains `directory`.
     #[must_use]
     pub fn discover(directory: &Path) -> Self {
         Self { directory: directory.to_owned(), git_dir: None, environment: Vec::new() }
@@ -44,7 +44,7 @@ impl Git {
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("GIT_") && !keeps(&name) {
+            if name.to_string_lossy().starts_with("GIT_") && !is_preserved(&name) {
                 command.env_remove(name);
             }
         }
@@ -68,22 +68,22 @@ impl Git {
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("GIT_TERMINAL_PROMPT");
-        for (name, value) in std::env::vars_os().filter(|(name, _)| reaches(name)) {
+        for (name, value) in std::env::vars_os().filter(|(name, _)| is_connection_setting(name)) {
             command.env(name, value);
         }
         // Abort if the server sends nothing for this long.
         command.env("GIT_HTTP_LOW_SPEED_LIMIT", "1").env("GIT_HTTP_LOW_SPEED_TIME", "30");
-        if let Some((start, login)) = login {
+        if let Some((url_prefix, login)) = login {
             let count = std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);
             let encoded = base64::Engine::encode(&base64::engine::general_purpose::STANDARD, login);
             command.env("GIT_CONFIG_COUNT", (count + 1).to_string());
-            command.env(format!("GIT_CONFIG_KEY_{count}"), format!("http.{start}.extraHeader"));
+            command.env(format!("GIT_CONFIG_KEY_{count}"), format!("http.{url_prefix}.extraHeader"));
             command.env(format!("GIT_CONFIG_VALUE_{count}"), format!("Authorization: Basic {encoded}"));
         }
         command
     }
 
-    /// Runs git and returns its output, whatever its exit status.
+    /// Runs git and returns its output, regardless of its exit status.
     ///
     /// # Errors
     /// [`SnapshotError`] if git cannot be started.
@@ -124,8 +124,8 @@ impl Git {
         if details.contains("dubious ownership") {
             return SnapshotError::Untrusted { path: self.directory.clone() };
         }
-        let words: Vec<_> = arguments.iter().take(2).map(|word| word.as_ref().to_string_lossy()).collect();
-        SnapshotError::Git { command: words.join(" "), path: self.directory.clone(), details }
+        let command: Vec<_> = arguments.iter().take(2).map(|word| word.as_ref().to_string_lossy()).collect();
+        SnapshotError::Git { command: command.join(" "), path: self.directory.clone(), details }
     }
 
     fn not_started(&self, error: std::io::Error) -> SnapshotError {
@@ -140,8 +140,8 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is kept: it configures how git works, not which repository it uses.
-fn keeps(name: &OsStr) -> bool {
+/// Returns whether a `GIT_*` variable is preserved, because it does not change the repository that git uses.
+fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
         || name.starts_with("GIT_TRACE")
@@ -149,7 +149,7 @@ fn keeps(name: &OsStr) -> bool {
 }
 
 /// Returns whether a variable configures connections to servers, or the user's identity there.
-fn reaches(name: &OsStr) -> bool {
+fn is_connection_setting(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_SSH")
         || matches!(&*name, "GIT_ASKPASS" | "GIT_TERMINAL_PROMPT" | "GIT_PROXY_COMMAND")
@@ -169,7 +169,7 @@ pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Splits output that ends each item with a NUL.
+/// Splits output in which each item ends with a NUL.
 pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }

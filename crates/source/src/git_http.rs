@@ -1,6 +1,6 @@
 //! git's smart HTTP protocol for fetches, so that gitlab-runner can clone the snapshot.
 //!
-//! `git upload-pack` does the work. This module has its two routes, the check of the job's token, and the streams.
+//! `git upload-pack` implements the protocol. This module has its two HTTP routes, checks the job's token, and connects the streams.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -24,7 +24,7 @@ use crate::git::Git;
 /// User name that a job sends with its token.
 const USER: &str = "gitlab-ci-token";
 /// Maximum size of a request in bytes. git sends a few kilobytes.
-const REQUEST_LIMIT: usize = 64 << 20;
+const MAX_REQUEST_BYTES: usize = 64 << 20;
 
 /// The repository to serve.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ pub type CheckToken = Arc<dyn Fn(String) -> BoxFuture<'static, TokenCheck> + Sen
 /// Result of checking a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCheck {
-    /// The job is assigned with this token.
+    /// The token belongs to the current assignment of the job.
     Current,
     /// The job has ended, or was assigned again with another token.
     Expired,
@@ -75,16 +75,16 @@ async fn advertise(
         return StatusCode::NOT_FOUND.into_response();
     }
     if query.service.as_deref() != Some("git-upload-pack") {
-        return (StatusCode::FORBIDDEN, "this repository is for fetching only").into_response();
+        return (StatusCode::FORBIDDEN, "this repository is read-only").into_response();
     }
     if let Err(response) = server.may_read(&headers).await {
         return response;
     }
-    match server.start(&headers, true) {
+    match server.spawn(&headers, true) {
         Ok((child, stdout)) => {
             let head = futures::stream::once(async { Ok("001e# service=git-upload-pack\n0000".into()) });
             let body = Body::from_stream(head.chain(output(child, stdout)));
-            answer("application/x-git-upload-pack-advertisement", body)
+            response("application/x-git-upload-pack-advertisement", body)
         }
         Err(error) => failed(&error),
     }
@@ -102,7 +102,7 @@ async fn upload_pack(
     if let Err(response) = server.may_read(&headers).await {
         return response;
     }
-    let Ok(request) = axum::body::to_bytes(body, REQUEST_LIMIT).await else {
+    let Ok(request) = axum::body::to_bytes(body, MAX_REQUEST_BYTES).await else {
         return StatusCode::PAYLOAD_TOO_LARGE.into_response();
     };
     let request = match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
@@ -112,7 +112,7 @@ async fn upload_pack(
         },
         _ => request,
     };
-    let (mut child, stdout) = match server.start(&headers, false) {
+    let (mut child, stdout) = match server.spawn(&headers, false) {
         Ok(started) => started,
         Err(error) => return failed(&error),
     };
@@ -122,7 +122,7 @@ async fn upload_pack(
         tracing::debug!(%error, "git upload-pack closed its input");
     }
     drop(stdin);
-    answer("application/x-git-upload-pack-result", Body::from_stream(output(child, stdout)))
+    response("application/x-git-upload-pack-result", Body::from_stream(output(child, stdout)))
 }
 
 impl GitServer {
@@ -154,7 +154,7 @@ impl GitServer {
     }
 
     /// Starts `git upload-pack`, which is killed when its handle is dropped.
-    fn start(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
+    fn spawn(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
         let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
         if advertise {
             arguments.push("--advertise-refs");
@@ -174,7 +174,7 @@ impl GitServer {
 
 /// Returns the output as a stream that owns the process.
 ///
-/// The stream fails if the process does, so that a client does not accept a truncated response.
+/// If the process fails, the stream returns an error, so that a client does not accept a truncated response.
 fn output(
     child: Child,
     stdout: impl AsyncRead + Send + 'static,
@@ -194,7 +194,7 @@ fn output(
     ReaderStream::with_capacity(Box::pin(stdout), 64 << 10).chain(end)
 }
 
-fn answer(kind: &'static str, body: Body) -> Response<Body> {
+fn response(kind: &'static str, body: Body) -> Response<Body> {
     let headers = [(header::CONTENT_TYPE, kind), (header::CACHE_CONTROL, "no-cache, max-age=0, must-revalidate")];
     (headers, body).into_response()
 }
@@ -214,7 +214,7 @@ fn failed(error: &std::io::Error) -> Response<Body> {
 fn gunzip(packed: &[u8]) -> std::io::Result<Vec<u8>> {
     use std::io::Read as _;
     let mut plain = Vec::new();
-    let limit = u64::try_from(REQUEST_LIMIT).unwrap_or(u64::MAX);
+    let limit = u64::try_from(MAX_REQUEST_BYTES).unwrap_or(u64::MAX);
     flate2::read::GzDecoder::new(packed).take(limit).read_to_end(&mut plain)?;
     Ok(plain)
 }

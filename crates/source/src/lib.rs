@@ -17,7 +17,7 @@ mod locate;
 mod snapshot;
 mod store;
 
-pub use blobs::{BlobReader, FILE_LIMIT};
+pub use blobs::{BlobReader, MAX_FILE_BYTES};
 pub use commit::Commit;
 pub use error::SnapshotError;
 pub use git::{Git, line, nul_separated};

@@ -1,4 +1,4 @@
-//! Finds the repository around a directory.
+//! Finds the repository that contains a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ const LOCATE: [&str; 11] = [
     "HEAD",
 ];
 
-/// The repository around a directory.
+/// The repository that contains a directory.
 pub(super) struct Located {
     pub(super) git_dir: PathBuf,
     pub(super) common_dir: PathBuf,
@@ -32,7 +32,7 @@ pub(super) struct Located {
     pub(super) branch: Option<String>,
 }
 
-/// Finds the repository around `directory`.
+/// Finds the repository that contains `directory`.
 ///
 /// `git rev-parse` stops at the first argument that fails, so the number of lines shows what is missing.
 pub(super) fn locate(directory: &Path) -> Result<Located, SnapshotError> {

@@ -14,7 +14,7 @@ use crate::SnapshotError;
 use crate::commit::{Commit, commit_tree, read_commit};
 use crate::git::{Git, line, nul_separated};
 use crate::locate::locate;
-use crate::store::{copy_index, in_store, prepare_store, write_whole};
+use crate::store::{copy_index, prepare_store, store_error, write_atomically};
 
 /// An entry of the snapshot's tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub struct Difference {
     pub since: MergeBase,
 }
 
-/// The last commit that the snapshot has in common with another history.
+/// The last common commit of the snapshot and another history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeBase {
     /// ID of the commit.
@@ -81,16 +81,16 @@ pub struct Snapshot {
 impl Snapshot {
     /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is created if necessary.
     ///
-    /// It contains the current content of tracked files, and untracked files that are not ignored. Submodules stay links. The same
-    /// content on the same commit has the same id.
+    /// The snapshot contains the current content of tracked files, and untracked files that are not ignored. Submodules are links to
+    /// their commits. The same content on the same commit has the same id.
     ///
     /// # Errors
-    /// [`SnapshotError`]. Nothing but objects in `store` is left behind.
+    /// [`SnapshotError`]. Only objects in `store` remain then.
     pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
         let located = locate(directory)?;
-        let store = &std::path::absolute(store).map_err(in_store(store))?;
+        let store = &std::path::absolute(store).map_err(store_error(store))?;
         prepare_store(store, &located)?;
-        let work = tempfile::Builder::new().prefix("index-").tempdir_in(store).map_err(in_store(store))?;
+        let work = tempfile::Builder::new().prefix("index-").tempdir_in(store).map_err(store_error(store))?;
         let index = work.path().join("index");
         copy_index(&located.git_dir.join("index"), &index)?;
         let reader = Git { git_dir: Some(located.git_dir.clone()), ..Git::discover(&located.worktree) }
@@ -104,7 +104,7 @@ impl Snapshot {
             add_all(&writer)?;
             let entries = scope.spawn(|| list_index(&writer));
             let tree = writer.run(&["write-tree", "--missing-ok"]).map(|output| line(&output))?;
-            Ok::<_, SnapshotError>((joined(head)?, joined(entries)?, tree))
+            Ok::<_, SnapshotError>((join(head)?, join(entries)?, tree))
         })?;
         let dirty = tree != located.tree;
         let sha = if dirty { commit_tree(&reader, &tree, &head)? } else { located.head.clone() };
@@ -134,9 +134,9 @@ impl Snapshot {
             let path = self.repository.join(name);
             let write = || {
                 fs::create_dir_all(path.parent().unwrap_or(&self.repository))?;
-                write_whole(&path, format!("{}\n", self.sha).as_bytes())
+                write_atomically(&path, format!("{}\n", self.sha).as_bytes())
             };
-            write().map_err(in_store(&path))?;
+            write().map_err(store_error(&path))?;
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Snapshot {
         self.entries.get(path)
     }
 
-    /// Returns the last commit that changed a path. `None` if no commit did.
+    /// Returns the last commit that changed a path. `None` if no commit changed it.
     #[must_use]
     pub fn last_commit_of(&self, path: &str) -> Option<String> {
         let literal = format!(":(literal){path}");
@@ -167,18 +167,18 @@ impl Snapshot {
         if name.starts_with('-') || name.is_empty() {
             return None;
         }
-        let asked = [
+        let candidates = [
             format!("refs/heads/{name}"),
             format!("refs/remotes/origin/{name}"),
             format!("refs/tags/{name}"),
             name.to_owned(),
         ];
-        asked.iter().find_map(|asked| self.commit(asked))
+        candidates.iter().find_map(|candidate| self.commit(candidate))
     }
 
     /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file counts with both names.
     ///
-    /// `None` if there is no such commit.
+    /// `None` if `base` does not name a commit.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.merge_base(base) {
@@ -189,7 +189,9 @@ impl Snapshot {
         Some(Difference { paths, since })
     }
 
-    /// Returns the commit where the snapshot diverged from the history of `name`. `None` if there is no such commit.
+    /// Returns the commit where the snapshot diverged from the history of `name`.
+    ///
+    /// `None` if `name` does not name a commit, or the histories have no common commit.
     #[must_use]
     pub fn merge_base(&self, name: &str) -> Option<MergeBase> {
         let (tip, name) = self.tip(name)?;
@@ -197,12 +199,12 @@ impl Snapshot {
         output.status.success().then(|| MergeBase { commit: line(&output.stdout), name })
     }
 
-    /// Returns the commit of a name as the server knows it, and the ref that it was read from.
+    /// Returns the commit that a name probably has on the server, and the ref that it was read from.
     ///
-    /// For a branch, this is its upstream, unless the local branch contains it. Other names are resolved by [`Snapshot::resolve`].
+    /// For a branch, this is the commit of its upstream, unless the local branch contains it. [`Snapshot::resolve`] resolves other names.
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
-        let (upstream, shown) = match &local {
+        let (upstream, upstream_name) = match &local {
             Some(_) => match self.commit(&format!("{name}@{{upstream}}")) {
                 Some(upstream) => (Some(upstream), self.short_name(&format!("{name}@{{upstream}}"))),
                 None => (self.commit(&format!("refs/remotes/origin/{name}")), None),
@@ -210,8 +212,8 @@ impl Snapshot {
             None => (self.commit(&format!("refs/remotes/origin/{name}")), None),
         };
         match (local, upstream) {
-            (Some(local), Some(upstream)) if self.has_all_of(&local, &upstream) => Some((local, name.to_owned())),
-            (_, Some(upstream)) => Some((upstream, shown.unwrap_or_else(|| format!("origin/{name}")))),
+            (Some(local), Some(upstream)) if self.contains_commit(&local, &upstream) => Some((local, name.to_owned())),
+            (_, Some(upstream)) => Some((upstream, upstream_name.unwrap_or_else(|| format!("origin/{name}")))),
             _ => Some((self.resolve(name)?, name.to_owned())),
         }
     }
@@ -229,7 +231,7 @@ impl Snapshot {
         output.status.success().then(|| line(&output.stdout)).filter(|name| !name.is_empty())
     }
 
-    fn has_all_of(&self, commit: &str, other: &str) -> bool {
+    fn contains_commit(&self, commit: &str, other: &str) -> bool {
         let answer = self.git.output(&["merge-base", "--is-ancestor", other, commit]);
         answer.is_ok_and(|output| output.status.success())
     }
@@ -298,7 +300,7 @@ fn add_all(git: &Git) -> Result<(), SnapshotError> {
             Err(SnapshotError::Unreadable { details: lines.join("\n") })
         }
         SnapshotError::Git { details, path, .. } if details.contains("No space left on device") => {
-            tracing::debug!(%details, path = %path.display(), "git add");
+            tracing::debug!(%details, path = %path.display(), "`git add` failed because the disk is full");
             let store = git.environment.iter().find(|(name, _)| *name == "GIT_OBJECT_DIRECTORY");
             Err(SnapshotError::Store {
                 path: store.map(|(_, value)| PathBuf::from(value)).unwrap_or_default(),
@@ -318,15 +320,14 @@ fn list_index(git: &Git) -> Result<BTreeMap<String, Entry>, SnapshotError> {
 /// Parses `<mode> <object> <stage>\t<path>`.
 fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     let tab = line.iter().position(|byte| *byte == b'\t')?;
-    let (facts, path) = (line.get(..tab)?, line.get(tab + 1..)?);
-    let facts = std::str::from_utf8(facts).ok()?;
-    let mut words = facts.split(' ');
-    let (mode, object) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let (fields, path) = (line.get(..tab)?, line.get(tab + 1..)?);
+    let mut fields = std::str::from_utf8(fields).ok()?.split(' ');
+    let (mode, object) = (fields.next()?.to_owned(), fields.next()?.to_owned());
     Some((String::from_utf8_lossy(path).into_owned(), Entry { mode, object }))
 }
 
-/// Returns the result of a scoped thread. A panic continues in the caller.
-fn joined<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
+/// Returns the result of a scoped thread. A panic of the thread is resumed in the caller.
+fn join<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 

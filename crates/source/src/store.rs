@@ -1,4 +1,4 @@
-//! The bare repository of a run: it uses the objects of the user's repository, and stores the new ones.
+//! The bare repository of a run. It uses the objects of the user's repository, and stores only new objects.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ pub(super) fn prepare_store(store: &Path, located: &Located) -> Result<(), Snaps
     let write = || -> io::Result<()> {
         fs::create_dir_all(store.join("objects/info"))?;
         fs::create_dir_all(store.join("refs"))?;
-        write_whole(&store.join("objects/info/alternates"), &alternates(&located.common_dir.join("objects")))?;
+        write_atomically(&store.join("objects/info/alternates"), &alternates(&located.common_dir.join("objects")))?;
         let mut config = String::from("[core]\n\tbare = true\n");
         if located.object_format == "sha1" {
             config.push_str("\trepositoryformatversion = 0\n");
@@ -22,15 +22,15 @@ pub(super) fn prepare_store(store: &Path, located: &Located) -> Result<(), Snaps
             config.push('\n');
         }
         config.push_str("[uploadpack]\n\tallowAnySHA1InWant = true\n\tallowFilter = true\n");
-        write_whole(&store.join("config"), config.as_bytes())?;
+        write_atomically(&store.join("config"), config.as_bytes())?;
         match fs::read(located.common_dir.join("shallow")) {
-            Ok(shallow) => write_whole(&store.join("shallow"), &shallow)?,
+            Ok(shallow) => write_atomically(&store.join("shallow"), &shallow)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        write_whole(&store.join("HEAD"), format!("{}\n", located.head).as_bytes())
+        write_atomically(&store.join("HEAD"), format!("{}\n", located.head).as_bytes())
     };
-    write().map_err(in_store(store))
+    write().map_err(store_error(store))
 }
 
 /// Returns the line of `objects/info/alternates` for a directory, quoted for git if necessary.
@@ -56,7 +56,7 @@ fn alternates(objects: &Path) -> Vec<u8> {
 
 /// Copies the index with its modification time.
 ///
-/// git reads each file again that is not older than the index, because it may have changed after the index was written.
+/// git reads a file again if it is not older than the index, because the file may have changed after the index was written.
 pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let copy = || -> io::Result<()> {
         let modified = match fs::metadata(from) {
@@ -67,11 +67,11 @@ pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
         fs::copy(from, to)?;
         fs::File::options().write(true).open(to)?.set_modified(modified)
     };
-    copy().map_err(in_store(to))
+    copy().map_err(store_error(to))
 }
 
 /// Writes a small file atomically.
-pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(super) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
     io::Write::write_all(&mut file, content)?;
@@ -79,7 +79,7 @@ pub(super) fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Returns the error for a file or directory that could not be written.
-pub(super) fn in_store(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
+pub(super) fn store_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
     let path = path.to_owned();
     move |source| SnapshotError::Store { path, source }
 }

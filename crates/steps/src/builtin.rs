@@ -30,11 +30,11 @@ pub trait Builtin<J>: Send + Sync {
     /// Runs the step.
     ///
     /// # Errors
-    /// [`Failure`]; the engine decides what it means for the job.
+    /// [`Failure`]. The engine decides how it affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
-    /// nothing has to be cleared.
+    /// nothing must be cleared.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }
@@ -42,20 +42,28 @@ pub trait Builtin<J>: Send + Sync {
     /// Removes what the first attempt left behind.
     ///
     /// # Errors
-    /// [`Failure`]; there is no second attempt then.
+    /// [`Failure`]. There is then no second attempt.
     async fn clear(&self, _job: &Arc<J>, _stop: &StopToken) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// Built-in step, with its inputs, that creates an environment with an agent of its own. The steps inside it run there.
+/// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
     /// Creates the environment.
     ///
     /// # Errors
-    /// [`Failure`]; everything that was created is removed then.
+    /// [`Failure`], after everything that was created has been removed.
     async fn open(&self, job: &Arc<J>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure>;
+
+    /// Removes what an agent that was killed may have left of the environment, except processes that are recorded with the job.
+    ///
+    /// # Errors
+    /// [`Failure`] if that is not possible now. Another attempt may succeed.
+    async fn remove_leftovers(&self) -> Result<(), Failure> {
+        Ok(())
+    }
 }
 
 /// Environment that was created for the steps inside a step, and the connection to its agent.
@@ -67,6 +75,11 @@ pub trait OpenTarget: Reach {
     /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;
 
+    /// Returns what the environment knows about the cause of a failure of its steps. `None` means nothing.
+    async fn explain(&self, _failure: &Failure) -> Option<String> {
+        None
+    }
+
     /// Removes the environment, with everything that still runs there.
     async fn close(&self);
 }
@@ -74,7 +87,7 @@ pub trait OpenTarget: Reach {
 /// Role of a step in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Prints where the job runs. The step is not part of the result and runs before the job's files are prepared.
+    /// Prints the environment of the job. The step is not part of the result, and runs before the job's files are prepared.
     Prepare,
     /// Gets the sources.
     Sources,
@@ -122,6 +135,11 @@ impl<J> Step<J> {
         }
     }
 
+    /// Returns the name of the step's log section.
+    pub(crate) fn section_name(&self) -> &str {
+        if self.policy.section.is_empty() { &self.name } else { &self.policy.section }
+    }
+
     pub(crate) fn is_idle(&self) -> bool {
         match &self.call {
             Call::Builtin(builtin) => builtin.is_idle(),
@@ -131,7 +149,17 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns whether the step contains steps with policies of their own.
+    /// Returns the environments that this step and the steps inside it create.
+    #[must_use]
+    pub fn targets(&self) -> Vec<&dyn DelegateTarget<J>> {
+        match &self.call {
+            Call::Delegate(target, _) => vec![&**target],
+            Call::Steps(steps) => steps.iter().flat_map(Self::targets).collect(),
+            Call::Builtin(_) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+        }
+    }
+
+    /// Returns whether the step contains other steps, which have their own policies.
     pub(crate) fn has_inner_steps(&self) -> bool {
         matches!(self.call, Call::Steps(_) | Call::Delegate(..))
     }
@@ -218,12 +246,14 @@ impl<J> Registry<J> {
     fn load_one(&self, step: plan::Step) -> Result<Step<J>, PlanError> {
         let plan::Step { name, policy, call } = step;
         let call = match call {
-            plan::Call::Builtin { name: builtin, inputs } => {
-                Call::Builtin(created(&name, builtin.clone(), self.steps.get(&*builtin).map(|create| create(inputs)))?)
-            }
+            plan::Call::Builtin { name: builtin, inputs } => Call::Builtin(unwrap_created(
+                &name,
+                builtin.clone(),
+                self.steps.get(&*builtin).map(|create| create(inputs)),
+            )?),
             plan::Call::Delegate { name: builtin, inputs, steps } => {
                 let target = self.targets.get(&*builtin).map(|create| create(inputs));
-                Call::Delegate(created(&name, builtin, target)?, steps)
+                Call::Delegate(unwrap_created(&name, builtin, target)?, steps)
             }
             plan::Call::Run(list) => Call::Run(list),
             plan::Call::StepFile(text) => Call::StepFile(Box::new(StepFile::parse(&text)?)),
@@ -234,7 +264,11 @@ impl<J> Registry<J> {
 }
 
 /// Returns the step that a factory created. `None` means that there is no factory.
-fn created<T>(step: &str, builtin: String, created: Option<Result<T, serde_json::Error>>) -> Result<T, PlanError> {
+fn unwrap_created<T>(
+    step: &str,
+    builtin: String,
+    created: Option<Result<T, serde_json::Error>>,
+) -> Result<T, PlanError> {
     match created {
         None => Err(PlanError::UnknownBuiltin { step: step.to_owned(), builtin }),
         Some(Err(source)) => Err(PlanError::Inputs { step: step.to_owned(), builtin, source }),

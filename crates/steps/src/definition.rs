@@ -12,7 +12,7 @@ pub enum StepFileError {
     #[error(transparent)]
     Yaml(#[from] YamlError),
     /// The file does not have two documents.
-    #[error("a step file has two documents, separated by `---`: the specification and the definition")]
+    #[error("a step file must have two documents, separated by `---`: the specification and the definition")]
     DocumentCount,
     /// A value has the wrong type.
     #[error("{name} must be {expected}")]
@@ -23,12 +23,14 @@ pub enum StepFileError {
         expected: &'static str,
     },
     /// The specification contains an unknown key.
-    #[error("`{0}` does not belong in the specification; is the `---` after it missing?")]
+    #[error(
+        "`{0}` is not a valid key of the specification; check that `---` separates the specification from the definition"
+    )]
     UnknownSpecKey(String),
     /// `outputs` is neither a mapping nor `delegate`.
     #[error("`outputs`: unsupported value: {0}")]
     UnsupportedOutputs(String),
-    /// The default of an input or output has another type than the parameter.
+    /// The default of an input or output does not have the declared type.
     #[error("`{name}`: type {kind} and default must match")]
     DefaultType {
         /// Name of the parameter.
@@ -43,7 +45,7 @@ pub enum StepFileError {
     #[error("{0:?} needs exactly one of `script`, `step`, `func`")]
     NotOneCall(String),
     /// A script step has inputs.
-    #[error("{0:?}: `script` takes no inputs")]
+    #[error("{0:?}: `script` does not accept inputs")]
     ScriptInputs(String),
     /// A step of a list is invalid.
     #[error("step {number}: {source}")]
@@ -78,7 +80,7 @@ pub struct StepFile {
 pub struct Spec {
     /// Inputs by name.
     pub inputs: IndexMap<String, Parameter>,
-    /// Outputs by name, or where they come from.
+    /// Outputs of the step.
     pub outputs: Outputs,
 }
 
@@ -131,7 +133,7 @@ impl Kind {
 
     /// Returns the type of a value. `None` means that the value is null.
     #[must_use]
-    pub fn of(value: &Value) -> Option<Self> {
+    pub fn from_value(value: &Value) -> Option<Self> {
         Some(match value {
             Value::String(_) => Self::String,
             Value::Number(_) => Self::Number,
@@ -253,8 +255,10 @@ fn parse_entry(value: &Value) -> Result<StepEntry, StepFileError> {
             return Err(StepFileError::wrong_type(format!("{name:?}: `script`"), "a string that is not empty"));
         }
         (_, Value::String(reference)) => Call::Step(reference.clone()),
-        (_, Value::Object(long)) if long.contains_key("git") => Call::Unsupported("steps from git"),
-        (_, Value::Object(long)) if long.contains_key("oci") => Call::Unsupported("steps from OCI registries"),
+        (_, Value::Object(reference)) if reference.contains_key("git") => Call::Unsupported("steps from git"),
+        (_, Value::Object(reference)) if reference.contains_key("oci") => {
+            Call::Unsupported("steps from OCI registries")
+        }
         _ => return Err(StepFileError::wrong_type(format!("{name:?}: `{key}`"), "a reference")),
     };
     let inputs = object(entry, "inputs")?;
@@ -266,8 +270,8 @@ fn parse_entry(value: &Value) -> Result<StepEntry, StepFileError> {
 
 fn parse_exec(exec: &Value) -> Result<Body, StepFileError> {
     let wrong_type = || StepFileError::wrong_type("`exec.command`", "a list of at least one string");
-    let words = exec.get("command").and_then(Value::as_array).filter(|words| !words.is_empty());
-    let command = words.ok_or_else(wrong_type)?.iter().map(|word| scalar(word).ok_or_else(wrong_type));
+    let list = exec.get("command").and_then(Value::as_array).filter(|list| !list.is_empty());
+    let command = list.ok_or_else(wrong_type)?.iter().map(|item| scalar(item).ok_or_else(wrong_type));
     let command = command.collect::<Result<_, _>>()?;
     let work_dir = exec.get("work_dir").and_then(Value::as_str).map(str::to_owned);
     Ok(Body::Exec { command, work_dir })
@@ -302,7 +306,7 @@ fn parameters(spec: &Map<String, Value>, key: &str) -> Result<IndexMap<String, P
             )
         })?;
         let default = value.get("default").filter(|value| !value.is_null()).cloned();
-        if default.as_ref().is_some_and(|default| Kind::of(default) != Some(kind)) {
+        if default.as_ref().is_some_and(|default| Kind::from_value(default) != Some(kind)) {
             return Err(StepFileError::DefaultType { name: format!("{key}.{name}"), kind: kind.name() });
         }
         parameters.insert(name, Parameter { kind, default });
@@ -359,7 +363,7 @@ mod tests {
     fn invalid_step_file_is_rejected_with_reason() {
         for (text, part) in [
             ("run: []", "two documents"),
-            ("exec: {}\n---\nrun: []", "`exec` does not belong in the specification"),
+            ("exec: {}\n---\nrun: []", "`exec` is not a valid key of the specification"),
             ("{}\n---\nrun: []", "at least one step"),
             ("{}\n---\nrun: [{name: a}]", "step 1: \"a\" needs exactly one of"),
             ("{}\n---\nrun: [{name: a, script: x, step: ./y}]", "exactly one of"),

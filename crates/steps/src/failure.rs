@@ -30,18 +30,24 @@ pub enum Failure {
     /// A built-in step failed because of something in the job. It counts as a failure of the script.
     #[error("{0}")]
     Step(String),
-    /// A login shell ended before it read the script: how it ended, and its exit status if it has one.
+    /// A login shell ended before it read the script. Contains a description of its end, and its exit status if it has one.
     #[error(
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
-    /// Delegated steps failed at another agent: the message, and the exit status if their script failed.
+    /// Delegated steps failed at another agent. Contains the message, and the exit status if their script failed.
     #[error("{0}")]
     Delegated(String, Option<i32>),
     /// The job requires something that its runner is not configured for.
     #[error("{0}")]
     Configuration(String),
-    /// The machine failed, not the job.
+    /// The image of a container could not be pulled.
+    #[error("{0}")]
+    ImagePull(String),
+    /// A service that the runner depends on, such as a registry, is unreachable.
+    #[error("{0}")]
+    ExternalDependency(String),
+    /// The failure was caused by the machine, not by the job.
     #[error("{0}")]
     System(String),
 }
@@ -74,7 +80,10 @@ fn signal_name(signal: i32) -> String {
 }
 
 impl Failure {
-    /// Returns the failure that an exit status means. `None` means success.
+    /// A command was killed, which is what the kernel does if memory is exhausted.
+    pub const KILLED: Self = Self::Signal(9);
+
+    /// Converts an exit status to a failure. `None` means success.
     #[must_use]
     pub fn from_status(status: ExitStatus) -> Option<Self> {
         match (status.code(), status.signal()) {
@@ -84,7 +93,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure that the result of another agent means. `None` means success.
+    /// Converts the result of another agent to a failure. `None` means success.
     #[must_use]
     pub fn from_result(result: &JobResult) -> Option<Self> {
         let Outcome::Failed { reason, exit_code, cause } = &result.outcome else { return None };
@@ -93,6 +102,8 @@ impl Failure {
             (Some(TerminationCause::TimedOut), _) => Self::StepTimeout(message),
             (Some(cause), _) => Self::Stopped(*cause),
             (None, FailureReason::RunnerConfigurationError) => Self::Configuration(message),
+            (None, FailureReason::ImagePullFailure) => Self::ImagePull(message),
+            (None, FailureReason::RunnerExternalDependencyFailure) => Self::ExternalDependency(message),
             (None, FailureReason::RunnerSystemFailure) => Self::System(message),
             (None, _) => Self::Delegated(message, *exit_code),
         })
@@ -113,11 +124,13 @@ impl Failure {
             Self::Stopped(cause) => FailureReason::from(*cause),
             Self::StepTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
             Self::Configuration(_) => FailureReason::RunnerConfigurationError,
+            Self::ImagePull(_) => FailureReason::ImagePullFailure,
+            Self::ExternalDependency(_) => FailureReason::RunnerExternalDependencyFailure,
             Self::System(_) => FailureReason::RunnerSystemFailure,
         }
     }
 
-    /// Returns the exit code to report to the coordinator. `None` means that none exists.
+    /// Returns the exit code to report to the coordinator. `None` means that the failure has no exit code.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         match self {
@@ -128,7 +141,7 @@ impl Failure {
         }
     }
 
-    /// Returns what ended the job early. `None` means that nothing did.
+    /// Returns the cause that ended the job early. `None` means that the job was not ended early.
     #[must_use]
     pub fn cause(&self) -> Option<TerminationCause> {
         match self {
@@ -140,7 +153,7 @@ impl Failure {
 }
 
 impl From<FileError> for Failure {
-    /// Returns a failure of the job: jobs can write the files that are read with [`muster_files`].
+    /// Returns a failure of the job, because jobs can write the files that are read with [`muster_files`].
     fn from(error: FileError) -> Self {
         Self::Step(error.to_string())
     }

@@ -1,8 +1,8 @@
 //! Step files, references and expressions, the engine that executes a tree of steps under their policies, and the processes that
 //! steps start.
 //!
-//! Invariants: [`process::Processes`] knows all processes of a job and terminates every one of them (J5). What a step prints goes
-//! to [`log::Log`] and nowhere else (J6).
+//! Invariants: [`process::Processes`] knows all processes of a job and terminates every one of them (J5). The output of
+//! steps is written only to [`log::Log`] (J6).
 
 pub mod builtin;
 pub mod definition;

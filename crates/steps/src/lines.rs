@@ -94,8 +94,8 @@ pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Valu
     let mut found = values(text).map_err(ValueFileError::OutputLine)?;
     for (key, value) in &found {
         let parameter = declared.get(key).ok_or_else(|| fail(key, OutputError::Unexpected))?;
-        if Kind::of(value) != Some(parameter.kind) {
-            let (declared, received) = (parameter.kind.name(), Kind::of(value).map_or("null", Kind::name));
+        if Kind::from_value(value) != Some(parameter.kind) {
+            let (declared, received) = (parameter.kind.name(), Kind::from_value(value).map_or("null", Kind::name));
             return Err(fail(key, OutputError::Type { declared, received }));
         }
     }
@@ -114,7 +114,7 @@ pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, ValueFileErro
     let text = |(key, value): (String, Value)| {
         let text = match &value {
             Value::Array(_) | Value::Object(_) => {
-                return Err(ValueFileError::ExportType(key, Kind::of(&value).map_or("null", Kind::name)));
+                return Err(ValueFileError::ExportType(key, Kind::from_value(&value).map_or("null", Kind::name)));
             }
             // Unlike in expressions, numbers are written without an exponent.
             Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), |value| value.to_string()),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn outputs_are_checked_and_defaults_fill_in() {
+    fn outputs_are_checked_and_completed_with_defaults() {
         let spec = declared(&[("a", Kind::Number, None), ("b", Kind::String, Some(json!("x")))]);
         let text = "{\"name\":\"a\",\"value\":1}\n\n{\"Name\":\"a\",\"VALUE\":2,\"extra\":0}\n";
         assert_eq!(Value::Object(outputs(text, &spec).unwrap()), json!({"a": 2, "b": "x"}));

@@ -1,4 +1,4 @@
-//! Stop token with a cause, so that the report can tell a cancel from a timeout and from a lost environment.
+//! Stop token with a cause, so that the report can distinguish a cancel, a timeout and a lost environment.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use muster_job::TerminationCause;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
-/// Token by which work is stopped, with the cause. Clones share one state.
+/// Token that stops work, with the cause. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct StopToken {
     token: CancellationToken,
@@ -29,9 +29,10 @@ impl StopToken {
         Self { token: self.token.child_token(), cause: Arc::new(OnceLock::new()), parent: Some(Box::new(self.clone())) }
     }
 
-    /// Stops the token and its children. If it was stopped before, the first cause is kept.
+    /// Stops the token and its children. If this token was already stopped, its first cause remains. The cause of a stopped parent takes
+    /// precedence.
     pub fn stop(&self, cause: TerminationCause) {
-        // The cause is set first: a task that sees the token stopped must find it.
+        // The cause is set first, because a task that sees the stopped token must find it.
         let _ = self.cause.set(cause);
         self.token.cancel();
     }
@@ -42,8 +43,8 @@ impl StopToken {
         self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
     }
 
-    /// Runs `work` to its end and returns its result. If `event` completes first, the token is stopped with `cause`; the work
-    /// decides how long it takes to end then.
+    /// Runs `work` to its end and returns its result. If `event` completes first, the token is stopped with `cause`, and the
+    /// work may take more time to end.
     pub async fn stop_on<T>(
         &self,
         event: impl Future<Output = ()>,
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn child_stops_with_its_parent_but_not_vice_versa() {
+    async fn child_stops_with_its_parent_but_parent_does_not_stop_with_its_child() {
         let parent = StopToken::new();
         let first = parent.child();
         let second = parent.child();

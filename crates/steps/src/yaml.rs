@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
                 Ok(event)
             }
             Some(Err(error)) => {
-                let problem = YamlProblem::Syntax(error.info().to_owned());
+                let problem = YamlProblem::Syntax(error.info().clone());
                 Err(YamlError { line: error.marker().line(), problem })
             }
             None => Ok(Event::StreamEnd),

@@ -2,12 +2,17 @@
 //!
 //!     cargo bench -p muster-taskscaler
 //!
-//! The fleet has 5,000 instances with one slot each, all in use, and 20,000 queued jobs; then the same with eight slots and jobs
-//! of several sizes. Each time is that of one event with everything that follows from it: assignments, scale-up requests,
-//! decisions, and ledger rows.
+//! The fleet has 5,000 instances with one slot each, all in use, and 20,000 queued jobs. A second fleet has eight slots per
+//! instance and jobs of several sizes. Each time covers one event and everything that follows from it: assignments, scale-up
+//! requests, decisions, and ledger rows.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
+#![expect(
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    reason = "a benchmark measures time, and a wrong index ends it"
+)]
 
 #[path = "../tests/counting/mod.rs"]
 mod counting;
@@ -101,8 +106,8 @@ fn mixed(job: usize) -> SlotRequest {
 }
 
 fn main() {
-    let one = GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) };
-    let mut config = Config::new(one);
+    let group = GroupConfig { throttle: Throttle { limit: -1, burst: 0 }, ..GroupConfig::new("main", INSTANCES) };
+    let mut config = Config::new(group);
     config.unmanaged = muster_taskscaler::config::UnmanagedPolicy::Adopt;
     println!("{INSTANCES} instances with one slot in use, {WAITING} queued jobs");
     measure(config.clone(), INSTANCES as usize, |_| SlotRequest::default());
@@ -127,16 +132,16 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     for job in 0..running {
         fleet.acquire(job, SlotRequest::default());
     }
-    let instances = counting::allocated() - before;
+    let instance_bytes = counting::allocated() - before;
     let before = counting::allocated();
     let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.acquire(running + job, request(job))).0).collect();
-    let waiting = counting::allocated() - before;
+    let queue_bytes = counting::allocated() - before;
     print_times("job is queued", waits);
     let ends: Vec<Duration> =
         (0..10_000.min(running)).map(|job| timed(|| fleet.handle(Event::Release { key: key(job) })).0).collect();
     print_times("job ends, next job is assigned", ends);
-    // In the order of the driver.
-    let leaves: Vec<Duration> = (0..5_000)
+    // The driver sends these events in this order.
+    let cancellations: Vec<Duration> = (0..5_000)
         .map(|job| {
             let key = key(running + WAITING - 1 - job);
             timed(|| {
@@ -146,7 +151,7 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
             .0
         })
         .collect();
-    print_times("queued job is canceled", leaves);
+    print_times("queued job is canceled", cancellations);
     let ticks: Vec<Duration> = (0..1_000).map(|_| timed(|| fleet.handle(Event::Tick)).0).collect();
     print_times("tick", ticks);
     let mut lists = Vec::new();
@@ -160,5 +165,5 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     let best = lists.chunks_exact(3).filter_map(|three| three.iter().min().copied()).collect();
     print_times("list of all instances without changes", lists);
     print_times("same, best of three", best);
-    println!("bytes per instance {}, per queued job {}\n", instances / INSTANCES as usize, waiting / WAITING);
+    println!("bytes per instance {}, per queued job {}\n", instance_bytes / INSTANCES as usize, queue_bytes / WAITING);
 }

@@ -4,7 +4,7 @@
 //!
 //! Each seed has 12 days of jobs, of which the last 5 are measured. The 300 fixed policies are a grid of day hours, idle slots by
 //! day and by night, idle times and scale factors. Those that no other fixed policy beats in both wait and cost form the Pareto
-//! curve. A forecast beats a point of it if it is better in one of them and worse in neither.
+//! curve. A forecast beats a point of this curve if it is better in cost or wait, and not worse in the other.
 
 #![expect(
     clippy::print_stdout,
@@ -80,16 +80,19 @@ fn fixed() -> Vec<(String, Config)> {
 /// Returns the policies with a forecast.
 fn predictive() -> Vec<(String, Config)> {
     let mut all = Vec::new();
-    let on_demand = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0].map(|keep| (-1.0, keep));
+    let on_demand = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0].map(|retention| (-1.0, retention));
     let ahead = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0];
-    let ahead = ahead.into_iter().flat_map(|safety| [0.3, 0.6, 1.0].map(|more| (safety, safety + more)));
-    for (safety, keep) in on_demand.into_iter().chain(ahead) {
+    let ahead = ahead.into_iter().flat_map(|safety| [0.3, 0.6, 1.0].map(|margin| (safety, safety + margin)));
+    for (safety, retention) in on_demand.into_iter().chain(ahead) {
         for idle_time in [0, 30] {
             let mut config = base();
             config.policies = Policies::always(idle_target(0, idle_time, 0.0));
-            config.forecast =
-                Some(ForecastConfig { safety_factor: safety, retention_factor: keep, ..ForecastConfig::default() });
-            all.push((format!("safety {safety}; keep {keep:.1}; {idle_time} s"), config));
+            config.forecast = Some(ForecastConfig {
+                safety_factor: safety,
+                retention_factor: retention,
+                ..ForecastConfig::default()
+            });
+            all.push((format!("safety {safety}; retention {retention:.1}; {idle_time} s"), config));
         }
     }
     all
@@ -101,7 +104,7 @@ fn simulate(name: &str, config: &Config, jobs: &[Job], seed: u64) -> PolicyResul
     let cloud = CloudConfig { boot: Spread::new(90.0, 1.5), ..CloudConfig::default() };
     let mut scenario = Scenario::fault_free(config.clone(), vec![cloud], seed, end);
     scenario.measured_from = Time::ZERO + Duration::from_secs(LEARNING_DAYS * 86_400);
-    let report = Simulation::new(&scenario, jobs).run().expect("invariants hold without faults");
+    let report = Simulation::new(&scenario, jobs).run().expect("an invariant was violated without faults");
     PolicyResult {
         name: name.to_owned(),
         p95: report.wait(0.95).as_secs_f64(),
@@ -117,12 +120,12 @@ fn simulate_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec
             scope.spawn(|| {
                 while let Some((name, config)) = candidates.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let point = simulate(name, config, jobs, seed);
-                    points.lock().expect("no thread panicked").push(point);
+                    points.lock().expect("a thread panicked").push(point);
                 }
             });
         }
     });
-    points.into_inner().expect("no thread panicked")
+    points.into_inner().expect("a thread panicked")
 }
 
 /// Returns the results that no other one beats in both wait and cost, the cheapest first.
@@ -159,7 +162,7 @@ fn main() {
                 fixed.len()
             );
             for (kind, points) in [("fixed", &fixed), ("forecast", &predictive)] {
-                for point in points.iter() {
+                for point in points {
                     let mark = if kind == "fixed" && !beaten(&point) { "  not beaten" } else { "" };
                     println!(
                         "  {kind:<8} cost {:>7.2}  {statistic} {:>6.1} s  {}{mark}",

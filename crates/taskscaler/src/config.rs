@@ -47,7 +47,7 @@ pub struct Config {
     pub ready_timeout: Duration,
     /// Interval between health checks of a ready instance. `None` disables them.
     pub heartbeat_interval: Option<Duration>,
-    /// Whether reservations do not keep an instance beyond its idle time, unless the policy is preemptive.
+    /// Whether an instance is deleted after its idle time despite reservations, unless the policy is preemptive.
     pub reservation_throttling: bool,
     /// How jobs share an instance.
     pub density: Density,

@@ -22,7 +22,7 @@ struct Field {
     name: &'static str,
     min: u32,
     max: u32,
-    /// Names of the values, starting with `min`. The first [`NAME_SHORT`] letters of a name are sufficient.
+    /// Names of the values, starting with `min`. A name can be abbreviated to its first [`ABBREVIATION_LENGTH`] letters.
     names: &'static [&'static str],
 }
 
@@ -41,7 +41,7 @@ const MONTHS: [&str; 12] = [
     "december",
 ];
 const WEEKDAYS: [&str; 7] = ["sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"];
-const NAME_SHORT: usize = 3;
+const ABBREVIATION_LENGTH: usize = 3;
 const FIELDS: [Field; 5] = [
     Field { name: "minute", min: 0, max: 59, names: &[] },
     Field { name: "hour", min: 0, max: 23, names: &[] },
@@ -50,7 +50,7 @@ const FIELDS: [Field; 5] = [
     Field { name: "weekday", min: 0, max: 7, names: &WEEKDAYS },
 ];
 const SUNDAY: u64 = 1;
-const ALSO_SUNDAY: u64 = 1 << 7;
+const SUNDAY_AS_7: u64 = 1 << 7;
 
 /// Error for text that is not a valid cron expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -89,7 +89,7 @@ pub enum CronErrorCause {
         value: String,
     },
     /// A number is not in the range of the field.
-    #[error("{field}: {value} is not from {min} to {max}")]
+    #[error("{field}: {value} is not between {min} and {max}")]
     OutOfRange {
         /// Name of the field.
         field: &'static str,
@@ -121,7 +121,7 @@ impl Cron {
     /// Returns true if the expression matches every minute.
     #[must_use]
     pub fn always_matches(&self) -> bool {
-        let weekday = |index: usize| if index == 4 { ALSO_SUNDAY } else { 0 };
+        let weekday = |index: usize| if index == 4 { SUNDAY_AS_7 } else { 0 };
         (self.fields.iter().zip(&FIELDS).enumerate())
             .all(|(index, (set, field))| *set | weekday(index) == range(field.min, field.max))
     }
@@ -156,43 +156,43 @@ impl FromStr for Cron {
         }
         let mut fields = [0; 5];
         for ((set, field), word) in fields.iter_mut().zip(&FIELDS).zip(words) {
-            *set = list(field, word).map_err(error)?;
+            *set = parse_list(field, word).map_err(error)?;
         }
         if let [.., weekday] = &mut fields
-            && *weekday & ALSO_SUNDAY != 0
+            && *weekday & SUNDAY_AS_7 != 0
         {
-            *weekday = *weekday & !ALSO_SUNDAY | SUNDAY;
+            *weekday = *weekday & !SUNDAY_AS_7 | SUNDAY;
         }
         Ok(Self { text: text.to_owned(), fields })
     }
 }
 
-/// Returns a set with the bits `from` to `to`, both included.
+/// Returns a set with the bits from `from` to `to`, inclusive.
 fn range(from: u32, to: u32) -> u64 {
     (from..=to).fold(0, |set, value| set | 1 << value)
 }
 
 /// Parses a field, which is a list of entries, into its set of values.
-fn list(field: &Field, word: &str) -> Result<u64, CronErrorCause> {
+fn parse_list(field: &Field, word: &str) -> Result<u64, CronErrorCause> {
     if word.split(',').filter(|part| part.starts_with('*')).count() > 1 {
         return Err(CronErrorCause::RepeatedStar { field: field.name });
     }
-    word.split(',').try_fold(0, |set, part| Ok(set | entry(field, part)?))
+    word.split(',').try_fold(0, |set, part| Ok(set | parse_entry(field, part)?))
 }
 
 /// Parses an entry of a list (`*`, a value or a range, with an optional `/step`) into its set of values.
-fn entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
+fn parse_entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
     let (base, step) = match part.split_once('/') {
         Some((base, step)) => (base, Some(step)),
         None => (part, None),
     };
     let set = match base.split_once('-') {
         _ if base == "*" => range(field.min, field.max),
-        Some((from, to)) => match (value(field, from)?, value(field, to)?) {
+        Some((from, to)) => match (parse_value(field, from)?, parse_value(field, to)?) {
             (from, to) if from <= to => range(from, to),
             (from, to) => range(from, field.max) | range(field.min, to),
         },
-        None => 1 << value(field, base)?,
+        None => 1 << parse_value(field, base)?,
     };
     let Some(step) = step else { return Ok(set) };
     match step.parse::<u32>() {
@@ -204,9 +204,10 @@ fn entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
 }
 
 /// Parses a number or a name of the field.
-fn value(field: &Field, text: &str) -> Result<u32, CronErrorCause> {
+fn parse_value(field: &Field, text: &str) -> Result<u32, CronErrorCause> {
     let matches = |name: &&str| {
-        name.eq_ignore_ascii_case(text) || name.get(..NAME_SHORT).is_some_and(|short| short.eq_ignore_ascii_case(text))
+        name.eq_ignore_ascii_case(text)
+            || name.get(..ABBREVIATION_LENGTH).is_some_and(|short| short.eq_ignore_ascii_case(text))
     };
     if let Some(index) = field.names.iter().position(matches) {
         return Ok(field.min + u32::try_from(index).unwrap_or(0));
@@ -231,12 +232,16 @@ mod tests {
     #[test]
     fn s01_steps_keep_multiples_and_ranges_wrap() {
         assert_eq!(minutes("*/7"), [0, 7, 14, 21, 28, 35, 42, 49, 56]);
-        assert_eq!(minutes("1-20/5"), [5, 10, 15, 20], "the step divides the value, it is not counted from 1");
+        assert_eq!(
+            minutes("1-20/5"),
+            [5, 10, 15, 20],
+            "values that are divisible by the step, not every fifth value from 1"
+        );
         assert_eq!(minutes("0/5"), [0]);
         let hours: Vec<u8> = (0..24).filter(|hour| cron("* 22-4 * * *").matches(0, *hour, 1, 1, 0)).collect();
         assert_eq!(hours, [0, 1, 2, 3, 4, 22, 23]);
         let weekdays: Vec<u8> = (0..7).filter(|day| cron("* * * * 7").matches(0, 0, 1, 1, *day)).collect();
-        assert_eq!(weekdays, [0], "7 is Sunday too");
+        assert_eq!(weekdays, [0], "7 is Sunday, too");
         let hours = (0..24).filter(|hour| cron("* 0-12 * * *").matches(0, *hour, 1, 1, 0)).count();
         assert_eq!(hours, 13, "both ends belong to a range");
     }
@@ -251,11 +256,11 @@ mod tests {
 
     #[test]
     fn s03_invalid_expression_is_rejected_with_reason() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("@daily", "weekday), found 1"),
             ("? * * * *", "minute: `?` is neither"),
-            ("60 * * * *", "minute: 60 is not from 0 to 59"),
-            ("* * 0 * *", "day: 0 is not from 1 to 31"),
+            ("60 * * * *", "minute: 60 is not between 0 and 59"),
+            ("* * 0 * *", "day: 0 is not between 1 and 31"),
             ("*-5 * * * *", "minute: `*` is neither"),
             ("* * * *", "weekday), found 4"),
             ("*/0 * * * *", "minute: `0` is not a valid step"),
@@ -264,7 +269,7 @@ mod tests {
         ] {
             let error = text.parse::<Cron>().unwrap_err().to_string();
             assert!(
-                error.starts_with(&format!("`{text}` is not a valid period: ")) && error.contains(wanted),
+                error.starts_with(&format!("`{text}` is not a valid period: ")) && error.contains(expected),
                 "{error}"
             );
         }

@@ -20,7 +20,7 @@ pub struct Decision {
     pub kind: DecisionKind,
 }
 
-/// What the engine decided or observed.
+/// Decision or observation of the engine.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "`group` and `id` name the group and the instance that a decision is about")]
 pub enum DecisionKind {
@@ -41,7 +41,7 @@ pub enum DecisionKind {
         /// Inputs of the scaling formula.
         inputs: Inputs,
         /// Groups that come before this one in the selection order, and why they were skipped.
-        passed: Vec<(GroupId, ScaleUpBlock)>,
+        skipped: Vec<(GroupId, ScaleUpBlock)>,
     },
     /// Instances are missing, but no group can create them now.
     ScaleUpBlocked {
@@ -142,7 +142,7 @@ pub enum DecisionKind {
         id: InstanceId,
         /// Key of the job that saved the environment.
         name: TaskKey,
-        step: SuspendEvent,
+        event: SuspendEvent,
     },
     /// An instance gets no new jobs and is deleted after its last job.
     Drain {
@@ -272,8 +272,8 @@ pub enum ScaleUpBlock {
         error: String,
     },
     /// The provider has just accepted fewer instances than requested.
-    PartialGrant,
-    /// The plugin reports that the provider has no instances left.
+    PartiallyAccepted,
+    /// The plugin reports that the provider is out of stock.
     OutOfStock,
     /// `scale_throttle` is exhausted.
     Throttled,
@@ -319,8 +319,8 @@ impl fmt::Display for ScaleUpBlock {
             Self::BackOff { error, failures, pause } => {
                 write!(f, "{failures} consecutive failures, next attempt in {} s: {error}", pause.as_secs())
             }
-            Self::Probing { error } => write!(f, "an attempt is in progress after: {error}"),
-            Self::PartialGrant => f.write_str("the provider accepted fewer instances than requested"),
+            Self::Probing { error } => write!(f, "an attempt is in progress after this failure: {error}"),
+            Self::PartiallyAccepted => f.write_str("the provider accepted fewer instances than requested"),
             Self::OutOfStock => f.write_str("the provider is out of stock"),
             Self::Throttled => f.write_str("scale_throttle is exhausted"),
             Self::PriceUnknown => f.write_str(
@@ -388,7 +388,7 @@ impl fmt::Display for DecisionKind {
                 slowdown.map_or(Ok(()), |factor| write!(f, ", {factor:.2} times as long as alone"))
             }
             Self::Held { key, id, slots, .. } => write!(f, "instance {id} held until {slots} slots are free for {key}"),
-            Self::Environment { id, name, step, .. } => write!(f, "environment of {name} on {id}: {step}"),
+            Self::Environment { id, name, event, .. } => write!(f, "environment of {name} on {id}: {event}"),
             Self::Released { key } => write!(f, "{key} released its slots"),
             Self::Drain { id, reason, jobs, .. } => write!(f, "draining instance {id} ({jobs} running jobs): {reason}"),
             Self::Delete { id, reason, .. } => write!(f, "deleting instance {id}: {reason}"),

@@ -31,7 +31,7 @@ pub enum Event {
     CanSuspend {
         /// The group.
         group: GroupId,
-        /// Whether it can.
+        /// Whether the plugin can suspend and resume instances.
         can: bool,
     },
     /// Result of [`Action::List`].
@@ -115,9 +115,9 @@ pub enum Event {
         key: TaskKey,
     },
     /// The coordinator answered a job request that had a reservation.
-    Answered {
-        /// Whether it returned a job, and without holding the request ([`crate::time::HELD_AFTER`]).
-        at_once: bool,
+    JobRequestAnswered {
+        /// Whether it returned a job without holding the request ([`crate::time::HELD_AFTER`]).
+        is_immediate_job: bool,
     },
     /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`] (S15).
     Cancel {
@@ -140,7 +140,7 @@ pub enum Event {
     ///
     /// Has the effect of [`Event::Release`], except that an environment that was resumed for the request is suspended again,
     /// because no job has used it.
-    GrantAbandoned {
+    AssignmentAbandoned {
         /// Key of the request.
         key: TaskKey,
     },
@@ -181,7 +181,7 @@ pub enum Event {
     StockChanged {
         /// The group.
         group: GroupId,
-        /// Whether it has.
+        /// Whether the provider has instances in stock.
         available: bool,
     },
     /// The runner requests no more jobs. No idle capacity is kept from now on, regardless of the policies.
@@ -192,7 +192,7 @@ pub enum Event {
     Stop,
 }
 
-/// Something that the engine requests. Actions are independent: none has to wait for an earlier one.
+/// Something that the engine requests. Actions are independent: none must wait for an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// List all instances of a group.
@@ -209,7 +209,7 @@ pub enum Action {
         /// Number of the call, which [`Event::Increased`] repeats.
         call: u64,
         /// Number of instances.
-        n: u32,
+        count: u32,
     },
     /// Delete instances.
     Decrease {
@@ -238,8 +238,8 @@ pub enum Action {
         group: GroupId,
         /// The instance.
         id: InstanceId,
-        /// Whether it was ready before, so that jobs may be running on it.
-        again: bool,
+        /// Whether the instance was ready before, so that jobs may be running on it.
+        was_ready: bool,
     },
     /// Check the health of an instance.
     Heartbeat {
@@ -249,7 +249,7 @@ pub enum Action {
         id: InstanceId,
     },
     /// A queued request got its slots.
-    Grant(SlotAssignment),
+    Assign(SlotAssignment),
     /// A lease ended, and the ledger contains the environment that its job saved for a later job.
     EnvironmentSaved {
         /// Key of the lease, which is the name of the environment.
@@ -302,7 +302,7 @@ impl Action {
             | Self::Resume { group, .. }
             | Self::Prepare { group, .. }
             | Self::Heartbeat { group, .. } => Some(*group),
-            Self::Grant(_)
+            Self::Assign(_)
             | Self::EnvironmentSaved { .. }
             | Self::ResumeFailed { .. }
             | Self::Lost { .. }

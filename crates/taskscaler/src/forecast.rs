@@ -6,7 +6,7 @@
 //!   compares with those days, or the trend of the last minutes, whichever is greater.
 //! - Safety stock: `safety_factor` times the square root of the expected demand. Random arrivals vary by the square root of their
 //!   number, so a busy hour needs fewer idle slots per busy slot than a quiet hour.
-//! - Return to normal: part of the difference between the usual and the current demand. Demand above the usual is expected to
+//! - Return to normal: a part of the difference between the usual and the current demand. Demand above the usual is expected to
 //!   fall, and demand below it to rise.
 //!
 //! Existing idle slots are retained more generously (`retention_factor`): they cost only their time, while a new instance costs a
@@ -21,12 +21,12 @@ use std::time::Duration;
 pub(crate) const BUCKET_S: i64 = 300;
 const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
 /// Number of buckets over which the trend is measured.
-const SLOPE_BUCKETS: i64 = 2;
+const TREND_BUCKETS: i64 = 2;
 /// Number of buckets before the current one that are compared with past days.
 const COMPARED_BUCKETS: i64 = 24;
 /// Number of buckets on each side that are averaged to smooth a bucket of a past day.
 const SMOOTHING_RADIUS: i64 = 2;
-/// Part of the difference to the usual demand that is expected to disappear while an instance boots.
+/// Fraction of the difference from the usual demand that is expected to disappear while an instance boots.
 const RETURNING_FRACTION: f64 = 0.3;
 /// Default of [`ForecastConfig::retention_factor`].
 const DEFAULT_RETENTION_FACTOR: f64 = 1.5;
@@ -148,8 +148,8 @@ impl Forecast {
     /// This is the maximum target within the last `idle_time`, because idle instances are deleted only after that time.
     pub(crate) fn not_yet_idle_for(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
         let (since, peak) = self.peak;
-        let lingers = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
-        if target >= peak || unix.saturating_sub(since) > lingers {
+        let idle_time_s = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
+        if target >= peak || unix.saturating_sub(since) > idle_time_s {
             self.peak = (unix, target);
         }
         self.peak.1
@@ -166,7 +166,7 @@ impl Forecast {
             (self.today, self.idle_slot_seconds, self.last) = (day, 0.0, None);
         }
         if let Some((since, idle)) = self.last {
-            self.idle_slot_seconds += float((unix - since).clamp(0, 600).unsigned_abs()) * float(idle);
+            self.idle_slot_seconds += to_float((unix - since).clamp(0, 600).unsigned_abs()) * to_float(idle);
         }
         if self.idle_slot_seconds > before {
             changed.push(day);
@@ -177,12 +177,12 @@ impl Forecast {
 
     /// Returns the idle time that the forecast caused on a day, in slot seconds. `None` if the day is not today.
     pub(crate) fn idle_slot_seconds_on(&self, day: i64) -> Option<u64> {
-        (day == self.today).then(|| rounded(self.idle_slot_seconds))
+        (day == self.today).then(|| to_count(self.idle_slot_seconds))
     }
 
     /// Restores the idle time of a day from the ledger.
     pub(crate) fn restore_idle(&mut self, day: i64, slot_seconds: u64) {
-        (self.today, self.idle_slot_seconds, self.last) = (day, float(slot_seconds), None);
+        (self.today, self.idle_slot_seconds, self.last) = (day, to_float(slot_seconds), None);
     }
 
     /// Returns the number of idle slots that should exist now in addition to the `in_use` ones.
@@ -201,7 +201,7 @@ impl Forecast {
         self.safety_stock(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
     }
 
-    fn safety_stock(&self, unix: i64, in_use: u64, boot: Duration, roots: f64) -> u64 {
+    fn safety_stock(&self, unix: i64, in_use: u64, boot: Duration, factor: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
         if self.config.max_idle_slot_hours_per_day.is_some_and(|max| hours >= max) {
             return 0;
@@ -210,14 +210,14 @@ impl Forecast {
         let bucket = unix.div_euclid(BUCKET_S);
         let until = unix.saturating_add(horizon).div_euclid(BUCKET_S).min(bucket + BUCKETS_PER_DAY);
         let projection = self.projection(bucket, until);
-        let in_use = float(in_use);
+        let in_use = to_float(in_use);
         let rise = projection.rise.max(self.trend(bucket, in_use, horizon));
         // Without history, the usual demand is unknown.
         let (ahead, returning) = match projection.ahead {
             ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (projection.usual - in_use)),
             _ => (in_use, 0.0),
         };
-        rounded(rise + roots * ahead.sqrt() + returning)
+        to_count(rise + factor * ahead.sqrt() + returning)
     }
 
     /// Returns the prediction for the buckets from `bucket` to `until`. The last result is cached.
@@ -234,12 +234,12 @@ impl Forecast {
 
     /// Computes the prediction from the same hours of past days, scaled by the ratio of today's demand to theirs.
     fn seasonal(&self, bucket: i64, until: i64) -> Projection {
-        let now = self.level(bucket);
-        let ahead = (bucket..=until).map(|at| self.level(at)).fold(0.0, f64::max);
+        let now = self.usual_demand(bucket);
+        let ahead = (bucket..=until).map(|at| self.usual_demand(at)).fold(0.0, f64::max);
         let (mut today, mut usual) = (1.0, 1.0);
         for at in bucket - COMPARED_BUCKETS..bucket {
             if let Some(demand) = self.history.get(&at) {
-                (today, usual) = (today + f64::from(*demand), usual + self.level(at));
+                (today, usual) = (today + f64::from(*demand), usual + self.usual_demand(at));
             }
         }
         let ratio = (today / usual).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
@@ -247,13 +247,13 @@ impl Forecast {
     }
 
     /// Returns the usual demand in a bucket, smoothed with its neighbors unless it differs from them by more than noise.
-    fn level(&self, bucket: i64) -> f64 {
-        let (exact, smooth) = (self.past(bucket, 0), self.past(bucket, SMOOTHING_RADIUS));
+    fn usual_demand(&self, bucket: i64) -> f64 {
+        let (exact, smooth) = (self.past_demand(bucket, 0), self.past_demand(bucket, SMOOTHING_RADIUS));
         if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
     }
 
     /// Returns the quantile of the past days' demand at the time of `bucket`, averaged with `radius` buckets on each side.
-    fn past(&self, bucket: i64, radius: i64) -> f64 {
+    fn past_demand(&self, bucket: i64, radius: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
         let mean = |day: i64| {
@@ -267,17 +267,17 @@ impl Forecast {
         quantile(&mut levels, self.config.quantile)
     }
 
-    /// Returns the growth within `horizon_s` seconds if the trend of the last minutes continues. Ignores noise.
+    /// Returns the growth within `horizon_s` seconds if the trend of the last minutes continues. 0 if the trend is only noise.
     fn trend(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
-        let before = self.history.get(&(bucket - SLOPE_BUCKETS)).copied();
+        let before = self.history.get(&(bucket - TREND_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };
         let rise = in_use - before;
         if rise <= noise(before) {
             return 0.0;
         }
-        let per_second = rise / float((SLOPE_BUCKETS * BUCKET_S).unsigned_abs());
+        let per_second = rise / to_float((TREND_BUCKETS * BUCKET_S).unsigned_abs());
         // Demand doubles at most, because a burst is not a trend.
-        (per_second * float(horizon_s.unsigned_abs())).min(in_use)
+        (per_second * to_float(horizon_s.unsigned_abs())).min(in_use)
     }
 }
 
@@ -289,17 +289,17 @@ fn noise(level: f64) -> f64 {
 fn quantile(values: &mut [f64], quantile: f64) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
-    let index = usize::try_from(rounded(float(last as u64) * quantile.clamp(0.0, 1.0))).unwrap_or(last);
+    let index = usize::try_from(to_count(to_float(last as u64) * quantile.clamp(0.0, 1.0))).unwrap_or(last);
     values.get(index).copied().unwrap_or_default()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "slots and seconds are far below 2^52")]
-fn float(value: u64) -> f64 {
+fn to_float(value: u64) -> f64 {
     value as f64
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
-fn rounded(value: f64) -> u64 {
+fn to_count(value: f64) -> u64 {
     value.round() as u64
 }
 
@@ -315,7 +315,7 @@ mod tests {
     }
 
     /// Returns a forecast after some days with 100 jobs from 9 to 17 o'clock and 4 jobs at other times.
-    fn office(days: i64, safety: f64) -> Forecast {
+    fn office_hours(days: i64, safety: f64) -> Forecast {
         let mut forecast = Forecast::new(config(safety));
         for minute in 0..days * 1440 {
             let hour = minute % 1440 / 60;
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn slots_are_created_before_the_morning_rise() {
-        let forecast = office(7, 0.0);
+        let forecast = office_hours(7, 0.0);
         assert_eq!(forecast.idle_target(at(8, 40), 4, BOOT), 0, "too early");
         assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 96, "one boot time before nine");
         assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 0, "all usual jobs are running");
@@ -339,14 +339,14 @@ mod tests {
 
     #[test]
     fn safety_stock_grows_with_square_root_of_demand() {
-        let forecast = office(7, 1.0);
+        let forecast = office_hours(7, 1.0);
         assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 10);
         assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 2);
     }
 
     #[test]
     fn more_slots_are_retained_than_created() {
-        let mut forecast = office(7, 0.5);
+        let mut forecast = office_hours(7, 0.5);
         forecast.config.retention_factor = 1.5;
         let both = |forecast: &Forecast| {
             (
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn demand_is_expected_to_return_to_usual() {
-        let forecast = office(7, 1.0);
+        let forecast = office_hours(7, 1.0);
         assert_eq!(forecast.idle_target(at(12, 0), 120, BOOT), 4, "6 of 20 are expected to become free");
         assert_eq!(forecast.idle_target(at(12, 0), 80, BOOT), 16, "6 of 20 are expected to be used");
         assert_eq!(forecast.idle_target(at(12, 0), 200, BOOT), 0);
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn forecast_is_scaled_to_demand_of_today() {
-        let mut forecast = office(7, 1.0);
+        let mut forecast = office_hours(7, 1.0);
         for minute in 0..120 {
             forecast.record(at(10, minute), 50);
         }
@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn daily_budget_limits_idle_slots() {
-        let mut forecast = office(7, 0.0);
+        let mut forecast = office_hours(7, 0.0);
         forecast.config.max_idle_slot_hours_per_day = Some(1.0);
         let start = at(8, 56);
         assert_eq!(forecast.idle_target(start, 4, BOOT), 96);

@@ -51,9 +51,9 @@ pub fn idle_target(inputs: &Inputs) -> u64 {
 /// Reservations create no instances. They only prevent deletions.
 #[must_use]
 pub fn required(inputs: &Inputs) -> i64 {
-    let (have, want) = slots(inputs);
-    if want >= have {
-        return signed((want - have).div_ceil(inputs.usable.max(1)));
+    let (existing, wanted) = slots(inputs);
+    if wanted >= existing {
+        return signed((wanted - existing).div_ceil(inputs.usable.max(1)));
     }
     -signed(surplus(inputs) / inputs.capacity.max(1))
 }
@@ -64,22 +64,22 @@ pub fn required(inputs: &Inputs) -> i64 {
 /// slots, and therefore never deletes an instance with unavailable slots.
 #[must_use]
 pub fn surplus(inputs: &Inputs) -> u64 {
-    let (have, _) = slots(inputs);
+    let (existing, _) = slots(inputs);
     // Any idle slot satisfies a reservation, including one of the idle target. So the two are not added up (upstream's taskscaler
     // does the same since its merge request 52).
     let with_reservations =
         Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
-    have.saturating_sub(slots(&with_reservations).1)
+    existing.saturating_sub(slots(&with_reservations).1)
 }
 
 /// Returns the number of existing slots, and the number of slots that are in use, unavailable or wanted.
 fn slots(inputs: &Inputs) -> (u64, u64) {
-    let have = inputs.instances.saturating_mul(inputs.capacity.max(1));
+    let existing = inputs.instances.saturating_mul(inputs.capacity.max(1));
     // Unavailable slots belong to existing instances. More of them than slots exist must not create demand (upstream's taskscaler
     // had this defect until its merge request 49).
-    let unavailable = inputs.unavailable.min(have.saturating_sub(inputs.acquired));
+    let unavailable = inputs.unavailable.min(existing.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
-    (have, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
+    (existing, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -125,78 +125,83 @@ mod tests {
         if g(demand) >= 0 { g(demand) } else { g(demand + i.reserved) }
     }
 
-    /// This module's formula, with the engine's limit on creations.
-    fn ours(i: &Inputs, max: u64) -> i64 {
+    /// The formula of this module, with the engine's limit on creations.
+    fn muster(i: &Inputs, max: u64) -> i64 {
         let required = required(i);
         let headroom = signed(max.saturating_sub(i.instances));
         if max > 0 { required.min(headroom.max(0)).max(required.min(0)) } else { required }
     }
 
-    fn row(instances: u64, acquired: u64, capacity: u64) -> Inputs {
+    fn inputs(instances: u64, acquired: u64, capacity: u64) -> Inputs {
         Inputs { instances, acquired, capacity, usable: capacity, ..Inputs::default() }
     }
 
     #[track_caller]
-    fn both(inputs: Inputs, max: u64, expected: i64) {
-        assert_eq!((upstream(&inputs, max), ours(&inputs, max)), (expected, expected), "{inputs:?}");
+    fn assert_same(inputs: Inputs, max: u64, expected: i64) {
+        assert_eq!((upstream(&inputs, max), muster(&inputs, max)), (expected, expected), "{inputs:?}");
     }
 
     #[track_caller]
-    fn differs(inputs: Inputs, of_upstream: i64, of_muster: i64, reason: &str) {
-        assert_eq!((upstream(&inputs, 0), ours(&inputs, 0)), (of_upstream, of_muster), "{reason}: {inputs:?}");
+    fn assert_differs(inputs: Inputs, of_upstream: i64, of_muster: i64, reason: &str) {
+        assert_eq!((upstream(&inputs, 0), muster(&inputs, 0)), (of_upstream, of_muster), "{reason}: {inputs:?}");
     }
 
     #[test]
     fn f01_idle_count_is_rounded_up_to_instances() {
-        both(Inputs { idle_count: 7, ..row(0, 0, 3) }, 0, 3);
+        assert_same(Inputs { idle_count: 7, ..inputs(0, 0, 3) }, 0, 3);
     }
 
     #[test]
     fn f02_used_and_idle_slots_need_no_more_instances() {
-        both(Inputs { idle_count: 2, ..row(3, 7, 3) }, 0, 0);
+        assert_same(Inputs { idle_count: 2, ..inputs(3, 7, 3) }, 0, 0);
     }
 
     #[test]
     fn f03_max_instances_limits_creations() {
-        both(Inputs { waiting: 30, ..row(4, 11, 3) }, 6, 2);
+        assert_same(Inputs { waiting: 30, ..inputs(4, 11, 3) }, 6, 2);
     }
 
     #[test]
     fn f04_nothing_is_created_at_max_instances() {
-        both(Inputs { waiting: 30, ..row(6, 18, 3) }, 6, 0);
+        assert_same(Inputs { waiting: 30, ..inputs(6, 18, 3) }, 6, 0);
     }
 
     #[test]
     fn f05_max_instances_does_not_limit_deletions() {
-        both(row(8, 2, 3), 6, -7);
+        assert_same(inputs(8, 2, 3), 6, -7);
     }
 
     #[test]
     fn f06_surplus_instance_is_deleted() {
-        both(row(5, 4, 1), 0, -1);
+        assert_same(inputs(5, 4, 1), 0, -1);
     }
 
     #[test]
     fn f07_reservation_prevents_deletion() {
-        both(Inputs { reserved: 1, ..row(5, 4, 1) }, 0, 0);
+        assert_same(Inputs { reserved: 1, ..inputs(5, 4, 1) }, 0, 0);
     }
 
     #[test]
     fn f08_reservations_create_no_instances() {
-        differs(Inputs { reserved: 9, ..row(5, 4, 1) }, 8, 0, "upstream creates 8 instances for the reservations");
+        assert_differs(
+            Inputs { reserved: 9, ..inputs(5, 4, 1) },
+            8,
+            0,
+            "upstream creates 8 instances for the reservations",
+        );
     }
 
     #[test]
     fn f09_scale_factor_applies_to_slots_in_use() {
         let reason = "the documentation says that f is a factor of the slots in use; upstream compares it with all slots, so \
                       that f <= 1 has no effect";
-        differs(Inputs { scale_factor: 0.5, ..row(10, 10, 1) }, 0, 5, reason);
+        assert_differs(Inputs { scale_factor: 0.5, ..inputs(10, 10, 1) }, 0, 5, reason);
     }
 
     #[test]
     fn f10_scale_factor_can_exceed_one() {
-        differs(
-            Inputs { scale_factor: 1.5, ..row(10, 10, 1) },
+        assert_differs(
+            Inputs { scale_factor: 1.5, ..inputs(10, 10, 1) },
             5,
             15,
             "15 idle slots in addition to 10 in use, not 15 in total",
@@ -205,14 +210,14 @@ mod tests {
 
     #[test]
     fn f11_scale_factor_limit_applies_to_idle_slots() {
-        let inputs = Inputs { scale_factor: 1.5, scale_factor_limit: 12, ..row(10, 10, 1) };
-        differs(inputs, 2, 12, "12 idle slots in addition to 10 in use, not 12 in total");
+        let inputs = Inputs { scale_factor: 1.5, scale_factor_limit: 12, ..inputs(10, 10, 1) };
+        assert_differs(inputs, 2, 12, "12 idle slots in addition to 10 in use, not 12 in total");
     }
 
     #[test]
     fn f12_idle_count_and_scale_factor_are_not_added() {
-        let inputs = Inputs { scale_factor: 3.0, scale_factor_limit: 12, idle_count: 4, ..row(10, 10, 1) };
-        differs(
+        let inputs = Inputs { scale_factor: 3.0, scale_factor_limit: 12, idle_count: 4, ..inputs(10, 10, 1) };
+        assert_differs(
             inputs,
             4,
             12,
@@ -222,47 +227,47 @@ mod tests {
 
     #[test]
     fn f13_unavailable_slots_are_no_capacity() {
-        both(Inputs { unavailable: 3, ..row(2, 1, 4) }, 0, -1);
+        assert_same(Inputs { unavailable: 3, ..inputs(2, 1, 4) }, 0, -1);
     }
 
     #[test]
     fn f14_queued_jobs_need_more_than_unavailable_slots() {
-        both(Inputs { unavailable: 3, waiting: 5, ..row(2, 1, 4) }, 0, 1);
+        assert_same(Inputs { unavailable: 3, waiting: 5, ..inputs(2, 1, 4) }, 0, 1);
     }
 
     #[test]
     fn f15_unavailable_slots_create_no_instances() {
-        differs(
-            Inputs { unavailable: 1, ..row(0, 0, 1) },
+        assert_differs(
+            Inputs { unavailable: 1, ..inputs(0, 0, 1) },
             1,
             0,
-            "upstream grew without end here until its merge request 49",
+            "upstream created instances without limit here until its merge request 49",
         );
     }
 
     #[test]
     fn queued_jobs_do_not_reduce_idle_target() {
-        let inputs = Inputs { waiting: 3, idle_count: 5, ..row(0, 0, 1) };
+        let inputs = Inputs { waiting: 3, idle_count: 5, ..inputs(0, 0, 1) };
         let reason =
             "queued jobs take the first slots, so 5 idle ones are missing then; upstream requests them a boot later";
-        differs(inputs, 5, 8, reason);
+        assert_differs(inputs, 5, 8, reason);
     }
 
     #[test]
     fn reservations_and_idle_slots_are_not_added() {
-        assert_eq!(required(&Inputs { idle_count: 2, reserved: 10, ..row(12, 0, 1) }), -2);
-        assert_eq!(required(&Inputs { idle_count: 4, reserved: 2, ..row(12, 0, 1) }), -8);
+        assert_eq!(required(&Inputs { idle_count: 2, reserved: 10, ..inputs(12, 0, 1) }), -2);
+        assert_eq!(required(&Inputs { idle_count: 4, reserved: 2, ..inputs(12, 0, 1) }), -8);
     }
 
     #[test]
     fn huge_scale_factor_saturates() {
-        let inputs = Inputs { scale_factor: 1e30, ..row(2, 2, 1) };
+        let inputs = Inputs { scale_factor: 1e30, ..inputs(2, 2, 1) };
         assert_eq!((required(&inputs), surplus(&inputs)), (i64::MAX, 0));
     }
 
     #[test]
     fn new_instance_counts_with_its_usable_slots() {
-        let inputs = Inputs { waiting: 8, usable: 2, ..row(0, 0, 4) };
+        let inputs = Inputs { waiting: 8, usable: 2, ..inputs(0, 0, 4) };
         assert_eq!(required(&inputs), 4, "max_use_count 2: two jobs each, though there are four slots");
     }
 
@@ -271,7 +276,7 @@ mod tests {
         #[test]
         fn one_round_satisfies_the_formula(n in 0u64..50, a in 0u64..200, p in 0u64..200, r in 0u64..50, k in 1u64..6, i in 0u64..30) {
             let a = a.min(n * k);
-            let inputs = Inputs { waiting: p, reserved: r, idle_count: i, ..row(n, a, k) };
+            let inputs = Inputs { waiting: p, reserved: r, idle_count: i, ..inputs(n, a, k) };
             let required_now = required(&inputs);
             let afterwards = Inputs { instances: n.saturating_add_signed(required_now), ..inputs };
             proptest::prop_assert_eq!(required(&afterwards), 0);

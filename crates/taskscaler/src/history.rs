@@ -16,7 +16,7 @@ use crate::formula::Inputs;
 use crate::time::milliseconds;
 use crate::types::GroupId;
 
-/// Age up to which decisions are shown, in seconds.
+/// Maximum age of the decisions that are shown, in seconds.
 pub const DAY_S: i64 = 24 * 3600;
 /// Size at which a file is full. Enough for about 50,000 decisions.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -64,14 +64,14 @@ impl HistoryEntry {
             | DecisionKind::Held { key, .. } => {
                 keys.push(key.to_string());
             }
-            DecisionKind::Environment { name, step, .. } => {
-                keys.extend([Some(name), step.key()].into_iter().flatten().map(ToString::to_string));
+            DecisionKind::Environment { name, event, .. } => {
+                keys.extend([Some(name), event.key()].into_iter().flatten().map(ToString::to_string));
             }
             DecisionKind::Lost { jobs, .. } => keys.extend(jobs.iter().map(ToString::to_string)),
-            DecisionKind::ScaleUp { inputs: used, passed, .. } => {
+            DecisionKind::ScaleUp { inputs: used, skipped, .. } => {
                 inputs = Some(*used);
-                let passed = passed.iter().map(|(group, block)| format!("; skipped group {}: {block}", name(*group)));
-                text.extend(passed);
+                let skipped = skipped.iter().map(|(group, block)| format!("; skipped group {}: {block}", name(*group)));
+                text.extend(skipped);
             }
             DecisionKind::Delete { inputs: used, .. } => inputs = Some(*used),
             DecisionKind::ScaleUpBlocked { missing, reasons, inputs: used } => {
@@ -121,7 +121,7 @@ fn subject(kind: &DecisionKind) -> (&'static str, Option<GroupId>, Option<&muste
         DecisionKind::Unmanaged { group, id, .. } => ("unmanaged", Some(*group), Some(id)),
         DecisionKind::Ready { group, id, .. } => ("ready", Some(*group), Some(id)),
         DecisionKind::Leased { group, id, .. } => ("leased", Some(*group), Some(id)),
-        DecisionKind::Environment { group, id, step, .. } => (step.kind(), Some(*group), Some(id)),
+        DecisionKind::Environment { group, id, event, .. } => (event.kind(), Some(*group), Some(id)),
         DecisionKind::Drain { group, id, .. } => ("drain", Some(*group), Some(id)),
         DecisionKind::Delete { group, id, .. } => ("delete", Some(*group), Some(id)),
         DecisionKind::DeletionStuck { group, id, .. } => ("deletion_stuck", Some(*group), Some(id)),
@@ -148,14 +148,14 @@ pub(crate) struct History {
 }
 
 /// Returns the paths of the history that belongs to a ledger, the older file first.
-pub(crate) fn files(ledger: &Path) -> [PathBuf; 2] {
+pub(crate) fn history_files(ledger: &Path) -> [PathBuf; 2] {
     [ledger.with_extension("history.1"), ledger.with_extension("history")]
 }
 
 impl History {
     /// Creates the writer of the history that belongs to a ledger.
     pub(crate) fn for_ledger(ledger: &Path) -> Self {
-        let [_, path] = files(ledger);
+        let [_, path] = history_files(ledger);
         Self { path, file: None, max_file_bytes: MAX_FILE_BYTES, failure_logged: false }
     }
 
@@ -217,7 +217,7 @@ fn open(path: &Path) -> std::io::Result<(File, u64)> {
     Ok((file, length + prefix.len() as u64))
 }
 
-/// Reads the `most` latest decisions since `unix` that match `is_wanted`, the latest last.
+/// Reads the latest `max` decisions since `unix` that match `is_wanted`, the latest last.
 ///
 /// Unreadable lines are skipped, for example a partial line after a crash.
 ///
@@ -226,11 +226,11 @@ fn open(path: &Path) -> std::io::Result<(File, u64)> {
 pub fn read(
     ledger: &Path,
     unix: i64,
-    most: usize,
+    max: usize,
     is_wanted: impl Fn(&HistoryEntry) -> bool,
 ) -> std::io::Result<Vec<HistoryEntry>> {
     let mut found = VecDeque::new();
-    for path in files(ledger) {
+    for path in history_files(ledger) {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -246,7 +246,7 @@ pub fn read(
             let Ok(entry) = serde_json::from_slice::<HistoryEntry>(&line) else { continue };
             if entry.unix >= unix && is_wanted(&entry) {
                 found.push_back(entry);
-                if found.len() > most {
+                if found.len() > max {
                     found.pop_front();
                 }
             }
@@ -267,8 +267,8 @@ mod tests {
         })
     }
 
-    fn keys(ledger: &Path, most: usize) -> Vec<String> {
-        read(ledger, 0, most, |_| true).unwrap().into_iter().flat_map(|entry| entry.keys).collect()
+    fn keys(ledger: &Path, max: usize) -> Vec<String> {
+        read(ledger, 0, max, |_| true).unwrap().into_iter().flat_map(|entry| entry.keys).collect()
     }
 
     #[test]
@@ -306,8 +306,8 @@ mod tests {
         for n in 0..100 {
             history.add(&[released(n, &n.to_string())]);
         }
-        let left = keys(&ledger, 1000);
-        assert!(left.len() < 20 && left.last().unwrap() == "99", "{left:?}");
+        let remaining = keys(&ledger, 1000);
+        assert!(remaining.len() < 20 && remaining.last().unwrap() == "99", "{remaining:?}");
         assert_eq!(keys(&ledger, 2), ["98", "99"]);
         assert!(std::fs::read_dir(directory.path()).unwrap().count() == 2);
     }

@@ -12,7 +12,7 @@ use crate::types::{JobKind, RemovalReason, StickyContextId};
 /// Version of the format of [`Row`].
 pub const VERSION: u32 = 1;
 
-/// Key of a row. Contains the group's name and not its index, so that groups can be reordered in the configuration.
+/// Key of a row. Contains the name of the group instead of its index, so that groups can be reordered in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowKey {

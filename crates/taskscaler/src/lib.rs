@@ -1,11 +1,11 @@
 //! Autoscaler for job instances: decides how many instances exist and which job runs on which instance.
 //!
 //! - [`engine`] makes the decisions. It is a pure state machine: events and time in, actions out.
-//! - [`driver`] runs an engine: it calls plugins, stores the ledger, hands out leases and exports metrics.
+//! - [`driver`] runs an engine: it calls plugins, stores the ledger, creates leases and exports metrics.
 //! - [`ledger`] defines the durable rows, [`decision`] the decisions and their reasons. [`history`] stores decisions for a day,
-//!   and [`fleet`] answers operators from the ledger and the history.
+//!   and [`fleet`] answers queries of operators from the ledger and the history.
 //! - [`sim`] simulates fleets, for tests and for `muster fleet simulate`.
-//! - [`config`], [`policy`], [`cron`] and [`forecast`] define what the engine aims for.
+//! - [`config`], [`policy`], [`cron`] and [`forecast`] define how much idle capacity the engine maintains.
 //!
 //! Five concerns are separate. Plugins (`crates/fleeting`) know what an instance is and how to create it. The [`engine`] tracks
 //! the life of each instance. [`formula`] and [`policy`] determine the number of instances. The engine's assignment code picks
@@ -14,7 +14,7 @@
 //! Invariants (I1-I6, checked by [`engine::Engine::check`] and the simulator): there are never more instances than allowed; no
 //! lease is on an instance that is deleted; every instance is in use, retained by a policy, or deleted in bounded time; no
 //! instance with a lease is deleted; no job waits while a fitting slot is free; creation calls and cost stay within their
-//! limits, whatever the provider reports.
+//! limits, regardless of what the provider reports.
 
 pub mod config;
 pub mod cron;

@@ -11,7 +11,7 @@ use crate::formula::{self, Inputs};
 /// Idle time if no policy is active (docs/spec/fleeting.md 7.4).
 pub const DEFAULT_IDLE_TIME: Duration = Duration::from_secs(300);
 
-/// Idle capacity that a policy asks for, and how free slots are used.
+/// Idle capacity that a policy requires, and how free slots are used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IdleTarget {
     /// Number of idle slots. Counts slots, not instances.
@@ -26,8 +26,8 @@ pub struct IdleTarget {
     pub preemptive: bool,
     /// Whether jobs are also requested for instances that boot or can be created.
     ///
-    /// Only while each request immediately returns a job. Has no effect unless the policy is preemptive.
-    pub ahead: bool,
+    /// Applies only while each request immediately returns a job. Has no effect unless the policy is preemptive.
+    pub reserve_ahead: bool,
     /// Which free slots are assigned first.
     pub placement: Placement,
 }
@@ -41,7 +41,7 @@ impl Default for IdleTarget {
             scale_factor: 0.0,
             scale_factor_limit: 0,
             preemptive: false,
-            ahead: true,
+            reserve_ahead: true,
             placement: Placement::Pack,
         }
     }
@@ -152,7 +152,7 @@ mod tests {
         let policies = Policies::new(vec![policy("* 8-18 * * *", "UTC", 10), policy("* 12-13 * * *", "UTC", 2)]);
         assert_eq!(policies.active_at(unix("2026-03-02T09:00:00Z")).1.idle_count, 10);
         let (index, noon) = policies.active_at(unix("2026-03-02T12:30:00Z"));
-        assert_eq!((index, noon.idle_count), (Some(1), 2), "both match: the later one");
+        assert_eq!((index, noon.idle_count), (Some(1), 2), "both match, so the later one wins");
         let (index, night) = policies.active_at(unix("2026-03-02T03:00:00Z"));
         assert_eq!((index, night.idle_count, night.idle_time), (None, 0, Duration::from_secs(300)));
     }
@@ -161,8 +161,16 @@ mod tests {
     fn policy_follows_daylight_saving_time_of_its_zone() {
         let policies = Policies::new(vec![policy("* 9-17 * * mon-fri", "Europe/Berlin", 5)]);
         let idle = |text| policies.active_at(unix(text)).1.idle_count;
-        assert_eq!((idle("2026-03-27T07:59:00Z"), idle("2026-03-27T08:00:00Z")), (0, 5), "winter: an hour ahead");
-        assert_eq!((idle("2026-03-30T06:59:00Z"), idle("2026-03-30T07:00:00Z")), (0, 5), "summer: two");
+        assert_eq!(
+            (idle("2026-03-27T07:59:00Z"), idle("2026-03-27T08:00:00Z")),
+            (0, 5),
+            "winter: one hour ahead of UTC"
+        );
+        assert_eq!(
+            (idle("2026-03-30T06:59:00Z"), idle("2026-03-30T07:00:00Z")),
+            (0, 5),
+            "summer: two hours ahead of UTC"
+        );
         assert_eq!(idle("2026-03-28T10:00:00Z"), 0, "Saturday");
     }
 }

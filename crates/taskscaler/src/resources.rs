@@ -65,7 +65,7 @@ pub struct JobUsage {
 
 /// Time in which at least one process waited for a resource, by the kernel's pressure counters (PSI). `None` means no counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the field names are self-explanatory")]
 pub struct PressureStall {
     pub cpu: Option<Duration>,
     pub memory: Option<Duration>,
@@ -86,23 +86,23 @@ pub struct Density {
 }
 
 impl Default for Density {
-    /// Returns one slot per job.
+    /// Returns settings with which each job takes one slot.
     fn default() -> Self {
         Self { slot: ResourceRequest::default(), learn_from_usage: false, min_runs: 5, usage_margin: 1.2 }
     }
 }
 
 impl Density {
-    /// Returns the number of slots for a resource request, from 1 to `most`.
+    /// Returns the number of slots for a resource request, from 1 to `max`.
     #[must_use]
-    pub fn slots_for(&self, need: ResourceRequest, most: u32) -> u32 {
+    pub fn slots_for(&self, need: ResourceRequest, max: u32) -> u32 {
         let slots = |need: Option<u64>, slot: Option<u64>| match (need, slot) {
             (Some(need), Some(slot @ 1..)) => need.div_ceil(slot),
             _ => 1,
         };
         let cpu = slots(need.cpu_milli.map(u64::from), self.slot.cpu_milli.map(u64::from));
         let memory = slots(need.memory_bytes, self.slot.memory_bytes);
-        u32::try_from(cpu.max(memory)).unwrap_or(u32::MAX).clamp(1, most.max(1))
+        u32::try_from(cpu.max(memory)).unwrap_or(u32::MAX).clamp(1, max.max(1))
     }
 }
 
@@ -152,23 +152,23 @@ pub(crate) struct Recorded {
 
 impl UsageHistory {
     /// Records a run with its average number of neighbors.
-    pub(crate) fn record(&mut self, kind: JobKind, used: &JobUsage, neighbors: f64, unix: i64) -> Recorded {
-        let usage = self.kinds.entry(kind).or_default();
-        self.by_age.remove(&(usage.last_run_at, kind));
-        usage.last_run_at = unix;
-        let wall_ms = u32::try_from(used.wall.as_millis()).unwrap_or(u32::MAX);
-        if let Some(cpu) = used.cpu.filter(|_| wall_ms > 0) {
+    pub(crate) fn record(&mut self, kind: JobKind, usage: &JobUsage, neighbors: f64, unix: i64) -> Recorded {
+        let samples = self.kinds.entry(kind).or_default();
+        self.by_age.remove(&(samples.last_run_at, kind));
+        samples.last_run_at = unix;
+        let wall_ms = u32::try_from(usage.wall.as_millis()).unwrap_or(u32::MAX);
+        if let Some(cpu) = usage.cpu.filter(|_| wall_ms > 0) {
             let milli = cpu.as_millis().saturating_mul(1000) / u128::from(wall_ms);
-            push(&mut usage.cpu_milli, u32::try_from(milli).unwrap_or(u32::MAX));
+            push_sample(&mut samples.cpu_milli, u32::try_from(milli).unwrap_or(u32::MAX));
         }
-        if let Some(bytes) = used.memory_bytes {
-            push(&mut usage.memory_kib, u32::try_from(bytes / 1024).unwrap_or(u32::MAX));
+        if let Some(bytes) = usage.memory_bytes {
+            push_sample(&mut samples.memory_kib, u32::try_from(bytes / 1024).unwrap_or(u32::MAX));
         }
         let slowdown = if neighbors < SOLO_NEIGHBOR_THRESHOLD {
-            push(&mut usage.solo_ms, wall_ms);
+            push_sample(&mut samples.solo_ms, wall_ms);
             None
         } else {
-            let solo = (usage.solo_ms.len() >= MIN_SOLO_RUNS).then(|| percentile(&usage.solo_ms, 50)).flatten();
+            let solo = (samples.solo_ms.len() >= MIN_SOLO_RUNS).then(|| percentile(&samples.solo_ms, 50)).flatten();
             solo.filter(|solo| *solo > 0).map(|solo| f64::from(wall_ms) / f64::from(solo))
         };
         self.by_age.insert((unix, kind));
@@ -202,7 +202,7 @@ impl UsageHistory {
     }
 }
 
-fn push(runs: &mut VecDeque<u32>, value: u32) {
+fn push_sample(runs: &mut VecDeque<u32>, value: u32) {
     if runs.len() >= MAX_RUNS {
         runs.pop_front();
     }
@@ -226,7 +226,7 @@ fn round_up(value: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn used(seconds: u64, cpu_seconds: u64, mib: u64) -> JobUsage {
+    fn usage(seconds: u64, cpu_seconds: u64, mib: u64) -> JobUsage {
         JobUsage {
             wall: Duration::from_secs(seconds),
             cpu: Some(Duration::from_secs(cpu_seconds)),
@@ -260,29 +260,29 @@ mod tests {
 
     #[test]
     fn expected_usage_is_95th_percentile_with_margin() {
-        let (mut usages, work) = (UsageHistory::default(), JobKind(7));
+        let (mut usages, kind) = (UsageHistory::default(), JobKind(7));
         let density = Density { learn_from_usage: true, ..Density::default() };
         for run in 1..=4 {
-            usages.record(work, &used(10, run, 100 * run), 0.0, 0);
+            usages.record(kind, &usage(10, run, 100 * run), 0.0, 0);
         }
-        assert_eq!(usages.need(work, &density), ResourceRequest::default(), "too few runs");
+        assert_eq!(usages.need(kind, &density), ResourceRequest::default(), "too few runs");
         for run in 1..=20 {
-            usages.record(work, &used(10, run, 100 * run), 0.0, 0);
+            usages.record(kind, &usage(10, run, 100 * run), 0.0, 0);
         }
         // The 19th of 1 to 20 CPU seconds in 10 s: 1.9 CPUs, plus a margin of a fifth.
-        let need = usages.need(work, &density);
+        let need = usages.need(kind, &density);
         assert_eq!(need, ResourceRequest { cpu_milli: Some(2280), memory_bytes: Some(1900 * 1024 * 1024 * 12 / 10) });
         assert_eq!(usages.need(JobKind(8), &density), ResourceRequest::default());
     }
 
     #[test]
     fn slowdown_compares_with_runs_without_neighbors() {
-        let (mut usages, work) = (UsageHistory::default(), JobKind(7));
-        assert_eq!(usages.record(work, &used(20, 1, 1), 1.0, 0).slowdown, None, "nothing to compare with");
+        let (mut usages, kind) = (UsageHistory::default(), JobKind(7));
+        assert_eq!(usages.record(kind, &usage(20, 1, 1), 1.0, 0).slowdown, None, "nothing to compare with");
         for seconds in [10, 11, 30] {
-            assert_eq!(usages.record(work, &used(seconds, 1, 1), 0.0, 0).slowdown, None);
+            assert_eq!(usages.record(kind, &usage(seconds, 1, 1), 0.0, 0).slowdown, None);
         }
-        assert_eq!(usages.record(work, &used(22, 1, 1), 2.5, 0).slowdown, Some(2.0));
+        assert_eq!(usages.record(kind, &usage(22, 1, 1), 2.5, 0).slowdown, Some(2.0));
     }
 
     #[test]
@@ -290,10 +290,10 @@ mod tests {
         let mut usages = UsageHistory::default();
         for kind in 0..MAX_JOB_KINDS as u64 {
             let unix = i64::try_from(kind).unwrap();
-            assert_eq!(usages.record(JobKind(kind), &used(1, 1, 1), 0.0, unix).forgotten, None);
+            assert_eq!(usages.record(JobKind(kind), &usage(1, 1, 1), 0.0, unix).forgotten, None);
         }
-        usages.record(JobKind(0), &used(1, 1, 1), 0.0, 1 << 40);
-        assert_eq!(usages.record(JobKind(1 << 40), &used(1, 1, 1), 0.0, 1 << 40).forgotten, Some(JobKind(1)));
+        usages.record(JobKind(0), &usage(1, 1, 1), 0.0, 1 << 40);
+        assert_eq!(usages.record(JobKind(1 << 40), &usage(1, 1, 1), 0.0, 1 << 40).forgotten, Some(JobKind(1)));
         assert!(usages.get(JobKind(0)).is_some() && usages.get(JobKind(1)).is_none());
     }
 }

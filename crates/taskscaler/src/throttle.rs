@@ -22,14 +22,14 @@ impl TokenBucket {
         Self { per_second, burst, tokens: burst, at }
     }
 
-    /// Creates the bucket for `scale_throttle`. `None` means no limit. An `instances_max` of 0 means that the group has no maximum.
-    pub(crate) fn from_config(throttle: Throttle, instances_max: u32, at: Time) -> Option<Self> {
+    /// Creates the bucket for `scale_throttle`. `None` means no limit. A `max_instances` of 0 means that the group has no maximum.
+    pub(crate) fn from_config(throttle: Throttle, max_instances: u32, at: Time) -> Option<Self> {
         let limit = match throttle.limit {
             ..0 => return None,
             0 => DEFAULT_PER_SECOND,
             limit => u32::try_from(limit).unwrap_or(u32::MAX),
         };
-        let burst = [throttle.burst, instances_max, limit].into_iter().find(|burst| *burst > 0).unwrap_or(1);
+        let burst = [throttle.burst, max_instances, limit].into_iter().find(|burst| *burst > 0).unwrap_or(1);
         Some(Self::new(f64::from(limit), f64::from(burst), at))
     }
 
@@ -46,7 +46,7 @@ impl TokenBucket {
     )]
     pub(crate) fn available(&mut self, at: Time) -> u32 {
         self.refill(at);
-        // Adding up fractions can leave a whole token short by a rounding error.
+        // A sum of fractions can be slightly below a whole token because of rounding errors.
         (self.tokens + 1e-9) as u32
     }
 
@@ -58,7 +58,7 @@ impl TokenBucket {
     /// Returns the time at which the next operation is possible.
     pub(crate) fn next_token_at(&self, at: Time) -> Time {
         let missing = (1.0 - self.tokens).max(0.0);
-        // Times are rounded down to milliseconds. One more ensures that the token is complete.
+        // Times are rounded down to milliseconds. One more millisecond ensures that the token is complete.
         self.at.max(at)
             + Duration::from_millis(1).max(Duration::from_secs_f64((missing / self.per_second).min(1e6)))
             + Duration::from_millis(1)
@@ -75,12 +75,12 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    const FIRST: Duration = Duration::from_secs(1);
-    const CAP: Duration = Duration::from_secs(60);
+    const INITIAL: Duration = Duration::from_secs(1);
+    const MAX: Duration = Duration::from_secs(60);
 
     /// Records a failure and returns the pause before the next attempt. `jitter` is a random number.
     pub(crate) fn fail(&mut self, at: Time, error: String, jitter: u64) -> Duration {
-        let doubled = Self::FIRST.saturating_mul(1 << self.failures.min(10)).min(Self::CAP);
+        let doubled = Self::INITIAL.saturating_mul(1 << self.failures.min(10)).min(Self::MAX);
         let pause = jittered(doubled, jitter);
         self.failures = self.failures.saturating_add(1);
         self.until = at + pause;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// At no time have more tokens been taken than burst and rate allow.
+        /// The number of taken tokens never exceeds what burst and rate allow.
         #[test]
         fn bucket_never_exceeds_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
             let mut bucket = TokenBucket::new(5.0, 8.0, Time::ZERO);

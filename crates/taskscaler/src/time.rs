@@ -1,10 +1,10 @@
-//! Time values for the engine. Callers pass them in; the engine never reads a clock.
+//! Time values for the engine. Callers pass them to the engine, which never reads a clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time after which an unanswered job request counts as held by the coordinator, which has no job for it then.
+/// Time after which an unanswered job request counts as held by the coordinator because it has no job.
 pub const HELD_AFTER: Duration = Duration::from_secs(1);
 
 /// A monotonic instant, in milliseconds since an origin that the caller chooses.

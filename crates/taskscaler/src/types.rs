@@ -66,7 +66,7 @@ impl TriedInstance {
     }
 }
 
-/// CPU and memory that a job needs or a slot stands for. `None` means unknown or not considered.
+/// CPU and memory that a job needs or a slot provides. `None` means unknown or not considered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResourceRequest {
     /// Thousandths of a CPU.

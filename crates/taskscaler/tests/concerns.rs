@@ -24,19 +24,19 @@ fn direct_dependencies() -> BTreeMap<String, BTreeSet<String>> {
         let manifest: toml::Table = text.parse().unwrap();
         let names =
             manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flat_map(toml::Table::keys);
-        let own = names.filter_map(|name| name.strip_prefix("muster-").map(str::to_owned)).collect();
-        Some((krate.file_name().unwrap().to_str().unwrap().to_owned(), own))
+        let workspace_names = names.filter_map(|name| name.strip_prefix("muster-").map(str::to_owned)).collect();
+        Some((krate.file_name().unwrap().to_str().unwrap().to_owned(), workspace_names))
     };
     manifests.filter_map(read).collect()
 }
 
 /// Returns all direct and indirect dependencies of a crate.
 fn all_dependencies(krate: &str, direct: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
-    let (mut found, mut left) = (BTreeSet::new(), vec![krate.to_owned()]);
-    while let Some(krate) = left.pop() {
+    let (mut found, mut pending) = (BTreeSet::new(), vec![krate.to_owned()]);
+    while let Some(krate) = pending.pop() {
         for used in direct.get(&krate).into_iter().flatten() {
             if found.insert(used.clone()) {
-                left.push(used.clone());
+                pending.push(used.clone());
             }
         }
     }
@@ -51,13 +51,13 @@ fn concerns_depend_only_on_lower_layers() {
     }
     for (concern, crates, below) in CONCERNS {
         for krate in crates {
-            assert!(direct.contains_key(*krate), "there is no crate {krate}: {:?}", direct.keys());
+            assert!(direct.contains_key(*krate), "the crate {krate} does not exist: {:?}", direct.keys());
             let dependencies = all_dependencies(krate, &direct);
             for (other, their_crates, _) in
                 CONCERNS.iter().filter(|(other, ..)| *other != concern && !below.contains(other))
             {
-                let known: Vec<_> = their_crates.iter().filter(|krate| dependencies.contains(**krate)).collect();
-                assert!(known.is_empty(), "{concern} ({krate}) depends on {other}: {known:?}");
+                let violations: Vec<_> = their_crates.iter().filter(|krate| dependencies.contains(**krate)).collect();
+                assert!(violations.is_empty(), "{concern} ({krate}) depends on {other}: {violations:?}");
             }
         }
     }

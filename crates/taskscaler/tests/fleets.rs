@@ -37,7 +37,7 @@ fn fleets() {
     five_thousand_queued_jobs_need_little_memory();
 }
 
-/// R036: nine of ten jobs of a day start within 90 s, about a boot, and less than 40 % of the paid slot hours are idle.
+/// Requirement R036: nine of ten jobs of a day start within 90 s, about a boot, and less than 40 % of the paid slot hours are idle.
 fn working_day_starts_jobs_in_time_with_few_idle_slots() {
     let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
     let jobs = pattern.jobs(7);
@@ -50,7 +50,7 @@ fn working_day_starts_jobs_in_time_with_few_idle_slots() {
     assert!(idle < 0.4, "{idle} of {} slot hours", report.slot_hours);
 }
 
-/// R063: a queued job takes less than 1 KiB.
+/// Requirement R063: a queued job takes less than 1 KiB.
 fn five_thousand_queued_jobs_need_little_memory() {
     let job = Job { at: Time::ZERO, duration: Duration::from_secs(300), request: SlotRequest::default() };
     let jobs = vec![job; 5_000];
@@ -76,12 +76,12 @@ fn five_thousand_queued_jobs_need_little_memory() {
 }
 
 /// Runs pipelines of 40 jobs on a fleet with two idle slots.
-fn bursts(ahead: bool) -> Report {
+fn simulate_bursts(reserve_ahead: bool) -> Report {
     let idle_target = IdleTarget {
         idle_count: 2,
         idle_time: Duration::from_secs(300),
         preemptive: true,
-        ahead,
+        reserve_ahead,
         ..IdleTarget::default()
     };
     let mut config = fleet(30, 1, idle_target);
@@ -95,10 +95,11 @@ fn bursts(ahead: bool) -> Report {
     Simulation::new(&Scenario::fault_free(config, vec![cloud()], 3, end), &jobs).run().unwrap()
 }
 
-/// Requesting jobs ahead of free slots creates no more instances, because each is created for a job that has arrived. Its only
-/// cost: the two idle instances are idle again while a fleet without it still works through the queue, with two jobs per boot.
+/// Requesting jobs ahead of free slots creates no more instances, because each is created for a job that has arrived. The
+/// only cost is idle time: the two idle instances are idle again while a fleet that does not request ahead still works through the
+/// queue, with two jobs per boot.
 fn reserving_ahead_shortens_waits_without_more_instances() {
-    let (off, on) = (bursts(false), bursts(true));
+    let (off, on) = (simulate_bursts(false), simulate_bursts(true));
     assert_eq!((off.done, on.done), (400, 400));
     let median = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
     assert!(median.0 * 5 < median.1 && on.wait(0.95) * 3 < off.wait(0.95), "median wait in seconds: {median:?}");

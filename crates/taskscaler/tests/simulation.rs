@@ -1,6 +1,6 @@
 //! The engine with a faulty provider: seeded runs in which every invariant is checked after every event.
 //!
-//! By default the seeds start at 1, so that each run of the tests checks the same cases. `MUSTER_TEST_RUNS=100000` runs that many
+//! By default the seeds start at 1, so that each run of the tests checks the same cases. `MUSTER_TEST_RUNS=100000` runs 100,000
 //! cases from a random seed, and `MUSTER_TEST_SEED=n` starts at a particular one. A failure is reported with its seed and with the
 //! smallest case that fails in the same way.
 
@@ -12,7 +12,7 @@ use muster_taskscaler::event::Action;
 use muster_taskscaler::sim::scenario::Case;
 
 /// Default number of runs.
-const SAMPLE: u64 = 300;
+const DEFAULT_RUNS: u64 = 300;
 
 /// A run in which an invariant does not hold.
 #[derive(Debug)]
@@ -37,9 +37,9 @@ impl std::fmt::Display for Failure {
 #[derive(Debug, Default)]
 struct Totals {
     jobs: AtomicU64,
-    moved: AtomicU64,
+    rescheduled: AtomicU64,
     resumed: AtomicU64,
-    ahead: AtomicU64,
+    requested_ahead: AtomicU64,
     canceled: AtomicU64,
     canceled_resumes: AtomicU64,
     restarts: AtomicU64,
@@ -47,9 +47,9 @@ struct Totals {
 
 /// Runs the cases of `runs` seeds on all processors until one fails.
 fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Result<Totals, Box<Failure>> {
-    let (next, done, failure) = (AtomicU64::new(0), Totals::default(), Mutex::new(None));
+    let (next, totals, failure) = (AtomicU64::new(0), Totals::default(), Mutex::new(None));
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
-    let work = || {
+    let run_worker = || {
         loop {
             let run = next.fetch_add(1, Ordering::Relaxed);
             if run >= runs || failure.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
@@ -59,13 +59,13 @@ fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Res
             let case = case_of(seed);
             match case.run() {
                 Ok(report) => {
-                    done.jobs.fetch_add(report.done as u64, Ordering::Relaxed);
-                    done.moved.fetch_add(report.rescheduled as u64, Ordering::Relaxed);
-                    done.resumed.fetch_add(report.resumed as u64, Ordering::Relaxed);
-                    done.ahead.fetch_add(report.ahead as u64, Ordering::Relaxed);
-                    done.canceled.fetch_add(report.canceled as u64, Ordering::Relaxed);
-                    done.canceled_resumes.fetch_add(report.canceled_resumes as u64, Ordering::Relaxed);
-                    done.restarts.fetch_add(case.scenario.manager_kills.len() as u64, Ordering::Relaxed);
+                    totals.jobs.fetch_add(report.done as u64, Ordering::Relaxed);
+                    totals.rescheduled.fetch_add(report.rescheduled as u64, Ordering::Relaxed);
+                    totals.resumed.fetch_add(report.resumed as u64, Ordering::Relaxed);
+                    totals.requested_ahead.fetch_add(report.requested_ahead as u64, Ordering::Relaxed);
+                    totals.canceled.fetch_add(report.canceled as u64, Ordering::Relaxed);
+                    totals.canceled_resumes.fetch_add(report.canceled_resumes as u64, Ordering::Relaxed);
+                    totals.restarts.fetch_add(case.scenario.manager_kills.len() as u64, Ordering::Relaxed);
                 }
                 Err(violation) => {
                     let mut failure = failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,11 +76,11 @@ fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Res
     };
     std::thread::scope(|scope| {
         for _ in 0..threads {
-            scope.spawn(work);
+            scope.spawn(run_worker);
         }
     });
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(done),
+        None => Ok(totals),
         Some((seed, case, violation)) => {
             let smallest = case.shrunk(&violation);
             Err(Box::new(Failure { seed, violation, smallest }))
@@ -88,33 +88,34 @@ fn run_cases(first: u64, runs: u64, case_of: impl Fn(u64) -> Case + Sync) -> Res
     }
 }
 
-fn number(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 #[test]
 fn invariants_hold_with_random_faults() {
-    let wanted = number("MUSTER_TEST_RUNS");
-    let runs = wanted.unwrap_or(SAMPLE);
-    let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| if wanted.is_some() { rand::random() } else { 1 });
+    let requested_runs = env_number("MUSTER_TEST_RUNS");
+    let runs = requested_runs.unwrap_or(DEFAULT_RUNS);
+    let first =
+        env_number("MUSTER_TEST_SEED").unwrap_or_else(|| if requested_runs.is_some() { rand::random() } else { 1 });
     println!("{runs} runs from MUSTER_TEST_SEED={first}");
-    let Totals { jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts } =
+    let Totals { jobs, rescheduled, resumed, requested_ahead, canceled, canceled_resumes, restarts } =
         run_cases(first, runs, Case::random).unwrap_or_else(|failure| panic!("{failure}"));
-    let [jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts] =
-        [jobs, moved, resumed, ahead, canceled, canceled_resumes, restarts].map(AtomicU64::into_inner);
+    let [jobs, rescheduled, resumed, requested_ahead, canceled, canceled_resumes, restarts] =
+        [jobs, rescheduled, resumed, requested_ahead, canceled, canceled_resumes, restarts].map(AtomicU64::into_inner);
     println!(
-        "{jobs} jobs done, {moved} rescheduled after their instance was lost, {resumed} resumed an environment, \
-         {ahead} were requested ahead of free slots, \
+        "{jobs} jobs done, {rescheduled} rescheduled after their instance was lost, {resumed} resumed an environment, \
+         {requested_ahead} were requested ahead of free slots, \
          {canceled} canceled while they waited and queued again ({canceled_resumes} of them waited for an environment), \
          {restarts} planned restarts"
     );
-    assert!(jobs > 0 && (resumed > 0 && ahead > 0 && canceled_resumes > 0 || wanted.is_some()));
+    assert!(jobs > 0 && (resumed > 0 && requested_ahead > 0 && canceled_resumes > 0 || requested_runs.is_some()));
 }
 
 /// Injects a bug: an instance is deleted when it gets its third job.
 fn delete_with_third_job(mut actions: Vec<Action>) -> Vec<Action> {
     let third = actions.iter().find_map(|action| match action {
-        Action::Grant(lease) if lease.use_number == 3 => Some((lease.group, lease.instance.clone())),
+        Action::Assign(lease) if lease.use_number == 3 => Some((lease.group, lease.instance.clone())),
         _ => None,
     });
     actions.extend(third.map(|(group, id)| Action::Decrease { group, ids: vec![id] }));
@@ -128,7 +129,7 @@ fn engine_bug_is_found_replayed_and_shrunk() {
         case.scenario.injected_defect = Some(delete_with_third_job);
         case
     };
-    let failure = run_cases(1, SAMPLE, with_bug).expect_err("the bug is found");
+    let failure = run_cases(1, DEFAULT_RUNS, with_bug).expect_err("the bug is found");
     assert_eq!(failure.violation.invariant, "I4");
     let message = failure.to_string();
     assert!(message.contains(&format!("MUSTER_TEST_SEED={} MUSTER_TEST_RUNS=1 replays it", failure.seed)), "{message}");
@@ -140,7 +141,7 @@ fn engine_bug_is_found_replayed_and_shrunk() {
     );
     let smallest = &failure.smallest;
     assert_eq!(smallest.run().unwrap_err().invariant, "I4");
-    let (left, all) = (smallest.jobs.len(), with_bug(failure.seed).jobs.len());
-    assert!((3..8).contains(&left) && left < all, "the bug needs three jobs: {left} of {all} are left");
+    let (remaining, all) = (smallest.jobs.len(), with_bug(failure.seed).jobs.len());
+    assert!((3..8).contains(&remaining) && remaining < all, "the bug needs three jobs: {remaining} of {all} remain");
     Case::random(failure.seed).run().expect("the seed passes without the bug");
 }

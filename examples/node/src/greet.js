@@ -1,4 +1,4 @@
 exports.greet = (name) => {
-  if (!name) throw new TypeError('a name is needed');
+  if (!name) throw new TypeError('missing name');
   return `Hello, ${name}!`;
 };

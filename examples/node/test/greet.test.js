@@ -3,4 +3,4 @@ const assert = require('node:assert');
 const { greet } = require('../src/greet.js');
 
 test('greets by name', () => assert.strictEqual(greet('Ada'), 'Hello, Ada!'));
-test('wants a name', () => assert.throws(() => greet(''), TypeError));
+test('rejects an empty name', () => assert.throws(() => greet(''), TypeError));

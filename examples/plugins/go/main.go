@@ -24,14 +24,15 @@ type Group struct {
 	settings  provider.Settings
 	root      string
 	mu        sync.Mutex
-	made      int
+	created   int
 	instances map[string]*instance
 }
 
 type instance struct {
 	addr string
 	sshd *exec.Cmd
-	done chan struct{}
+	// Closed when sshd has exited.
+	exited chan struct{}
 }
 
 func (g *Group) Init(_ context.Context, _ hclog.Logger, settings provider.Settings) (provider.ProviderInfo, error) {
@@ -45,16 +46,16 @@ func (g *Group) Init(_ context.Context, _ hclog.Logger, settings provider.Settin
 	return provider.ProviderInfo{ID: "sshd/go", MaxSize: g.MaxSize, Version: "0.1.0"}, err
 }
 
-func (g *Group) Update(_ context.Context, tell func(string, provider.State)) error {
+func (g *Group) Update(_ context.Context, report func(string, provider.State)) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for id, one := range g.instances {
+	for id, inst := range g.instances {
 		select {
-		case <-one.done:
-			tell(id, provider.StateTimeout)
+		case <-inst.exited:
+			report(id, provider.StateTimeout)
 			delete(g.instances, id)
 		default:
-			tell(id, provider.StateRunning)
+			report(id, provider.StateRunning)
 		}
 	}
 	return nil
@@ -63,20 +64,20 @@ func (g *Group) Update(_ context.Context, tell func(string, provider.State)) err
 func (g *Group) Increase(_ context.Context, n int) (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for made := 0; made < n; made++ {
+	for accepted := 0; accepted < n; accepted++ {
 		if len(g.instances) >= g.MaxSize {
-			return made, nil
+			return accepted, nil
 		}
 		if err := g.create(); err != nil {
-			return made, err
+			return accepted, err
 		}
 	}
 	return n, nil
 }
 
 func (g *Group) create() error {
-	g.made++
-	id := fmt.Sprintf("go-%d-%d", os.Getpid(), g.made)
+	g.created++
+	id := fmt.Sprintf("go-%d-%d", os.Getpid(), g.created)
 	home := filepath.Join(g.root, id)
 	if err := os.Mkdir(home, 0o700); err != nil {
 		return err
@@ -86,21 +87,21 @@ func (g *Group) create() error {
 			return err
 		}
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
-	addr := free.Addr().String()
+	addr := listener.Addr().String()
 	_, port, _ := net.SplitHostPort(addr)
-	free.Close()
-	one := &instance{addr: addr, done: make(chan struct{}), sshd: exec.Command("/usr/sbin/sshd", "-D", "-f", "/dev/null", "-p", port,
+	listener.Close()
+	inst := &instance{addr: addr, exited: make(chan struct{}), sshd: exec.Command("/usr/sbin/sshd", "-D", "-f", "/dev/null", "-p", port,
 		"-h", filepath.Join(home, "host"), "-E", filepath.Join(home, "log"), "-oListenAddress=127.0.0.1", "-oStrictModes=no",
 		"-oAuthorizedKeysFile="+filepath.Join(home, "login.pub"), "-oPidFile=none", "-oPasswordAuthentication=no", "-oMaxSessions=100")}
-	if err := one.sshd.Start(); err != nil {
+	if err := inst.sshd.Start(); err != nil {
 		return err
 	}
-	go func() { _ = one.sshd.Wait(); close(one.done) }()
-	g.instances[id] = one
+	go func() { _ = inst.sshd.Wait(); close(inst.exited) }()
+	g.instances[id] = inst
 	return nil
 }
 
@@ -108,8 +109,8 @@ func (g *Group) Decrease(_ context.Context, ids []string) ([]string, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, id := range ids {
-		if one := g.instances[id]; one != nil {
-			_ = one.sshd.Process.Kill()
+		if inst := g.instances[id]; inst != nil {
+			_ = inst.sshd.Process.Kill()
 			delete(g.instances, id)
 			_ = os.RemoveAll(filepath.Join(g.root, id))
 		}
@@ -120,12 +121,12 @@ func (g *Group) Decrease(_ context.Context, ids []string) ([]string, error) {
 func (g *Group) ConnectInfo(_ context.Context, id string) (provider.ConnectInfo, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	one := g.instances[id]
-	if one == nil {
-		return provider.ConnectInfo{}, fmt.Errorf("there is no instance %s", id)
+	inst := g.instances[id]
+	if inst == nil {
+		return provider.ConnectInfo{}, fmt.Errorf("instance %s does not exist", id)
 	}
 	key, err := os.ReadFile(filepath.Join(g.root, id, "login"))
-	info := provider.ConnectInfo{ConnectorConfig: g.settings.ConnectorConfig, ID: id, InternalAddr: one.addr, ExternalAddr: one.addr}
+	info := provider.ConnectInfo{ConnectorConfig: g.settings.ConnectorConfig, ID: id, InternalAddr: inst.addr, ExternalAddr: inst.addr}
 	if current, err := user.Current(); info.Username == "" && err == nil {
 		info.Username = current.Username
 	}
@@ -142,14 +143,14 @@ func (g *Group) Suspend(context.Context, []string) ([]string, error) { return ni
 
 func (g *Group) Resume(context.Context, []string) ([]string, error) { return nil, fmt.Errorf("not supported") }
 
-// Shutdown ends the remaining instances, which do not outlive their plugin.
+// Shutdown kills the remaining instances, because they must not outlive the plugin.
 func (g *Group) Shutdown(ctx context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, one := range g.instances {
-		_ = one.sshd.Process.Kill()
+	for _, inst := range g.instances {
+		_ = inst.sshd.Process.Kill()
 		select {
-		case <-one.done:
+		case <-inst.exited:
 		case <-time.After(time.Second):
 		}
 	}

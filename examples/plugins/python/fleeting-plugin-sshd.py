@@ -15,7 +15,7 @@ class Group(rpc.InstanceGroupServicer):
 
     def Init(self, request, context):
         config = json.loads(request.config) or {}
-        self.set = request.settings.connector_config
+        self.connector = request.settings.connector_config
         self.max_size = config.get("max_size", 10)
         self.root = pathlib.Path(tempfile.mkdtemp(prefix="sshd-group-"))
         self.instances = {}
@@ -40,9 +40,9 @@ class Group(rpc.InstanceGroupServicer):
         home.mkdir()
         for key in ("host", "login"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / key], check=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
         options = {"ListenAddress": "127.0.0.1", "AuthorizedKeysFile": home / "login.pub", "StrictModes": "no",
                    "PidFile": "none", "PasswordAuthentication": "no", "MaxSessions": 100}
         command = ["/usr/sbin/sshd", "-D", "-f", "/dev/null", "-p", str(port), "-h", home / "host", "-E", home / "log"]
@@ -58,16 +58,16 @@ class Group(rpc.InstanceGroupServicer):
 
     def ConnectInfo(self, request, context):
         if request.instance not in self.instances:
-            context.abort(grpc.StatusCode.UNKNOWN, f"there is no instance {request.instance}")
-        answer = pb.ConnectInfoResponse(connector=self.set)
-        answer.connector.username = self.set.username or os.environ.get("USER", "root")
-        answer.connector.key = self.set.key or (self.root / request.instance / "login").read_bytes()
-        answer.InternalAddr = answer.ExternalAddr = f"127.0.0.1:{self.instances[request.instance][0]}"
-        return answer
+            context.abort(grpc.StatusCode.UNKNOWN, f"instance {request.instance} does not exist")
+        response = pb.ConnectInfoResponse(connector=self.connector)
+        response.connector.username = self.connector.username or os.environ.get("USER", "root")
+        response.connector.key = self.connector.key or (self.root / request.instance / "login").read_bytes()
+        response.InternalAddr = response.ExternalAddr = f"127.0.0.1:{self.instances[request.instance][0]}"
+        return response
 
     def Heartbeat(self, request, context):
         if request.instance not in self.instances:
-            context.abort(grpc.StatusCode.UNKNOWN, f"there is no instance {request.instance}")
+            context.abort(grpc.StatusCode.UNKNOWN, f"instance {request.instance} does not exist")
         return pb.Empty()
 
 
@@ -80,8 +80,8 @@ def main():
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
     rpc.add_InstanceGroupServicer_to_server(group, server)
     empty = dict(request_deserializer=lambda _: b"", response_serializer=lambda _: b"")
-    end = grpc.unary_unary_rpc_method_handler(lambda *_: stop.set(), **empty)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plugin.GRPCController", {"Shutdown": end}),))
+    shutdown = grpc.unary_unary_rpc_method_handler(lambda *_: stop.set(), **empty)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("plugin.GRPCController", {"Shutdown": shutdown}),))
     path = os.path.join(os.environ.get("PLUGIN_UNIX_SOCKET_DIR", tempfile.gettempdir()), f"plugin{secrets.randbits(32)}")
     server.add_insecure_port("unix:" + path)
     server.start()

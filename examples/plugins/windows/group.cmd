@@ -35,7 +35,7 @@ for %%f in (*) do (
 )
 exit 0
 
-rem Request instances, and print the number of accepted requests.
+rem Request instances, and print the number of accepted instances.
 :increase
 for /L %%n in (1,1,%~1) do echo creating>"%root%\instance-!random!!random!"
 echo %~1
@@ -51,7 +51,7 @@ goto decrease
 
 :connect
 if not exist "%root%\%~1" (
-    echo there is no instance %~1>&2
+    echo instance %~1 does not exist>&2
     exit 1
 )
 echo internal_addr 127.0.0.1

@@ -11,7 +11,7 @@ class PriceTest(unittest.TestCase):
         expected = {0: "12", 2: "12.40"}[digits]
         self.assertEqual(price(12.4, currency, digits), f"{expected} {currency}")
 
-    def test_a_negative_price_is_refused(self):
+    def test_negative_price_is_rejected(self):
         with self.assertRaises(ValueError):
             price(-1, "EUR", 2)
 

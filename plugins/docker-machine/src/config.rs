@@ -1,4 +1,4 @@
-//! Configuration: an existing `[runners.machine]` table, and keys of the plugin.
+//! Configuration: the keys of an existing `[runners.machine]` table, and keys of the plugin.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Attempts to remove a machine if MaxRemovalAttempts is not set.
-const REMOVALS: u32 = 30;
+/// Number of attempts to remove a machine if MaxRemovalAttempts is not set.
+const DEFAULT_REMOVAL_ATTEMPTS: u32 = 30;
 
 /// Settings of the plugin.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
@@ -29,7 +29,7 @@ pub(crate) struct Config {
     /// Maximum number of machines in creation at the same time. 0 means no limit.
     #[serde(rename = "MaxGrowthRate")]
     pub(crate) max_growth_rate: u32,
-    /// Maximum number of attempts to remove a machine. After the last one, its local state is removed with force.
+    /// Maximum number of attempts to remove a machine. 0 or less means 30. After the last attempt, `docker-machine rm -f` removes its local state.
     #[serde(rename = "MaxRemovalAttempts")]
     pub(crate) max_removal_attempts: i32,
     /// Prefix of the machine names; gitlab-runner used `runner-<short token>-`. It must be unique to this group.
@@ -123,7 +123,7 @@ impl Config {
                 self.machine_name
             ));
         }
-        let name = self.names().make(0, 0);
+        let name = self.names().new_name(0, 0);
         if !name.chars().all(|letter| letter.is_ascii_alphanumeric() || ".-_".contains(letter)) || name.starts_with('-')
         {
             return Err(format!("prefix and MachineName result in {name:?}; use only letters, digits, `.`, `-`, `_`"));
@@ -139,10 +139,10 @@ impl Config {
         Ok(())
     }
 
-    /// Warns about keys of an old table that have replacements elsewhere (R026).
+    /// Warns about keys of an old table that have replacements elsewhere (requirement R026).
     pub(crate) fn warn_of_old_keys(&self) {
         let policy = "[[runners.autoscaler.policy]]";
-        for (key, value, instead) in [
+        for (key, value, replacement) in [
             ("IdleCount", &self.idle_count, "idle_count"),
             ("IdleScaleFactor", &self.idle_scale_factor, "scale_factor"),
             ("IdleCountMin", &self.idle_count_min, "idle_count"),
@@ -156,7 +156,7 @@ impl Config {
             if value.is_some() {
                 tracing::warn!(
                     key,
-                    "scaling is configured for the manager, not the plugin: set {instead} in {policy} instead"
+                    "scaling is configured in the manager, not in the plugin: set {replacement} in {policy} instead"
                 );
             }
         }
@@ -170,8 +170,8 @@ impl Config {
     }
 
     pub(crate) fn names(&self) -> Names {
-        let (before, after) = self.machine_name.split_once("%s").unwrap_or((&self.machine_name, ""));
-        Names { before: format!("{}{before}", self.prefix), after: after.to_owned() }
+        let (name_prefix, name_suffix) = self.machine_name.split_once("%s").unwrap_or((&self.machine_name, ""));
+        Names { prefix: format!("{}{name_prefix}", self.prefix), suffix: name_suffix.to_owned() }
     }
 
     pub(crate) fn create_timeout(&self) -> Duration {
@@ -182,17 +182,20 @@ impl Config {
         Duration::from_secs(self.command_timeout_s)
     }
 
-    pub(crate) fn removals(&self) -> u32 {
-        u32::try_from(self.max_removal_attempts).ok().filter(|attempts| *attempts > 0).unwrap_or(REMOVALS)
+    pub(crate) fn removal_attempts(&self) -> u32 {
+        u32::try_from(self.max_removal_attempts)
+            .ok()
+            .filter(|attempts| *attempts > 0)
+            .unwrap_or(DEFAULT_REMOVAL_ATTEMPTS)
     }
 
     pub(crate) fn storage(&self) -> Result<PathBuf, String> {
         if !self.storage_path.as_os_str().is_empty() {
             return std::path::absolute(&self.storage_path).map_err(|error| format!("storage_path: {error}"));
         }
-        let set = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
-        set("MACHINE_STORAGE_PATH")
-            .or_else(|| set("HOME").map(|home| home.join(".docker/machine")))
+        let variable = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
+        variable("MACHINE_STORAGE_PATH")
+            .or_else(|| variable("HOME").map(|home| home.join(".docker/machine")))
             .ok_or_else(|| "HOME is not set: set storage_path to the directory of docker-machine".to_owned())
     }
 }
@@ -200,19 +203,19 @@ impl Config {
 /// Names of the machines of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Names {
-    before: String,
-    after: String,
+    prefix: String,
+    suffix: String,
 }
 
 impl Names {
     /// Creates a name. `random` makes it unique.
-    pub(crate) fn make(&self, seconds: u64, random: u32) -> String {
-        format!("{}{seconds}-{random:08x}{}", self.before, self.after)
+    pub(crate) fn new_name(&self, seconds: u64, random: u32) -> String {
+        format!("{}{seconds}-{random:08x}{}", self.prefix, self.suffix)
     }
 
     /// Returns true if a machine with this name may belong to this group.
-    pub(crate) fn is_ours(&self, name: &str) -> bool {
-        let middle = name.strip_prefix(&self.before).and_then(|rest| rest.strip_suffix(&self.after));
+    pub(crate) fn may_belong_to_group(&self, name: &str) -> bool {
+        let middle = name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(&self.suffix));
         middle.and_then(|middle| middle.split_once('-')).is_some_and(|(seconds, random)| {
             !seconds.is_empty()
                 && seconds.bytes().all(|byte| byte.is_ascii_digit())
@@ -245,27 +248,27 @@ mod tests {
                 .unwrap_err()
                 .contains("use only letters")
         );
-        let named = config(r#"{"MachineDriver":"none","MachineName":"m-%s","MachineOptionsWithName":["tag=x"]}"#);
-        assert!(named.check().unwrap_err().contains("contains no %s"));
+        let config = config(r#"{"MachineDriver":"none","MachineName":"m-%s","MachineOptionsWithName":["tag=x"]}"#);
+        assert!(config.check().unwrap_err().contains("contains no %s"));
     }
 
     #[test]
     fn names_belong_to_the_group() {
         let names = config(r#"{"MachineDriver":"none","MachineName":"auto-%s-vm","prefix":"runner-abc-"}"#).names();
-        let name = names.make(1_700_000_000, 0xbeef);
+        let name = names.new_name(1_700_000_000, 0xbeef);
         assert_eq!(name, "runner-abc-auto-1700000000-0000beef-vm");
-        assert!(names.is_ours(&name));
+        assert!(names.may_belong_to_group(&name));
         for other in
-            ["runner-abc-auto-x-0000beef-vm", "auto-1700000000-0000beef-vm", "runner-abc-auto-1-0000beef", "mine"]
+            ["runner-abc-auto-x-0000beef-vm", "auto-1700000000-0000beef-vm", "runner-abc-auto-1-0000beef", "other"]
         {
-            assert!(!names.is_ours(other), "{other}");
+            assert!(!names.may_belong_to_group(other), "{other}");
         }
     }
 
     #[test]
     fn thirty_removal_attempts_by_default() {
-        assert_eq!(config("{}").removals(), 30);
-        assert_eq!(config(r#"{"MaxRemovalAttempts":-1}"#).removals(), 30);
-        assert_eq!(config(r#"{"MaxRemovalAttempts":3}"#).removals(), 3);
+        assert_eq!(config("{}").removal_attempts(), 30);
+        assert_eq!(config(r#"{"MaxRemovalAttempts":-1}"#).removal_attempts(), 30);
+        assert_eq!(config(r#"{"MaxRemovalAttempts":3}"#).removal_attempts(), 3);
     }
 }

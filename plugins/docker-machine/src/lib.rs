@@ -2,9 +2,9 @@
 //! table.
 //!
 //! ```text
-//! asked for --> creating --created--> ready --given back, stopped, or in error for long--> removing --> gone
+//! requested --> creating --created--> ready --deletion requested, stopped, or in error--> removing --> removed
 //!                   |                                                                        ^
-//!                   +--failed, given back, or the plugin died meanwhile----------------------+
+//!                   +--failed, deletion requested, or the plugin exited----------------------+
 //! ```
 //! - `config`: keys of `[runners.machine]` and of the plugin; names of machines.
 //! - `machine`: commands of docker-machine, and their output.

@@ -16,9 +16,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(50);
 /// Timeout for the two commands that return the connection details. The host's timeout is 120 s.
 const CONNECT_INFO_TIMEOUT: Duration = Duration::from_secs(100);
 /// Default user and port of docker-machine.
-const USER: &str = "root";
-const PORT: u16 = 22;
-/// Seconds that one machine can delay a list: the default of docker-machine.
+const DEFAULT_USER: &str = "root";
+const DEFAULT_PORT: u16 = 22;
+/// Maximum time in seconds that one machine can delay a list. This is the default of docker-machine.
 const LIST_TIMEOUT_S: &str = "10";
 
 /// docker-machine with the plugin's settings.
@@ -30,7 +30,7 @@ pub(crate) struct DockerMachine {
 
 /// Connection details of a machine.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Reach {
+pub(crate) struct ConnectionDetails {
     pub(crate) address: String,
     pub(crate) port: u16,
     pub(crate) username: String,
@@ -42,17 +42,17 @@ impl DockerMachine {
         Self { config, storage }
     }
 
-    async fn run(&self, arguments: &[&str], limit: Duration) -> Result<Finished, ProgramError> {
+    async fn run(&self, arguments: &[&str], timeout: Duration) -> Result<Finished, ProgramError> {
         let mut command = Command::new(&self.config.executable);
         command.args(arguments).env("MACHINE_STORAGE_PATH", &self.storage);
         let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
-        program::run(command, &name, b"", limit).await
+        program::run(command, &name, b"", timeout).await
     }
 
-    async fn ask(&self, arguments: &[&str], limit: Duration) -> Result<String, ProgramError> {
+    async fn output(&self, arguments: &[&str], timeout: Duration) -> Result<String, ProgramError> {
         let name = format!("docker-machine {}", arguments.first().unwrap_or(&""));
-        let limit = limit.min(self.config.command_timeout());
-        Ok(self.run(arguments, limit).await?.success(&name)?.stdout)
+        let timeout = timeout.min(self.config.command_timeout());
+        Ok(self.run(arguments, timeout).await?.success(&name)?.stdout)
     }
 
     /// Lists all machines with their states, including those of other groups, within the host's timeout for a list.
@@ -65,18 +65,18 @@ impl DockerMachine {
         self.list_within(CALL_TIMEOUT).await
     }
 
-    async fn list_within(&self, limit: Duration) -> Result<BTreeMap<String, String>, ProgramError> {
-        let words = ["ls", "--timeout", LIST_TIMEOUT_S, "--format", "{{.Name}} {{.State}}"];
-        let text = self.ask(&words, limit).await?;
-        let line = |line: &str| {
+    async fn list_within(&self, timeout: Duration) -> Result<BTreeMap<String, String>, ProgramError> {
+        let arguments = ["ls", "--timeout", LIST_TIMEOUT_S, "--format", "{{.Name}} {{.State}}"];
+        let text = self.output(&arguments, timeout).await?;
+        let parse_line = |line: &str| {
             let (name, state) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
             (!name.is_empty()).then(|| (name.to_owned(), state.trim().to_owned()))
         };
-        Ok(text.lines().filter_map(line).collect())
+        Ok(text.lines().filter_map(parse_line).collect())
     }
 
-    /// Creates a machine, which takes minutes. The command is never interrupted, not even when the plugin exits,
-    /// because docker-machine learns the provider's ID of the machine only at the end. Writes the output to the file
+    /// Creates a machine, which takes minutes. The command is not interrupted, even if the plugin exits, because
+    /// docker-machine stores the provider's ID of the machine only at the end. Writes the output to the file
     /// `output`.
     pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
@@ -95,12 +95,12 @@ impl DockerMachine {
         self.config.create_timeout()
     }
 
-    /// Removes a machine. An unknown machine counts as removed. `by_force` removes the local state even if the machine
+    /// Removes a machine. An unknown machine counts as removed. `force` removes the local state even if the machine
     /// remains.
-    pub(crate) async fn remove(&self, name: &str, by_force: bool) -> Result<(), ProgramError> {
-        let arguments: &[&str] = if by_force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
+    pub(crate) async fn remove(&self, name: &str, force: bool) -> Result<(), ProgramError> {
+        let arguments: &[&str] = if force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
         let finished = self.run(arguments, self.config.command_timeout()).await?;
-        // Check the name: the driver may report other missing resources.
+        // The message must contain the name, because the driver may report other missing resources.
         let unknown = format!("machine \"{name}\" does not exist");
         if !finished.status.success() && (finished.stderr.contains(&unknown) || finished.stdout.contains(&unknown)) {
             return Ok(());
@@ -110,39 +110,41 @@ impl DockerMachine {
 
     /// Returns the state of a machine as docker-machine prints it.
     pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
-        Ok(self.ask(&["status", name], CALL_TIMEOUT).await?.trim().to_owned())
+        Ok(self.output(&["status", name], CALL_TIMEOUT).await?.trim().to_owned())
     }
 
     /// Returns the connection details of a machine.
-    pub(crate) async fn reach(&self, name: &str) -> Result<Reach, String> {
-        let text = self.ask(&["inspect", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
-        let mut reach = parse(&text, &self.storage, name)?;
-        if reach.address.is_empty() {
-            let address = self.ask(&["ip", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
-            address.trim().clone_into(&mut reach.address);
+    pub(crate) async fn connection_details(&self, name: &str) -> Result<ConnectionDetails, String> {
+        let text =
+            self.output(&["inspect", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
+        let mut details = parse_inspect(&text, &self.storage, name)?;
+        if details.address.is_empty() {
+            let address =
+                self.output(&["ip", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
+            address.trim().clone_into(&mut details.address);
         }
-        if reach.address.is_empty() {
+        if details.address.is_empty() {
             return Err(format!("machine {name} has no address yet"));
         }
-        Ok(reach)
+        Ok(details)
     }
 }
 
-fn parse(text: &str, storage: &Path, name: &str) -> Result<Reach, String> {
+fn parse_inspect(text: &str, storage: &Path, name: &str) -> Result<ConnectionDetails, String> {
     let value: Value = serde_json::from_str(text)
         .map_err(|error| format!("invalid output of docker-machine inspect {name}: {error}"))?;
     let driver = |key: &str| value.pointer(&format!("/Driver/{key}"));
     let text = |key: &str| driver(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let or = |text: String, default: &str| if text.is_empty() { default.to_owned() } else { text };
+    let or_default = |text: String, default: &str| if text.is_empty() { default.to_owned() } else { text };
     let port = driver("SSHPort").and_then(Value::as_u64).unwrap_or(0);
     let key_path = match text("SSHKeyPath") {
         path if path.is_empty() => storage.join("machines").join(name).join("id_rsa"),
         path => PathBuf::from(path),
     };
-    Ok(Reach {
+    Ok(ConnectionDetails {
         address: text("IPAddress"),
-        port: u16::try_from(port).ok().filter(|port| *port > 0).unwrap_or(PORT),
-        username: or(text("SSHUser"), USER),
+        port: u16::try_from(port).ok().filter(|port| *port > 0).unwrap_or(DEFAULT_PORT),
+        username: or_default(text("SSHUser"), DEFAULT_USER),
         key_path,
     })
 }
@@ -154,19 +156,23 @@ mod tests {
     #[test]
     fn missing_values_of_inspect_have_defaults() {
         let storage = Path::new("/s");
-        let whole = r#"{"Driver":{"IPAddress":"10.0.0.1","SSHUser":"core","SSHPort":2222,"SSHKeyPath":"/k"}}"#;
-        let wanted =
-            Reach { address: "10.0.0.1".to_owned(), port: 2222, username: "core".to_owned(), key_path: "/k".into() };
-        assert_eq!(parse(whole, storage, "m"), Ok(wanted));
-        let least = Reach {
+        let complete = r#"{"Driver":{"IPAddress":"10.0.0.1","SSHUser":"core","SSHPort":2222,"SSHKeyPath":"/k"}}"#;
+        let expected = ConnectionDetails {
+            address: "10.0.0.1".to_owned(),
+            port: 2222,
+            username: "core".to_owned(),
+            key_path: "/k".into(),
+        };
+        assert_eq!(parse_inspect(complete, storage, "m"), Ok(expected));
+        let defaults = ConnectionDetails {
             address: String::new(),
             port: 22,
             username: "root".to_owned(),
             key_path: "/s/machines/m/id_rsa".into(),
         };
-        assert_eq!(parse(r#"{"Driver":{"SSHPort":0,"SSHKeyPath":""}}"#, storage, "m"), Ok(least));
+        assert_eq!(parse_inspect(r#"{"Driver":{"SSHPort":0,"SSHKeyPath":""}}"#, storage, "m"), Ok(defaults));
         assert!(
-            parse("Host does not exist", storage, "m")
+            parse_inspect("Host does not exist", storage, "m")
                 .unwrap_err()
                 .contains("invalid output of docker-machine inspect m")
         );
@@ -176,9 +182,9 @@ mod tests {
     #[test]
     fn command_timeouts_are_below_those_of_the_host() {
         let host = muster_fleeting::host::Timeouts::default();
-        // A command that exceeds its timeout takes a while to end.
-        let end = Duration::from_secs(10);
-        assert!(CALL_TIMEOUT + end <= host.heartbeat.min(host.init));
-        assert!(CONNECT_INFO_TIMEOUT + end <= host.connect_info.min(host.update));
+        // Killing a command that exceeds its timeout takes time.
+        let kill_time = Duration::from_secs(10);
+        assert!(CALL_TIMEOUT + kill_time <= host.heartbeat.min(host.init));
+        assert!(CONNECT_INFO_TIMEOUT + kill_time <= host.connect_info.min(host.update));
     }
 }

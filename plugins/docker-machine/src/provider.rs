@@ -21,8 +21,8 @@ const MAX_CONCURRENT_REMOVALS: usize = 16;
 /// Interval for checking a creation by an earlier process.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum and minimum delay between attempts to remove a machine with force.
-const MAX_PAUSE: Duration = Duration::from_secs(600);
-const MIN_PAUSE: Duration = Duration::from_millis(100);
+const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(600);
+const MIN_REMOVAL_DELAY: Duration = Duration::from_millis(100);
 
 /// A group of machines.
 pub(crate) struct DockerMachine {
@@ -34,11 +34,11 @@ struct Inner {
     names: Names,
     settings: Settings,
     max_size: usize,
-    removals: u32,
-    removal_pause: Duration,
+    removal_attempts: u32,
+    removal_delay: Duration,
     machines: Mutex<Machines>,
     creations: Semaphore,
-    removing: Semaphore,
+    removals: Semaphore,
     /// Directory with a file for each machine in creation, which contains the output of docker-machine. A file that
     /// exists at startup belongs to an interrupted creation.
     creation_markers: PathBuf,
@@ -49,66 +49,67 @@ impl Inner {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates a machine. If it is not needed anymore while it waits, it is not created. A creation in progress is
-    /// completed before the machine is removed, because an interrupted one would leave the machine at its provider.
+    /// Creates a machine. If the machine is no longer needed before its creation starts, it is not created. A creation in
+    /// progress is completed before the machine is removed, because an interrupted creation would leave the machine at its
+    /// provider.
     async fn create(self: Arc<Self>, name: String, stop: tokio_util::sync::CancellationToken) {
-        let turn = tokio::select! {
-            turn = self.creations.acquire() => turn,
-            () = stop.cancelled() => return self.removed(&name),
+        let permit = tokio::select! {
+            permit = self.creations.acquire() => permit,
+            () = stop.cancelled() => return self.finish_removal(&name),
         };
         tracing::info!(machine = name, "creating machine");
-        let made = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
-        drop(turn);
-        match made.map_err(|error| error.to_string()) {
-            Ok(()) if self.machines().created(&name) => {
+        let result = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
+        drop(permit);
+        match result.map_err(|error| error.to_string()) {
+            Ok(()) if self.machines().mark_created(&name) => {
                 remove_marker(&self.creation_markers, &name);
                 tracing::info!(machine = name, "machine created");
             }
             Ok(()) => self.remove(name).await,
             Err(cause) => {
-                tracing::error!(machine = name, cause, "failed to create machine, removing its remains");
-                self.machines().removing(name.clone());
+                tracing::error!(machine = name, cause, "failed to create machine, removing it");
+                self.machines().mark_removing(name.clone());
                 self.remove(name).await;
             }
         }
     }
 
-    /// Removes a machine. Retries until it succeeds, because a forgotten machine costs money.
+    /// Removes a machine. Retries until it succeeds, because a machine that is not removed costs money.
     async fn remove(self: Arc<Self>, name: String) {
-        let mut pause = self.removal_pause;
+        let mut delay = self.removal_delay;
         for attempt in 1_u32.. {
-            let by_force = attempt > self.removals;
-            if by_force {
+            let force = attempt > self.removal_attempts;
+            if force {
                 tracing::error!(
                     machine = name,
-                    attempts = self.removals,
-                    "failed to remove machine; it may still run at its provider: remove it there. Its local state is deleted"
+                    attempts = self.removal_attempts,
+                    "failed to remove machine, which may still run at its provider; remove it there. The local state is deleted"
                 );
             }
             let removed = {
-                let _turn = self.removing.acquire().await;
-                self.docker_machine.remove(&name, by_force).await
+                let _permit = self.removals.acquire().await;
+                self.docker_machine.remove(&name, force).await
             };
             match removed {
-                Ok(()) => return self.removed(&name),
-                Err(error) => tracing::warn!(machine = name, attempt, by_force, %error, "failed to remove machine"),
+                Ok(()) => return self.finish_removal(&name),
+                Err(error) => tracing::warn!(machine = name, attempt, force, %error, "failed to remove machine"),
             }
-            tokio::time::sleep(pause).await;
-            if by_force {
-                pause = (pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
+            tokio::time::sleep(delay).await;
+            if force {
+                delay = (delay * 2).clamp(MIN_REMOVAL_DELAY, MAX_REMOVAL_DELAY);
             }
         }
     }
 
     /// Waits for a docker-machine process that a killed plugin started, then removes its machine.
     async fn remove_orphan(self: Arc<Self>, name: String) {
-        let limit = self.docker_machine.create_timeout();
-        let ended = async {
+        let timeout = self.docker_machine.create_timeout();
+        let exit = async {
             while creating_process(&name).is_some() {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
-        if tokio::time::timeout(limit, ended).await.is_err()
+        if tokio::time::timeout(timeout, exit).await.is_err()
             && let Some(pid) = creating_process(&name)
         {
             tracing::error!(machine = name, "creation exceeded create_timeout_s, stopping it");
@@ -117,9 +118,9 @@ impl Inner {
         self.remove(name).await;
     }
 
-    fn removed(&self, name: &str) {
+    fn finish_removal(&self, name: &str) {
         remove_marker(&self.creation_markers, name);
-        self.machines().gone(name);
+        self.machines().mark_removed(name);
         tracing::info!(machine = name, "machine removed");
     }
 
@@ -142,8 +143,8 @@ fn creating_process(name: &str) -> Option<Pid> {
     let mut pids = processes.filter_map(|process| {
         let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
         let line = std::fs::read(process.path().join("cmdline")).ok()?;
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        (words.contains(&&b"create"[..]) && words.contains(&name.as_bytes())).then_some(pid)
+        let arguments: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        (arguments.contains(&&b"create"[..]) && arguments.contains(&name.as_bytes())).then_some(pid)
     });
     pids.next()
 }
@@ -167,7 +168,7 @@ impl Provider for DockerMachine {
             max_size: config.max_size,
             can_suspend: false,
         };
-        let growth = match config.max_growth_rate {
+        let concurrent_creations = match config.max_growth_rate {
             0 => Semaphore::MAX_PERMITS,
             rate => rate as usize,
         };
@@ -175,28 +176,29 @@ impl Provider for DockerMachine {
             names,
             settings,
             max_size: config.max_size as usize,
-            removals: config.removals(),
-            removal_pause: Duration::from_secs(config.removal_interval_s),
+            removal_attempts: config.removal_attempts(),
+            removal_delay: Duration::from_secs(config.removal_interval_s),
             machines: Mutex::default(),
-            creations: Semaphore::new(growth),
-            removing: Semaphore::new(MAX_CONCURRENT_REMOVALS),
+            creations: Semaphore::new(concurrent_creations),
+            removals: Semaphore::new(MAX_CONCURRENT_REMOVALS),
             creation_markers,
             docker_machine: machine::DockerMachine::new(config, storage),
         });
         // Also checks that docker-machine can be run.
         let all = inner.docker_machine.first_list().await?;
-        let (ours, others): (Vec<&String>, Vec<&String>) = all.keys().partition(|name| inner.names.is_ours(name));
+        let (own, others): (Vec<&String>, Vec<&String>) =
+            all.keys().partition(|name| inner.names.may_belong_to_group(name));
         tracing::info!(
             group = init.id,
-            machines = ours.len(),
-            of_others = others.len(),
+            machines = own.len(),
+            other_machines = others.len(),
             "ready; machines of other groups are ignored"
         );
-        for mark in std::fs::read_dir(&inner.creation_markers)?.flatten() {
-            let name = mark.file_name().to_string_lossy().into_owned();
-            if inner.names.is_ours(&name) {
+        for marker in std::fs::read_dir(&inner.creation_markers)?.flatten() {
+            let name = marker.file_name().to_string_lossy().into_owned();
+            if inner.names.may_belong_to_group(&name) {
                 tracing::warn!(machine = name, "removing machine whose creation was interrupted");
-                inner.machines().removing(name.clone());
+                inner.machines().mark_removing(name.clone());
                 tokio::spawn(Arc::clone(&inner).remove_orphan(name));
             }
         }
@@ -205,28 +207,29 @@ impl Provider for DockerMachine {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let mut listed = self.inner.docker_machine.list().await?;
-        listed.retain(|name, _| self.inner.names.is_ours(name));
-        let (instances, remove) = self.inner.machines().look(&listed);
+        listed.retain(|name, _| self.inner.names.may_belong_to_group(name));
+        let (instances, remove) = self.inner.machines().process_list(&listed);
         remove.into_iter().for_each(|name| self.inner.begin_removal(name));
         Ok(instances)
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
-        for done in 0..n {
+        for accepted in 0..n {
             let mut machines = self.inner.machines();
             if machines.len() >= self.inner.max_size {
                 let error = format!("the group has reached max_size = {}", self.inner.max_size);
-                return Err(PartialFailure { succeeded: done, error: error.into() });
+                return Err(PartialFailure { succeeded: accepted, error: error.into() });
             }
             let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-            let name = self.inner.names.make(seconds, rand::random());
-            // Created before the machine, so that a crash leaves no unknown machine.
-            let mark = std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
-            if let Err(error) = mark {
+            let name = self.inner.names.new_name(seconds, rand::random());
+            // The marker is created before the machine, so that a crash leaves no unknown machine.
+            let marker =
+                std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
+            if let Err(error) = marker {
                 let error = format!("{}: {error}", self.inner.creation_markers.display());
-                return Err(PartialFailure { succeeded: done, error: error.into() });
+                return Err(PartialFailure { succeeded: accepted, error: error.into() });
             }
-            let stop = machines.create(name.clone());
+            let stop = machines.begin_creation(name.clone());
             tokio::spawn(Arc::clone(&self.inner).create(name, stop));
         }
         Ok(n)
@@ -234,7 +237,7 @@ impl Provider for DockerMachine {
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         for id in &ids {
-            if self.inner.machines().remove(id.as_str()) {
+            if self.inner.machines().begin_removal(id.as_str()) {
                 self.inner.begin_removal(id.as_str().to_owned());
             }
         }
@@ -242,31 +245,32 @@ impl Provider for DockerMachine {
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        if !self.inner.machines().has(id.as_str()) {
+        if !self.inner.machines().contains(id.as_str()) {
             return Err(format!("unknown instance {id}").into());
         }
-        let reach = self.inner.docker_machine.reach(id.as_str()).await?;
-        let set = &self.inner.settings.connector;
-        let or = |set: &str, own: &str| if set.is_empty() { own.to_owned() } else { set.to_owned() };
-        let key = if set.key.is_empty() && set.password.is_empty() {
-            tokio::fs::read(&reach.key_path).await.map_err(|error| {
-                format!("machine {id}: failed to read its SSH key {}: {error}", reach.key_path.display())
+        let details = self.inner.docker_machine.connection_details(id.as_str()).await?;
+        let user = &self.inner.settings.connector;
+        let or_default =
+            |value: &str, default: &str| if value.is_empty() { default.to_owned() } else { value.to_owned() };
+        let key = if user.key.is_empty() && user.password.is_empty() {
+            tokio::fs::read(&details.key_path).await.map_err(|error| {
+                format!("machine {id}: failed to read SSH key {}: {error}", details.key_path.display())
             })?
         } else {
-            set.key.clone()
+            user.key.clone()
         };
         Ok(ConnectInfo {
             connector: ConnectorConfig {
-                os: or(&set.os, "linux"),
-                protocol: or(&set.protocol, "ssh"),
-                protocol_port: if set.protocol_port == 0 { reach.port } else { set.protocol_port },
-                username: or(&set.username, &reach.username),
+                os: or_default(&user.os, "linux"),
+                protocol: or_default(&user.protocol, "ssh"),
+                protocol_port: if user.protocol_port == 0 { details.port } else { user.protocol_port },
+                username: or_default(&user.username, &details.username),
                 key,
-                ..set.clone()
+                ..user.clone()
             },
-            // docker-machine knows only the address by which it reaches the machine itself.
-            external_addr: reach.address.clone(),
-            internal_addr: reach.address,
+            // docker-machine has only one address of the machine.
+            external_addr: details.address.clone(),
+            internal_addr: details.address,
             expires: None,
         })
     }

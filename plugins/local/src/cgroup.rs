@@ -7,15 +7,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Usual mount point.
-const MOUNT: &str = "/sys/fs/cgroup";
+/// Usual mount point of cgroups.
+const MOUNT_POINT: &str = "/sys/fs/cgroup";
 /// Prefix of the name of a plugin's cgroup. The process ID of the plugin follows.
 const PREFIX: &str = "muster-local-";
 /// Period of the CPU quota.
-const PERIOD_US: u64 = 100_000;
-/// Number of attempts to remove a cgroup, until the last process of the instance has left it.
-const REMOVE_TRIES: u32 = 40;
-const REMOVE_PAUSE: Duration = Duration::from_millis(50);
+const CPU_PERIOD_US: u64 = 100_000;
+/// Maximum number of attempts to remove a cgroup, which fail while it contains processes of the instance.
+const MAX_REMOVE_ATTEMPTS: u32 = 40;
+const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Resource limits of an instance. 0 means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -26,7 +26,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    pub(crate) fn is_none(&self) -> bool {
+    pub(crate) fn is_unlimited(&self) -> bool {
         *self == Self::default()
     }
 
@@ -34,14 +34,14 @@ impl Limits {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
     fn settings(&self, version: Version) -> Vec<(&'static str, &'static str, String)> {
         let mut settings = Vec::new();
-        let quota = (self.cpus * PERIOD_US as f64) as u64;
+        let quota = (self.cpus * CPU_PERIOD_US as f64) as u64;
         match version {
             Version::V1 => {
                 if self.memory_bytes > 0 {
                     settings.push(("memory", "memory.limit_in_bytes", self.memory_bytes.to_string()));
                 }
                 if self.cpus > 0.0 {
-                    settings.push(("cpu", "cpu.cfs_period_us", PERIOD_US.to_string()));
+                    settings.push(("cpu", "cpu.cfs_period_us", CPU_PERIOD_US.to_string()));
                     settings.push(("cpu", "cpu.cfs_quota_us", quota.to_string()));
                 }
             }
@@ -50,7 +50,7 @@ impl Limits {
                     settings.push(("memory", "memory.max", self.memory_bytes.to_string()));
                 }
                 if self.cpus > 0.0 {
-                    settings.push(("cpu", "cpu.max", format!("{quota} {PERIOD_US}")));
+                    settings.push(("cpu", "cpu.max", format!("{quota} {CPU_PERIOD_US}")));
                 }
             }
         }
@@ -72,8 +72,8 @@ enum Version {
 pub(crate) struct Cgroups {
     version: Version,
     limits: Limits,
-    /// Paths by controller. Version 2 has one path for all.
-    bases: Vec<(&'static str, PathBuf)>,
+    /// Paths by controller. Version 2 has one path for all controllers.
+    parents: Vec<(&'static str, PathBuf)>,
 }
 
 /// The cgroups of one instance.
@@ -84,53 +84,53 @@ impl Cgroups {
     /// Creates the cgroups of the plugin.
     ///
     /// # Errors
-    /// Returns the reason why limits cannot be set, and how to allow it.
+    /// Returns the reason why limits cannot be set, with a hint.
     pub(crate) fn new(limits: Limits) -> Result<Self, String> {
         let own =
             std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("/proc/self/cgroup: {error}"))?;
-        Self::below(Path::new(MOUNT), &own, limits)
+        Self::create_below(Path::new(MOUNT_POINT), &own, limits)
     }
 
-    fn below(mount: &Path, own: &str, limits: Limits) -> Result<Self, String> {
+    fn create_below(mount: &Path, own: &str, limits: Limits) -> Result<Self, String> {
         let version = if mount.join("cgroup.controllers").exists() { Version::V2 } else { Version::V1 };
         let mut controllers: Vec<&'static str> =
             limits.settings(version).into_iter().map(|(controller, ..)| controller).collect();
         controllers.dedup();
         let name = format!("{PREFIX}{}", std::process::id());
-        let mut bases = Vec::new();
+        let mut parents = Vec::new();
         match version {
             Version::V1 => {
                 for controller in controllers {
-                    let home = existing(&mount.join(controller), path_of(own, controller));
-                    clear(&home);
-                    let base = home.join(&name);
-                    make(&base)?;
-                    bases.push((controller, base));
+                    let own_cgroup = cgroup_directory(&mount.join(controller), controller_path(own, controller));
+                    remove_stale(&own_cgroup);
+                    let parent = own_cgroup.join(&name);
+                    create_cgroup(&parent)?;
+                    parents.push((controller, parent));
                 }
             }
             Version::V2 => {
-                let home = existing(mount, path_of(own, ""));
-                clear(&home);
-                enable(&home, &controllers)?;
-                let base = home.join(&name);
-                make(&base)?;
-                enable(&base, &controllers)?;
-                bases.push(("", base));
+                let own_cgroup = cgroup_directory(mount, controller_path(own, ""));
+                remove_stale(&own_cgroup);
+                enable(&own_cgroup, &controllers)?;
+                let parent = own_cgroup.join(&name);
+                create_cgroup(&parent)?;
+                enable(&parent, &controllers)?;
+                parents.push(("", parent));
             }
         }
-        Ok(Self { version, limits, bases })
+        Ok(Self { version, limits, parents })
     }
 
     /// Creates the cgroups of an instance, and sets its limits.
-    pub(crate) fn group(&self, instance: &str) -> Result<InstanceCgroup, String> {
-        let group = InstanceCgroup(self.bases.iter().map(|(_, base)| base.join(instance)).collect());
+    pub(crate) fn create(&self, instance: &str) -> Result<InstanceCgroup, String> {
+        let group = InstanceCgroup(self.parents.iter().map(|(_, parent)| parent.join(instance)).collect());
         for path in &group.0 {
-            make(path)?;
+            create_cgroup(path)?;
         }
         for (controller, file, value) in self.limits.settings(self.version) {
-            let base = self.bases.iter().find(|(of, _)| of.is_empty() || *of == controller);
-            if let Some((_, base)) = base {
-                write(&base.join(instance).join(file), &value)?;
+            let parent = self.parents.iter().find(|(name, _)| name.is_empty() || *name == controller);
+            if let Some((_, parent)) = parent {
+                write(&parent.join(instance).join(file), &value)?;
             }
         }
         Ok(group)
@@ -138,10 +138,10 @@ impl Cgroups {
 }
 
 impl Cgroups {
-    /// Removes the cgroups of the plugin. There must be no instances.
+    /// Removes the cgroups of the plugin. All instances must have ended.
     pub(crate) fn remove(&self) {
-        for (_, base) in &self.bases {
-            let _ = std::fs::remove_dir(base);
+        for (_, parent) in &self.parents {
+            let _ = std::fs::remove_dir(parent);
         }
     }
 }
@@ -152,10 +152,10 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes cgroups of killed plugins: those whose process does not exist, or that have the ID of this process. Cgroups
-/// that contain processes cannot be removed.
-fn clear(home: &Path) {
-    for entry in home.read_dir().into_iter().flatten().flatten() {
+/// Removes cgroups of killed plugins. Their process does not exist, or has the ID of this process. Cgroups that contain
+/// processes are not removed.
+fn remove_stale(own_cgroup: &Path) {
+    for entry in own_cgroup.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(pid) = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok()) else { continue };
         if pid != std::process::id() && Path::new("/proc").join(pid.to_string()).exists() {
@@ -170,23 +170,23 @@ fn clear(home: &Path) {
 
 impl InstanceCgroup {
     /// Moves a process and its existing children into the cgroups.
-    pub(crate) fn join(&self, pid: u32) -> Result<(), String> {
-        let all = |pid: u32| self.0.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()));
-        all(pid)?;
+    pub(crate) fn add_process(&self, pid: u32) -> Result<(), String> {
+        let add = |pid: u32| self.0.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()));
+        add(pid)?;
         // Future children inherit the cgroups.
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // A child that has ended meanwhile needs no limit.
-        children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| drop(all(child)));
+        // A child may have exited in the meantime.
+        children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| drop(add(child)));
         Ok(())
     }
 
     /// Removes the cgroups once the last process has ended.
     pub(crate) async fn remove(self) {
         for path in self.0 {
-            for attempt in 1..=REMOVE_TRIES {
+            for attempt in 1..=MAX_REMOVE_ATTEMPTS {
                 match std::fs::remove_dir(&path) {
-                    Err(error) if error.kind() != std::io::ErrorKind::NotFound && attempt < REMOVE_TRIES => {
-                        tokio::time::sleep(REMOVE_PAUSE).await;
+                    Err(error) if error.kind() != std::io::ErrorKind::NotFound && attempt < MAX_REMOVE_ATTEMPTS => {
+                        tokio::time::sleep(REMOVE_RETRY_DELAY).await;
                     }
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                         tracing::warn!(path = %path.display(), %error, "failed to remove cgroup of an instance");
@@ -199,28 +199,28 @@ impl InstanceCgroup {
 }
 
 /// Returns the path of a controller in `/proc/self/cgroup`. Version 2 has the controller "".
-fn path_of<'a>(own: &'a str, controller: &str) -> &'a str {
+fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
     let path = own.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-        controllers.split(',').any(|of| of == controller).then_some(path)
+        controllers.split(',').any(|name| name == controller).then_some(path)
     });
     path.unwrap_or("/")
 }
 
-/// In a container, the path may be that of the host. Then only the mount point exists.
-fn existing(mount: &Path, path: &str) -> PathBuf {
-    let whole = mount.join(path.trim_start_matches('/'));
-    if whole.is_dir() { whole } else { mount.to_owned() }
+/// Returns the directory of a cgroup. In a container, the path may be that of the host; then returns the mount point.
+fn cgroup_directory(mount: &Path, path: &str) -> PathBuf {
+    let directory = mount.join(path.trim_start_matches('/'));
+    if directory.is_dir() { directory } else { mount.to_owned() }
 }
 
 fn enable(group: &Path, controllers: &[&str]) -> Result<(), String> {
-    let words: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
-    write(&group.join("cgroup.subtree_control"), &words.join(" ")).map_err(|error| {
+    let enabled: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
+    write(&group.join("cgroup.subtree_control"), &enabled.join(" ")).map_err(|error| {
         format!("{error}; run the manager in a separate cgroup that is delegated to it (systemd: Delegate=yes and DelegateSubgroup=manager)")
     })
 }
 
-fn make(path: &Path) -> Result<(), String> {
+fn create_cgroup(path: &Path) -> Result<(), String> {
     match std::fs::create_dir(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(format!("{}: {error}", path.display())),
         _ => Ok(()),
@@ -242,15 +242,15 @@ mod tests {
     }
 
     #[test]
-    fn version_2_has_one_cgroup() {
+    fn version_2_has_one_cgroup_for_all_controllers() {
         let mount = tempfile::tempdir().unwrap();
         std::fs::write(mount.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
         std::fs::create_dir_all(mount.path().join("system.slice/manager")).unwrap();
-        let groups = Cgroups::below(mount.path(), "0::/system.slice/manager\n", LIMITS).unwrap();
-        groups.group("local-1").unwrap();
-        let home = mount.path().join("system.slice/manager");
-        assert_eq!(read(home.join("cgroup.subtree_control")), "+memory +cpu +pids");
-        let group = home.join(format!("muster-local-{}/local-1", std::process::id()));
+        let groups = Cgroups::create_below(mount.path(), "0::/system.slice/manager\n", LIMITS).unwrap();
+        groups.create("local-1").unwrap();
+        let own_cgroup = mount.path().join("system.slice/manager");
+        assert_eq!(read(own_cgroup.join("cgroup.subtree_control")), "+memory +cpu +pids");
+        let group = own_cgroup.join(format!("muster-local-{}/local-1", std::process::id()));
         assert_eq!(read(group.join("memory.max")), (64 << 20).to_string());
         assert_eq!(read(group.join("cpu.max")), "150000 100000");
         assert_eq!(read(group.join("pids.max")), "20");
@@ -263,8 +263,8 @@ mod tests {
             std::fs::create_dir_all(mount.path().join(directory)).unwrap();
         }
         let own = "4:memory:/ci\n2:cpu,cpuacct:/of-the-host\n3:pids:/\n0::/\n";
-        let groups = Cgroups::below(mount.path(), own, LIMITS).unwrap();
-        groups.group("local-1").unwrap();
+        let groups = Cgroups::create_below(mount.path(), own, LIMITS).unwrap();
+        groups.create("local-1").unwrap();
         let group = |base: &str| mount.path().join(base).join(format!("muster-local-{}/local-1", std::process::id()));
         assert_eq!(read(group("memory/ci").join("memory.limit_in_bytes")), (64 << 20).to_string());
         assert_eq!(read(group("cpu").join("cpu.cfs_quota_us")), "150000");
@@ -274,11 +274,11 @@ mod tests {
     #[test]
     fn error_has_reason_and_hint_if_cgroups_cannot_be_created() {
         let mount = tempfile::tempdir().unwrap();
-        let error = Cgroups::below(mount.path(), "", LIMITS).unwrap_err();
+        let error = Cgroups::create_below(mount.path(), "", LIMITS).unwrap_err();
         assert!(error.contains("memory"), "{error}");
         std::fs::write(mount.path().join("cgroup.controllers"), "").unwrap();
         std::fs::create_dir(mount.path().join("cgroup.subtree_control")).unwrap();
-        let error = Cgroups::below(mount.path(), "0::/\n", LIMITS).unwrap_err();
+        let error = Cgroups::create_below(mount.path(), "0::/\n", LIMITS).unwrap_err();
         assert!(error.contains("Delegate=yes"), "{error}");
     }
 }

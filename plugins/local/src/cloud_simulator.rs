@@ -8,15 +8,16 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 
-/// Random generator and limits.
+/// Simulator of a cloud.
 pub(crate) struct CloudSimulator {
     config: Config,
     random: StdRng,
-    /// Number of requests that still fail.
-    failures: u32,
-    /// Number of instances that may be created now, and when it was computed.
+    /// Number of upcoming requests that will fail.
+    remaining_failures: u32,
+    /// Number of instances that may be created now.
     tokens: f64,
-    counted: Instant,
+    /// Time when `tokens` was updated.
+    refilled_at: Instant,
 }
 
 impl CloudSimulator {
@@ -27,8 +28,8 @@ impl CloudSimulator {
             tracing::info!(seed, "random behavior is reproducible with this seed");
         }
         let tokens = f64::from(config.creations_per_second);
-        let failures = config.request_failures;
-        Self { config, random: StdRng::seed_from_u64(seed), failures, tokens, counted: Instant::now() }
+        let remaining_failures = config.request_failures;
+        Self { config, random: StdRng::seed_from_u64(seed), remaining_failures, tokens, refilled_at: Instant::now() }
     }
 
     /// Returns how many of `n` instances are accepted.
@@ -36,31 +37,33 @@ impl CloudSimulator {
     /// # Errors
     /// Returns an error if the whole request fails.
     pub(crate) fn accept_create(&mut self, n: u32, now: Instant) -> Result<u32, &'static str> {
-        if self.failures > 0 {
-            self.failures -= 1;
+        if self.remaining_failures > 0 {
+            self.remaining_failures -= 1;
             return Err("the cloud has no capacity yet (request_failures)");
         }
-        if self.happens(self.config.request_failure_rate) {
+        if self.random_event(self.config.request_failure_rate) {
             return Err("the cloud has no capacity (request_failure_rate)");
         }
-        let mut granted = n;
+        let mut accepted = n;
         if self.config.acceptance_rate < 1.0 {
-            granted = ((f64::from(n) * self.config.acceptance_rate) as u32).clamp(n.min(1), n);
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most n")]
+            let share = (f64::from(n) * self.config.acceptance_rate) as u32;
+            accepted = share.clamp(n.min(1), n);
         }
         if self.config.max_instances_per_request > 0 {
-            granted = granted.min(self.config.max_instances_per_request);
+            accepted = accepted.min(self.config.max_instances_per_request);
         }
         let rate = f64::from(self.config.creations_per_second);
         if rate > 0.0 {
-            let passed = now.saturating_duration_since(self.counted).as_secs_f64();
-            self.tokens = (self.tokens + passed * rate).min(rate);
-            self.counted = now;
-            while f64::from(granted) > self.tokens {
-                granted -= 1;
+            let elapsed = now.saturating_duration_since(self.refilled_at).as_secs_f64();
+            self.tokens = (self.tokens + elapsed * rate).min(rate);
+            self.refilled_at = now;
+            while f64::from(accepted) > self.tokens {
+                accepted -= 1;
             }
-            self.tokens -= f64::from(granted);
+            self.tokens -= f64::from(accepted);
         }
-        Ok(granted)
+        Ok(accepted)
     }
 
     /// Returns the time until an instance boots.
@@ -72,12 +75,12 @@ impl CloudSimulator {
 
     /// Returns true if an instance never starts.
     pub(crate) fn fails_to_boot(&mut self) -> bool {
-        self.happens(self.config.boot_failure_rate)
+        self.random_event(self.config.boot_failure_rate)
     }
 
     /// Returns true if a heartbeat fails.
     pub(crate) fn fails_heartbeat(&mut self) -> bool {
-        self.happens(self.config.heartbeat_failure_rate)
+        self.random_event(self.config.heartbeat_failure_rate)
     }
 
     /// Returns the time until a running instance is preempted, from an exponential distribution. `None` means never.
@@ -86,11 +89,11 @@ impl CloudSimulator {
         if rate <= 0.0 {
             return None;
         }
-        let part: f64 = self.random.random_range(f64::EPSILON..1.0);
-        Some(Duration::from_secs_f64((-part.ln() / rate).min(1e9)))
+        let sample: f64 = self.random.random_range(f64::EPSILON..1.0);
+        Some(Duration::from_secs_f64((-sample.ln() / rate).min(1e9)))
     }
 
-    fn happens(&mut self, rate: f64) -> bool {
+    fn random_event(&mut self, rate: f64) -> bool {
         rate > 0.0 && self.random.random_bool(rate)
     }
 }
@@ -99,9 +102,9 @@ impl CloudSimulator {
 mod tests {
     use super::*;
 
-    fn simulator(change: impl FnOnce(&mut Config)) -> CloudSimulator {
+    fn simulator(configure: impl FnOnce(&mut Config)) -> CloudSimulator {
         let mut config = Config { seed: 7, ..Config::default() };
-        change(&mut config);
+        configure(&mut config);
         CloudSimulator::new(config)
     }
 
@@ -115,18 +118,18 @@ mod tests {
         assert_eq!(
             simulator.accept_create(10, start + Duration::from_secs(60)),
             Ok(4),
-            "no more than a second's worth is saved up"
+            "at most the tokens of one second accumulate"
         );
     }
 
     #[tokio::test]
-    async fn requests_can_be_partial_or_fail() {
+    async fn requests_are_accepted_partially_or_fail() {
         assert_eq!(simulator(|config| config.max_instances_per_request = 3).accept_create(10, Instant::now()), Ok(3));
         assert_eq!(simulator(|config| config.acceptance_rate = 0.5).accept_create(11, Instant::now()), Ok(5));
         assert_eq!(simulator(|config| config.acceptance_rate = 0.5).accept_create(1, Instant::now()), Ok(1));
         let mut first = simulator(|config| config.request_failures = 2);
-        let answers: Vec<_> = (0..4).map(|_| first.accept_create(1, Instant::now()).ok()).collect();
-        assert_eq!(answers, [None, None, Some(1), Some(1)]);
+        let results: Vec<_> = (0..4).map(|_| first.accept_create(1, Instant::now()).ok()).collect();
+        assert_eq!(results, [None, None, Some(1), Some(1)]);
         let mut failing = simulator(|config| config.request_failure_rate = 0.5);
         let failed = (0..1000).filter(|_| failing.accept_create(1, Instant::now()).is_err()).count();
         assert!((400..600).contains(&failed), "{failed} of 1000 with rate 0.5");
@@ -134,12 +137,12 @@ mod tests {
 
     #[tokio::test]
     async fn same_seed_gives_same_preemptions() {
-        let losses = || {
+        let preemptions = || {
             let mut simulator = simulator(|config| config.preemptions_per_minute = 2.0);
             (0..100).map(|_| simulator.preemption_after()).collect::<Vec<_>>()
         };
-        assert_eq!(losses(), losses());
-        let mean = losses().iter().flatten().map(Duration::as_secs_f64).sum::<f64>() / 100.0;
-        assert!((20.0..45.0).contains(&mean), "two in a minute are one in 30 s, not in {mean} s");
+        assert_eq!(preemptions(), preemptions());
+        let mean = preemptions().iter().flatten().map(Duration::as_secs_f64).sum::<f64>() / 100.0;
+        assert!((20.0..45.0).contains(&mean), "expected a mean of about 30 s, not {mean} s");
     }
 }

@@ -123,22 +123,22 @@ impl Config {
             return Err("max_size must be at least 1".to_owned());
         }
         if self.persistent_instances {
-            let missing = [
+            let conflicts = [
                 (
                     self.directory.as_os_str().is_empty(),
-                    "needs directory, in which the next plugin finds its instances",
+                    "requires directory, in which the next plugin finds its instances",
                 ),
                 (
                     self.isolation == Isolation::None,
-                    "needs namespaces, because the processes of an instance could not be stopped otherwise",
+                    "requires namespaces, without which the processes of an instance cannot be stopped",
                 ),
                 (
-                    !self.limits().is_none(),
+                    !self.limits().is_unlimited(),
                     "excludes max_memory_mib, max_cpus and max_processes, because cgroups are removed with the plugin",
                 ),
             ];
-            if let Some((_, why)) = missing.iter().find(|(is_so, _)| *is_so) {
-                return Err(format!("persistent_instances = true {why}"));
+            if let Some((_, reason)) = conflicts.iter().find(|(is_present, _)| *is_present) {
+                return Err(format!("persistent_instances = true {reason}"));
             }
         }
         let rates = [

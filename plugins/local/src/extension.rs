@@ -14,7 +14,7 @@ use crate::usage;
 /// Timeout of a hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
-async fn hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
+async fn run_hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
     let Some((executable, arguments)) = command.split_first() else { return Ok(()) };
     let mut command = Command::new(executable);
     command.args(arguments).args([id.as_str(), job]);
@@ -49,14 +49,14 @@ impl Extension for Local {
     }
 
     fn notices(&self) -> Notices {
-        // A slow host misses notices, and continues with the next ones.
+        // A host that reads too slowly misses old notices and receives the next ones.
         Box::pin(BroadcastStream::new(self.subscribe()).filter_map(|notice| std::future::ready(notice.ok())))
     }
 
     async fn resource_usage(&self, ids: Vec<InstanceId>) -> Result<Vec<ResourceUsage>, Error> {
         let limit = Some(self.config().limits().memory_bytes).filter(|bytes| *bytes > 0);
-        let one = |instance: InstanceId| {
-            let usage = usage::of(self.pid(&instance)?)?;
+        let measure = |instance: InstanceId| {
+            let usage = usage::measure(self.pid(&instance)?)?;
             Some(ResourceUsage {
                 instance,
                 cpu_seconds: usage.cpu_seconds,
@@ -65,7 +65,7 @@ impl Extension for Local {
                 processes: usage.processes,
             })
         };
-        Ok(ids.into_iter().filter_map(one).collect())
+        Ok(ids.into_iter().filter_map(measure).collect())
     }
 
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
@@ -73,10 +73,10 @@ impl Extension for Local {
     }
 
     async fn prepare(&self, id: InstanceId, job: String) -> Result<(), Error> {
-        hook(&self.config().prepare_command, "prepare_command", &id, &job).await
+        run_hook(&self.config().prepare_command, "prepare_command", &id, &job).await
     }
 
     async fn cleanup(&self, id: InstanceId, job: String) -> Result<(), Error> {
-        hook(&self.config().finish_command, "finish_command", &id, &job).await
+        run_hook(&self.config().finish_command, "finish_command", &id, &job).await
     }
 }

@@ -1,7 +1,7 @@
 //! `fleeting-plugin-local`: instances on this host. Each is a process with its own SSH server and directory and, if the
 //! system allows it, its own process and mount namespaces.
 //!
-//! It also simulates a cloud for demonstrations and tests: boot time, API rate, failures, partial grants and
+//! It also simulates a cloud for demonstrations and tests: boot time, API rate, failures, partially accepted requests and
 //! preemptions are configurable.
 
 mod cgroup;
@@ -21,13 +21,14 @@ mod usage;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `own` are the arguments that make this executable the plugin (none for the plugin's own
-/// executable), and `arguments` are those that follow them.
+/// Runs the plugin. `plugin_arguments` are the arguments that make this executable the plugin, which the plugin's own executable does
+/// not need. `arguments` are the arguments that follow them.
 #[must_use]
-pub fn main(own: &'static [&'static str], arguments: &[String]) -> ExitCode {
-    // The plugin starts itself again for each instance.
-    instance::set_own_arguments(own);
-    if let Some((instance::INSTANCE_ARG, arguments)) = arguments.split_first().map(|(word, rest)| (word.as_str(), rest))
+pub fn main(plugin_arguments: &'static [&'static str], arguments: &[String]) -> ExitCode {
+    // Each instance is another process of this executable.
+    instance::set_plugin_arguments(plugin_arguments);
+    if let Some((instance::INSTANCE_ARG, arguments)) =
+        arguments.split_first().map(|(first, rest)| (first.as_str(), rest))
     {
         return instance_main::main(arguments);
     }

@@ -1,5 +1,5 @@
-//! Processes whose parent has ended, such as an agent or a daemon. They become children of the instance, and are killed
-//! with it at the latest.
+//! Handles orphaned processes of an instance, such as an agent or a daemon. They become children of the instance process
+//! and are killed when the instance ends.
 
 use std::time::{Duration, Instant};
 
@@ -8,51 +8,51 @@ use tokio::signal::unix::SignalKind;
 
 use crate::server::Commands;
 
-/// Maximum time to wait until the killed processes have ended.
+/// Maximum time to wait until the killed processes have exited.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-const END_PAUSE: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Makes this process the parent of orphaned descendants.
 pub(crate) fn adopt() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Reaps orphaned processes indefinitely. Commands in `own` are reaped by the tasks that started them.
-pub(crate) async fn reap(own: Commands) {
-    let Ok(mut ended) = tokio::signal::unix::signal(SignalKind::child()) else { return };
-    while ended.recv().await.is_some() {
-        for child in children().into_iter().filter(|child| !own.has(child.as_raw_nonzero().get())) {
+/// Reaps orphaned processes indefinitely. The processes in `commands` are reaped by the tasks that started them.
+pub(crate) async fn reap(commands: Commands) {
+    let Ok(mut child_signals) = tokio::signal::unix::signal(SignalKind::child()) else { return };
+    while child_signals.recv().await.is_some() {
+        for child in children().into_iter().filter(|child| !commands.contains(child.as_raw_nonzero().get())) {
             let _ = waitpid(Some(child), WaitOptions::NOHANG);
         }
     }
 }
 
-/// Kills all descendants of this process. Children of a killed process become children of this one, so this terminates.
-/// Blocks the thread, so that no command can report that it ended. On a lost machine, none would either.
-pub(crate) fn end_all() {
-    let end = Instant::now() + KILL_TIMEOUT;
+/// Kills all descendants of this process. The children of a killed process become children of this process and are killed,
+/// too. Blocks the only thread, so that no command can report its exit: a lost machine would not report it either.
+pub(crate) fn kill_all() {
+    let deadline = Instant::now() + KILL_TIMEOUT;
     loop {
-        let left = children();
-        if left.is_empty() || Instant::now() >= end {
+        let remaining = children();
+        if remaining.is_empty() || Instant::now() >= deadline {
             return;
         }
-        for child in left {
+        for child in remaining {
             let _ = kill_process(child, Signal::KILL);
             let _ = waitpid(Some(child), WaitOptions::NOHANG);
         }
-        std::thread::sleep(END_PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 fn children() -> Vec<Pid> {
-    let own = getpid().as_raw_nonzero().get();
+    let own_pid = getpid().as_raw_nonzero().get();
     let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let child = |process: std::fs::DirEntry| {
+    let child_pid = |process: std::fs::DirEntry| {
         let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
         let stat = std::fs::read_to_string(process.path().join("stat")).ok()?;
         // `pid (name) state parent ...`; the name may contain any characters.
         let parent: i32 = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
-        (parent == own).then_some(pid)
+        (parent == own_pid).then_some(pid)
     };
-    processes.filter_map(child).collect()
+    processes.filter_map(child_pid).collect()
 }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cgroup::{self, Cgroups};
 use crate::cloud_simulator::CloudSimulator;
 use crate::config::{Config, Isolation};
-use crate::instance::{self, Reach, Running, Start};
+use crate::instance::{self, ConnectionDetails, Running, Start};
 use crate::persistent::{self, InstanceRecord};
 use crate::run_dir::RunDir;
 use crate::suspend;
@@ -31,7 +31,7 @@ pub(crate) const OFFER: &str = "local";
 const MAX_NOTICES: usize = 256;
 /// Timeout for stopping all instances at shutdown. The host's timeout is 30 s.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-const STOP_PAUSE: Duration = Duration::from_millis(10);
+const STOP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A group of instances on this host.
 pub(crate) struct Local {
@@ -43,8 +43,8 @@ struct Inner {
     settings: Settings,
     namespaces: bool,
     root: PathBuf,
-    /// The directory, unless instances are persistent.
-    place: Option<RunDir>,
+    /// Temporary directory of this process. `None` if instances are persistent.
+    run_dir: Option<RunDir>,
     /// Part of the names of new instances, which makes them unique even if the next plugin gets the same process ID.
     run: u32,
     /// Locks the directory for this plugin if instances are persistent.
@@ -55,19 +55,19 @@ struct Inner {
 }
 
 struct GroupState {
-    instances: BTreeMap<InstanceId, Entry>,
-    made: u64,
+    instances: BTreeMap<InstanceId, InstanceEntry>,
+    created: u64,
     simulator: CloudSimulator,
     /// True if the last request exceeded the capacity.
     out_of_stock: bool,
 }
 
-struct Entry {
+struct InstanceEntry {
     state: InstanceState,
     /// Connection details, once the instance is running.
-    reach: Option<Reach>,
-    /// Stops the instance.
-    end: CancellationToken,
+    connection: Option<ConnectionDetails>,
+    /// Canceled to stop the instance.
+    stop: CancellationToken,
 }
 
 impl Local {
@@ -86,11 +86,11 @@ impl Local {
     }
 
     pub(crate) fn pid(&self, id: &InstanceId) -> Option<u32> {
-        self.inner.group().instances.get(id).and_then(|entry| entry.reach.as_ref()).map(|reach| reach.pid)
+        Some(self.inner.group().instances.get(id)?.connection.as_ref()?.pid)
     }
 
     pub(crate) fn host_key(&self, id: &InstanceId) -> Option<String> {
-        self.inner.group().instances.get(id).and_then(|entry| entry.reach.as_ref()).map(|reach| reach.host_key.clone())
+        Some(self.inner.group().instances.get(id)?.connection.as_ref()?.host_key.clone())
     }
 }
 
@@ -102,8 +102,8 @@ impl Inner {
         self.config.max_size.min(stock).saturating_sub(used)
     }
 
-    fn tell(&self, notice: Notice) {
-        // Sending fails if no host listens, which is fine.
+    fn send_notice(&self, notice: Notice) {
+        // Sending fails if no host is subscribed. The notice is then not needed.
         let _ = self.notices.send(notice);
     }
 
@@ -112,22 +112,22 @@ impl Inner {
     }
 
     /// Manages an instance from its creation to its end.
-    async fn run_instance(self: Arc<Self>, id: InstanceId, end: CancellationToken) {
-        let (delay, fails, loss) = {
+    async fn run_instance(self: Arc<Self>, id: InstanceId, stop: CancellationToken) {
+        let (delay, fails, preemption) = {
             let mut group = self.group();
             (group.simulator.boot_delay(), group.simulator.fails_to_boot(), group.simulator.preemption_after())
         };
         tokio::select! {
-            () = end.cancelled() => return self.gone(&id),
+            () = stop.cancelled() => return self.remove_instance(&id),
             () = tokio::time::sleep(delay) => {}
         }
         let started = if fails { Err("boot failure (boot_failure_rate)".into()) } else { self.start(&id).await };
         match started {
-            Ok((running, cgroup)) => self.watch(id, running, cgroup, end, loss).await,
+            Ok((running, cgroup)) => self.watch(id, running, cgroup, stop, preemption).await,
             Err(error) => {
                 tracing::error!(%id, error = error.to_string(), "instance failed to start");
-                persistent::clear(&self.root, id.as_str()).await;
-                self.set(&id, InstanceState::Timeout);
+                persistent::remove_files(&self.root, id.as_str()).await;
+                self.set_state(&id, InstanceState::Timeout);
             }
         }
     }
@@ -138,63 +138,63 @@ impl Inner {
         id: InstanceId,
         mut running: Running,
         cgroup: Option<cgroup::InstanceCgroup>,
-        end: CancellationToken,
-        loss: Option<Duration>,
+        stop: CancellationToken,
+        preemption: Option<Duration>,
     ) {
-        let lost = async {
-            let Some(after) = loss else { return std::future::pending().await };
+        let preempted = async {
+            let Some(after) = preemption else { return std::future::pending().await };
             let notice = Duration::from_secs_f64(self.config.preemption_notice_s);
             tokio::time::sleep(after.saturating_sub(notice)).await;
             if !notice.is_zero() {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let at = i64::try_from((now + notice).as_secs()).ok();
                 let reason = "preempted (preemptions_per_minute)".to_owned();
-                self.tell(Notice::Interruption { instance: id.clone(), at, reason });
+                self.send_notice(Notice::Interruption { instance: id.clone(), at, reason });
                 tokio::time::sleep(notice).await;
             }
         };
         tokio::select! {
-            () = end.cancelled() => {}
-            () = lost => tracing::warn!(%id, "instance preempted (preemptions_per_minute)"),
-            () = running.ended() => tracing::warn!(%id, "instance exited"),
+            () = stop.cancelled() => {}
+            () = preempted => tracing::warn!(%id, "instance preempted (preemptions_per_minute)"),
+            () = running.wait_exit() => tracing::warn!(%id, "instance exited"),
         }
-        running.end().await;
+        running.stop().await;
         if let Some(cgroup) = cgroup {
             cgroup.remove().await;
         }
-        persistent::clear(&self.root, id.as_str()).await;
-        self.gone(&id);
+        persistent::remove_files(&self.root, id.as_str()).await;
+        self.remove_instance(&id);
     }
 
     /// Restores the instances of an earlier plugin. Removes those that have ended or whose start was interrupted.
     async fn restore_instances(self: &Arc<Self>) -> Result<(), Error> {
-        for id in persistent::unrecorded(&self.root)? {
+        for id in persistent::instances_without_record(&self.root)? {
             tracing::info!(id, "removing instance whose start was interrupted");
-            persistent::clear(&self.root, &id).await;
+            persistent::remove_files(&self.root, &id).await;
         }
-        for (id, record) in persistent::recorded(&self.root)? {
+        for (id, record) in persistent::read_records(&self.root)? {
             let id = InstanceId::new(id);
-            match (record.process()?, &record) {
-                (Some(free), InstanceRecord { listens: Some((port, host_key)), key, .. }) => {
-                    tracing::info!(%id, pid = free.pid, "restored instance of an earlier process");
+            match (record.open_process()?, &record) {
+                (Some(process), InstanceRecord { address: Some((port, host_key)), key, .. }) => {
+                    tracing::info!(%id, pid = process.pid, "restored instance of an earlier process");
                     let (host_key, key) = (host_key.clone(), key.clone().into_bytes());
-                    let reach = Reach { port: *port, key, host_key, pid: free.pid };
-                    let (end, running) = (CancellationToken::new(), Running::attach(free, reach.clone()));
-                    let is_suspended = suspend::is_suspended(reach.pid);
+                    let connection = ConnectionDetails { port: *port, key, host_key, pid: process.pid };
+                    let (stop, running) = (CancellationToken::new(), Running::attach(process, connection.clone()));
+                    let is_suspended = suspend::is_suspended(connection.pid);
                     let state = if is_suspended { InstanceState::Suspended } else { InstanceState::Running };
-                    let entry = Entry { state, reach: Some(reach), end: end.clone() };
-                    let loss = {
+                    let entry = InstanceEntry { state, connection: Some(connection), stop: stop.clone() };
+                    let preemption = {
                         let mut group = self.group();
                         group.instances.insert(id.clone(), entry);
                         group.simulator.preemption_after()
                     };
-                    tokio::spawn(Arc::clone(self).watch(id, running, None, end, loss));
+                    tokio::spawn(Arc::clone(self).watch(id, running, None, stop, preemption));
                 }
-                (Some(free), _) => {
-                    free.end().await;
-                    persistent::clear(&self.root, id.as_str()).await;
+                (Some(process), _) => {
+                    process.kill().await;
+                    persistent::remove_files(&self.root, id.as_str()).await;
                 }
-                (None, _) => persistent::clear(&self.root, id.as_str()).await,
+                (None, _) => persistent::remove_files(&self.root, id.as_str()).await,
             }
         }
         Ok(())
@@ -204,8 +204,8 @@ impl Inner {
         let directory = self.root.join(id.as_str());
         DirBuilder::new().mode(0o700).create(&directory)?;
         let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519)?;
-        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.group(id.as_str())).transpose()?;
-        let record = self.config.persistent_instances.then(|| persistent::path(&self.root, id.as_str()));
+        let cgroup = self.cgroups.as_ref().map(|cgroups| cgroups.create(id.as_str())).transpose()?;
+        let record = self.config.persistent_instances.then(|| persistent::record_path(&self.root, id.as_str()));
         let running = Running::start(Start {
             directory: &directory,
             key: &key,
@@ -224,7 +224,7 @@ impl Inner {
         };
         let mut group = self.group();
         if let Some(entry) = group.instances.get_mut(id) {
-            entry.reach = Some(running.reach.clone());
+            entry.connection = Some(running.connection.clone());
             if entry.state == InstanceState::Creating {
                 entry.state = InstanceState::Running;
             }
@@ -232,7 +232,7 @@ impl Inner {
         Ok((running, cgroup))
     }
 
-    fn set(&self, id: &InstanceId, state: InstanceState) {
+    fn set_state(&self, id: &InstanceId, state: InstanceState) {
         if let Some(entry) = self.group().instances.get_mut(id) {
             entry.state = state;
         }
@@ -244,57 +244,54 @@ impl Inner {
         ids: Vec<InstanceId>,
         suspended: bool,
     ) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        let mut done = Vec::new();
+        let mut succeeded = Vec::new();
         for id in ids {
             let mut group = self.group();
             let entry = group.instances.get_mut(&id);
-            let Some((entry, pid)) =
-                entry.and_then(|entry| entry.reach.as_ref().map(|reach| reach.pid).map(|pid| (entry, pid)))
+            let Some((entry, pid)) = entry
+                .and_then(|entry| entry.connection.as_ref().map(|connection| connection.pid).map(|pid| (entry, pid)))
             else {
                 return Err(PartialFailure {
-                    succeeded: done,
+                    succeeded,
                     error: format!("instance {id} does not exist or is not running").into(),
                 });
             };
             if !matches!(entry.state, InstanceState::Running | InstanceState::Suspended) {
-                return Err(PartialFailure {
-                    succeeded: done,
-                    error: format!("instance {id} is {}", entry.state).into(),
-                });
+                return Err(PartialFailure { succeeded, error: format!("instance {id} is {}", entry.state).into() });
             }
-            if !suspend::set(pid, suspended) {
-                suspend::set(pid, !suspended);
+            if !suspend::set_suspended(pid, suspended) {
+                suspend::set_suspended(pid, !suspended);
                 return Err(PartialFailure {
-                    succeeded: done,
+                    succeeded,
                     error: format!("instance {id} starts processes faster than they can be stopped").into(),
                 });
             }
             entry.state = if suspended { InstanceState::Suspended } else { InstanceState::Running };
-            done.push(id);
+            succeeded.push(id);
         }
-        Ok(done)
+        Ok(succeeded)
     }
 
-    fn gone(&self, id: &InstanceId) {
+    fn remove_instance(&self, id: &InstanceId) {
         let mut group = self.group();
         group.instances.remove(id);
         tracing::info!(%id, "instance deleted");
         self.report_restock(&mut group);
     }
 
-    /// Reports stock again once there is capacity.
+    /// Reports that the offer is in stock again if there is capacity.
     fn report_restock(&self, group: &mut GroupState) {
         if group.out_of_stock && self.remaining_capacity(group) > 0 {
             group.out_of_stock = false;
-            self.tell(Notice::StockChange { offer: OFFER.to_owned(), available: true });
+            self.send_notice(Notice::StockChange { offer: OFFER.to_owned(), available: true });
         }
     }
 }
 
-/// Creates the cgroups for limits, if limits are set and possible.
-fn limits(config: &Config) -> Option<Cgroups> {
+/// Creates the cgroups for limits. Returns `None` if no limits are set, or if cgroups cannot be created.
+fn create_cgroups(config: &Config) -> Option<Cgroups> {
     let limits = config.limits();
-    if limits.is_none() {
+    if limits.is_unlimited() {
         return None;
     }
     match Cgroups::new(limits) {
@@ -302,7 +299,7 @@ fn limits(config: &Config) -> Option<Cgroups> {
         Err(error) => {
             tracing::warn!(
                 error,
-                "max_memory_mib, max_cpus and max_processes have NO effect: failed to create cgroups"
+                "failed to create cgroups, max_memory_mib, max_cpus and max_processes have no effect"
             );
             None
         }
@@ -319,11 +316,11 @@ impl Provider for Local {
         config.check()?;
         let namespaces = match config.isolation {
             Isolation::None => false,
-            Isolation::Auto if !config.persistent_instances => instance::namespaces_work().await,
-            _ if instance::namespaces_work().await => true,
+            Isolation::Auto if !config.persistent_instances => instance::can_create_namespaces().await,
+            _ if instance::can_create_namespaces().await => true,
             _ => {
-                return Err("isolation = \"namespaces\" and persistent_instances need user namespaces, which this system does not allow, or unshare (util-linux) is \
-                            missing; use \"auto\", or allow them (sysctl kernel.unprivileged_userns_clone)"
+                return Err("isolation = \"namespaces\" and persistent_instances require user namespaces and unshare (util-linux), but namespaces cannot be created; use \
+                            \"auto\", install unshare, or allow user namespaces (sysctl kernel.unprivileged_userns_clone)"
                     .into());
             }
         };
@@ -335,23 +332,24 @@ impl Provider for Local {
                 std::path::absolute(&config.directory)?
             }
         };
-        let made = |error| format!("failed to create a directory for instances in {}: {error}", base.display());
-        let place = if config.persistent_instances { None } else { Some(RunDir::make(&base).map_err(made)?) };
-        let root = place.as_ref().map_or(base, |place| place.path().to_owned());
+        let create_error = |error| format!("failed to create a directory for instances in {}: {error}", base.display());
+        let run_dir =
+            if config.persistent_instances { None } else { Some(RunDir::create(&base).map_err(create_error)?) };
+        let root = run_dir.as_ref().map_or(base, |run_dir| run_dir.path().to_owned());
         let lock = if config.persistent_instances { Some(persistent::lock(&root).await?) } else { None };
         let init =
             Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: config.suspendable };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
         let simulator = CloudSimulator::new(config.clone());
-        let cgroups = limits(&config);
-        let group = Mutex::new(GroupState { instances: BTreeMap::new(), made: 0, simulator, out_of_stock: false });
+        let cgroups = create_cgroups(&config);
+        let group = Mutex::new(GroupState { instances: BTreeMap::new(), created: 0, simulator, out_of_stock: false });
         let notices = broadcast::channel(MAX_NOTICES).0;
         let inner = Arc::new(Inner {
             config,
             settings,
             namespaces,
             root,
-            place,
+            run_dir,
             run: rand::random(),
             _lock: lock,
             cgroups,
@@ -366,11 +364,11 @@ impl Provider for Local {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let mut group = self.inner.group();
-        let seen = group.instances.iter().map(|(id, entry)| (id.clone(), entry.state)).collect();
+        let listed = group.instances.iter().map(|(id, entry)| (id.clone(), entry.state)).collect();
         // An instance that failed to start is reported once.
         group.instances.retain(|_, entry| entry.state != InstanceState::Timeout);
         self.inner.report_restock(&mut group);
-        Ok(seen)
+        Ok(listed)
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
@@ -380,28 +378,29 @@ impl Provider for Local {
         let config = &self.inner.config;
         if n > remaining_capacity && config.capacity > 0 && config.capacity < config.max_size && !group.out_of_stock {
             group.out_of_stock = true;
-            self.inner.tell(Notice::StockChange { offer: OFFER.to_owned(), available: false });
+            self.inner.send_notice(Notice::StockChange { offer: OFFER.to_owned(), available: false });
         }
         if remaining_capacity == 0 {
-            return Err(PartialFailure::nothing(if group.out_of_stock {
+            return Err(PartialFailure::none_succeeded(if group.out_of_stock {
                 format!("the cloud is out of stock: capacity = {}", config.capacity)
             } else {
                 format!("the group has reached max_size = {}", config.max_size)
             }));
         }
-        let granted = group.simulator.accept_create(n.min(remaining_capacity), Instant::now()).map_err(|reason| {
+        let accepted = group.simulator.accept_create(n.min(remaining_capacity), Instant::now()).map_err(|reason| {
             tracing::info!(n, reason, "request rejected");
-            PartialFailure::nothing(reason)
+            PartialFailure::none_succeeded(reason)
         })?;
-        for _ in 0..granted {
-            group.made += 1;
-            let id = InstanceId::new(persistent::name(self.inner.run, group.made));
-            let end = CancellationToken::new();
+        for _ in 0..accepted {
+            group.created += 1;
+            let id = InstanceId::new(persistent::instance_name(self.inner.run, group.created));
+            let stop = CancellationToken::new();
             tracing::info!(%id, "creating instance");
-            group.instances.insert(id.clone(), Entry { state: InstanceState::Creating, reach: None, end: end.clone() });
-            tokio::spawn(Arc::clone(&self.inner).run_instance(id, end));
+            let entry = InstanceEntry { state: InstanceState::Creating, connection: None, stop: stop.clone() };
+            group.instances.insert(id.clone(), entry);
+            tokio::spawn(Arc::clone(&self.inner).run_instance(id, stop));
         }
-        Ok(granted)
+        Ok(accepted)
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
@@ -410,12 +409,12 @@ impl Provider for Local {
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {
-                // A suspended instance cannot handle signals: resume it.
-                if let (InstanceState::Suspended, Some(reach)) = (entry.state, &entry.reach) {
-                    suspend::set(reach.pid, false);
+                // A suspended instance cannot react to its end, so it is resumed.
+                if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
+                    suspend::set_suspended(connection.pid, false);
                 }
                 entry.state = InstanceState::Deleting;
-                entry.end.cancel();
+                entry.stop.cancel();
             }
         }
         Ok(ids)
@@ -424,19 +423,22 @@ impl Provider for Local {
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         let group = self.inner.group();
         let entry = group.instances.get(&id).ok_or_else(|| format!("unknown instance {id}"))?;
-        let Reach { port, key, .. } =
-            entry.reach.clone().ok_or_else(|| format!("instance {id} is {}, so it has no address", entry.state))?;
-        let set = &self.inner.settings.connector;
-        let or = |set: &str, own: &str| if set.is_empty() { own.to_owned() } else { set.to_owned() };
+        let ConnectionDetails { port, key, .. } = entry
+            .connection
+            .clone()
+            .ok_or_else(|| format!("instance {id} is {}, so it has no address", entry.state))?;
+        let user = &self.inner.settings.connector;
+        let or_default =
+            |value: &str, default: &str| if value.is_empty() { default.to_owned() } else { value.to_owned() };
         let address = format!("127.0.0.1:{port}");
         Ok(ConnectInfo {
             connector: ConnectorConfig {
-                os: or(&set.os, "linux"),
-                arch: or(&set.arch, &Platform::this().arch),
-                protocol: or(&set.protocol, "ssh"),
-                username: or(&set.username, &instance::user()),
+                os: or_default(&user.os, "linux"),
+                arch: or_default(&user.arch, &Platform::this().arch),
+                protocol: or_default(&user.protocol, "ssh"),
+                username: or_default(&user.username, &instance::user()),
                 key,
-                ..set.clone()
+                ..user.clone()
             },
             external_addr: address.clone(),
             internal_addr: address,
@@ -458,20 +460,20 @@ impl Provider for Local {
             return Ok(());
         }
         for entry in self.inner.group().instances.values() {
-            if let (InstanceState::Suspended, Some(reach)) = (entry.state, &entry.reach) {
-                suspend::set(reach.pid, false);
+            if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
+                suspend::set_suspended(connection.pid, false);
             }
-            entry.end.cancel();
+            entry.stop.cancel();
         }
-        let lives = || self.inner.group().instances.values().any(|entry| entry.state != InstanceState::Timeout);
-        let end = Instant::now() + STOP_TIMEOUT;
-        while lives() {
-            if Instant::now() >= end {
-                return Err("instances did not stop in time; the next plugin removes their remains".into());
+        let has_instances = || self.inner.group().instances.values().any(|entry| entry.state != InstanceState::Timeout);
+        let deadline = Instant::now() + STOP_TIMEOUT;
+        while has_instances() {
+            if Instant::now() >= deadline {
+                return Err("instances did not stop in time; the next plugin process removes their files".into());
             }
-            tokio::time::sleep(STOP_PAUSE).await;
+            tokio::time::sleep(STOP_POLL_INTERVAL).await;
         }
-        self.inner.place.iter().for_each(RunDir::remove);
+        self.inner.run_dir.iter().for_each(RunDir::remove);
         self.inner.cgroups.iter().for_each(Cgroups::remove);
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Directory of a plugin process.
 //!
 //! ```text
-//! <base>/fleeting-local-<random>/.lock         held as long as the plugin lives: a later one clears away what nobody holds
-//! <base>/fleeting-local-<random>/<instance>/   its home
+//! <base>/fleeting-local-<random>/.lock         locked while the plugin runs; a later plugin removes directories that are not locked
+//! <base>/fleeting-local-<random>/<instance>/   home directory of the instance
 //! ```
 
 use std::fs::File;
@@ -22,16 +22,17 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Creates a directory below `base`, which must exist. Removes directories of this user's dead plugins in `base`.
-    pub(crate) fn make(base: &Path) -> io::Result<Self> {
-        clear(base);
-        // Only this user may read it: jobs store secrets in their home directories.
+    /// Creates a directory below `base`, which must exist. Removes directories in `base` that this user's
+    /// killed plugins left.
+    pub(crate) fn create(base: &Path) -> io::Result<Self> {
+        remove_stale(base);
+        // Only this user can read the directory, because jobs store secrets in their home directories.
         let directory = tempfile::Builder::new().prefix(PREFIX).tempdir_in(base)?;
-        // The directory gets its final name once it is locked.
-        let unnamed = directory.path().join(".new");
-        let lock = File::create(&unnamed)?;
+        // The lock file gets its final name when it is locked.
+        let temporary = directory.path().join(".new");
+        let lock = File::create(&temporary)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
-        std::fs::rename(unnamed, directory.path().join(LOCK))?;
+        std::fs::rename(temporary, directory.path().join(LOCK))?;
         Ok(Self { path: directory.keep(), _lock: lock })
     }
 
@@ -39,7 +40,7 @@ impl RunDir {
         &self.path
     }
 
-    /// Removes the directory. Nothing may be running in it.
+    /// Removes the directory. No process may use it anymore.
     pub(crate) fn remove(&self) {
         match muster_files::remove_tree(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -56,30 +57,30 @@ impl Drop for RunDir {
     }
 }
 
-fn clear(base: &Path) {
+fn remove_stale(base: &Path) {
     for entry in base.read_dir().into_iter().flatten().flatten() {
-        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        let Some(lock) = is_ours.then(|| lock_of(&entry.path())).flatten() else { continue };
+        let has_prefix = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        let Some(lock) = has_prefix.then(|| open_lock(&entry.path())).flatten() else { continue };
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
         let path = entry.path();
         match muster_files::remove_tree(&path) {
-            Ok(()) => tracing::info!(directory = %path.display(), "removed leftover directory of an earlier process"),
+            Ok(()) => tracing::info!(directory = %path.display(), "directory of an earlier process removed"),
             Err(error) => {
-                tracing::warn!(directory = %path.display(), %error, "failed to remove leftover directory of an earlier process")
+                tracing::warn!(directory = %path.display(), %error, "failed to remove directory of an earlier process")
             }
         }
     }
 }
 
-/// Locks a directory of this user. The base may be /tmp: directories that belong to or can be written by other users
-/// are ignored, and neither links nor FIFOs are opened.
-fn lock_of(path: &Path) -> Option<File> {
+/// Opens the lock file of a directory of this user. The base may be /tmp, so directories that belong to other users or that
+/// other users can write are ignored, and links and FIFOs are not opened.
+fn open_lock(path: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = open(path, flags, Mode::empty()).ok()?;
-    let found = fstat(&directory).ok()?;
-    if found.st_uid != rustix::process::geteuid().as_raw() || found.st_mode & 0o022 != 0 {
+    let metadata = fstat(&directory).ok()?;
+    if metadata.st_uid != rustix::process::geteuid().as_raw() || metadata.st_mode & 0o022 != 0 {
         return None;
     }
     muster_files::open_at(directory, path, LOCK).ok()
@@ -90,26 +91,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removes_only_directories_that_are_not_locked() {
+    fn only_unlocked_directories_are_removed() {
         let base = tempfile::tempdir().unwrap();
-        let held = RunDir::make(base.path()).unwrap();
-        std::fs::write(held.path().join("home"), "").unwrap();
-        let dead = base.path().join("fleeting-local-dead");
-        for path in [dead.join("local-1-1"), base.path().join("fleeting-local-begun"), base.path().join("mine")] {
+        let first = RunDir::create(base.path()).unwrap();
+        std::fs::write(first.path().join("home"), "").unwrap();
+        let stale = base.path().join("fleeting-local-stale");
+        for path in
+            [stale.join("local-1-1"), base.path().join("fleeting-local-without-lock"), base.path().join("other")]
+        {
             std::fs::create_dir_all(path).unwrap();
         }
-        std::fs::write(dead.join(LOCK), "").unwrap();
-        let second = RunDir::make(base.path()).unwrap();
-        assert!(held.path().join("home").exists() && !dead.exists());
-        drop((held, second));
-        let mut left: Vec<_> = base.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
-        left.sort();
-        assert_eq!(left, ["fleeting-local-begun", "mine"]);
+        std::fs::write(stale.join(LOCK), "").unwrap();
+        let second = RunDir::create(base.path()).unwrap();
+        assert!(first.path().join("home").exists() && !stale.exists());
+        drop((first, second));
+        let mut names: Vec<_> = base.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["fleeting-local-without-lock", "other"]);
     }
 
-    /// Other users can write there, too. Opening a FIFO would block.
+    /// Other users can create files in the base. Opening a FIFO would block.
     #[test]
-    fn files_of_others_in_shared_base_are_ignored() {
+    fn files_of_other_users_in_base_are_ignored() {
         let base = tempfile::tempdir().unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
         std::fs::write(elsewhere.path().join(LOCK), "").unwrap();
@@ -130,12 +133,15 @@ mod tests {
             std::os::unix::fs::chown(&other_user, Some(65534), Some(65534)).unwrap();
         }
         let before = base.path().read_dir().unwrap().count();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (sender, receiver) = std::sync::mpsc::channel();
         let path = base.path().to_owned();
-        std::thread::spawn(move || tell.send(RunDir::make(&path)));
-        let place = told.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a FIFO").unwrap();
+        std::thread::spawn(move || sender.send(RunDir::create(&path)));
+        let run_dir = receiver
+            .recv_timeout(std::time::Duration::from_secs(60))
+            .expect("creating the directory blocks on a FIFO")
+            .unwrap();
         assert_eq!(base.path().read_dir().unwrap().count(), before + 1);
         assert!(elsewhere.path().join(LOCK).exists());
-        drop(place);
+        drop(run_dir);
     }
 }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
-/// Pause after a connection could not be accepted.
+/// Delay after a connection could not be accepted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Process groups of the running commands.
@@ -22,44 +22,44 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 pub struct Commands(Arc<Mutex<HashSet<i32>>>);
 
 impl Commands {
-    fn change(&self, change: impl FnOnce(&mut HashSet<i32>)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    fn update(&self, update: impl FnOnce(&mut HashSet<i32>)) {
+        update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Registers a command. Its process leads its group.
+    /// Registers a command, whose process is the leader of its process group.
     pub(crate) fn begin(&self, child: &Child) -> i32 {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
-        self.change(|groups| {
+        self.update(|groups| {
             groups.insert(group);
         });
         group
     }
 
-    /// Removes a command that has ended and was reaped.
-    pub(crate) fn ended(&self, group: i32) {
-        self.change(|groups| {
+    /// Removes a command whose process was reaped.
+    pub(crate) fn end(&self, group: i32) {
+        self.update(|groups| {
             groups.remove(&group);
         });
     }
 
     /// Returns true if the process was started as a command and has not been reaped.
-    pub(crate) fn has(&self, pid: i32) -> bool {
+    pub(crate) fn contains(&self, pid: i32) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
     }
 
     /// Kills all commands.
     pub fn kill_all(&self) {
-        self.change(|groups| groups.iter().for_each(|group| signal(*group, Signal::KILL)));
+        self.update(|groups| groups.iter().for_each(|group| send_signal(*group, Signal::KILL)));
     }
 }
 
-fn signal(group: i32, signal: Signal) {
+fn send_signal(group: i32, signal: Signal) {
     if let Some(group) = Pid::from_raw(group) {
         let _ = kill_process_group(group, signal);
     }
 }
 
-/// Serves until it is dropped.
+/// Accepts and serves connections until the future is dropped.
 pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: PublicKey, commands: Commands) {
     let config = Arc::new(Config { keys: vec![host_key], nodelay: true, ..Config::default() });
     loop {
@@ -74,10 +74,11 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
         };
         let _ = stream.set_nodelay(true);
         let config = Arc::clone(&config);
-        let login = Login { authorized: authorized.clone(), commands: commands.clone(), channels: HashMap::new() };
+        let handler =
+            Connection { authorized: authorized.clone(), commands: commands.clone(), channels: HashMap::new() };
         tokio::spawn(async move {
-            // A broken connection affects only itself.
-            if let Ok(session) = russh::server::run_stream(config, stream, login).await {
+            // A failed connection does not affect other connections.
+            if let Ok(session) = russh::server::run_stream(config, stream, handler).await {
                 let _ = session.await;
             }
         });
@@ -85,19 +86,19 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
 }
 
 /// A connection.
-struct Login {
+struct Connection {
     authorized: PublicKey,
     commands: Commands,
     /// Sessions without a command.
     channels: HashMap<ChannelId, Channel<Msg>>,
 }
 
-impl Handler for Login {
+impl Handler for Connection {
     type Error = russh::Error;
 
     async fn auth_publickey(&mut self, _: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, russh::Error> {
-        let known = key.public_key.key_data() == self.authorized.key_data();
-        Ok(if known { Auth::Accept } else { Auth::reject() })
+        let is_authorized = key.public_key.key_data() == self.authorized.key_data();
+        Ok(if is_authorized { Auth::Accept } else { Auth::reject() })
     }
 
     async fn channel_open_session(
@@ -119,7 +120,7 @@ impl Handler for Login {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         match command.spawn() {
             Ok(child) => {
-                // Registered before anything can observe its end.
+                // The command is registered before its exit can be observed.
                 let group = self.commands.begin(&child);
                 tokio::spawn(run(child, group, channel, self.commands.clone()));
                 session.channel_success(id)
@@ -139,10 +140,10 @@ impl Handler for Login {
         _: &mut Session,
     ) -> Result<(), russh::Error> {
         let Ok(port) = u16::try_from(port) else { return Ok(()) };
-        // Dropping the reply refuses the channel.
+        // Dropping `reply` refuses the channel.
         if let Ok(stream) = TcpStream::connect((host, port)).await {
             reply.accept().await;
-            tokio::spawn(join(channel, stream));
+            tokio::spawn(forward(channel, stream));
         }
         Ok(())
     }
@@ -156,25 +157,25 @@ impl Handler for Login {
     ) -> Result<(), russh::Error> {
         if let Ok(stream) = UnixStream::connect(path).await {
             reply.accept().await;
-            tokio::spawn(join(channel, stream));
+            tokio::spawn(forward(channel, stream));
         }
         Ok(())
     }
 }
 
-async fn join(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
+async fn forward(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let mut channel = channel.into_stream();
     let _ = tokio::io::copy_bidirectional(&mut channel, &mut stream).await;
 }
 
-/// Runs a command until its exit status was sent. Its process group is killed when the command or its channel ends.
+/// Waits for a command and sends its exit status. Kills its process group when the command exits or its channel is closed.
 async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Commands) {
     let (read, write) = channel.split();
-    let exit = finish(&mut child, &write, group, read).await;
-    signal(group, Signal::KILL);
-    // The client disconnected, so the command was just killed.
+    let exit = wait_exit(&mut child, &write, group, read).await;
+    send_signal(group, Signal::KILL);
+    // If the client disconnected, the command was killed above and must be reaped.
     let _ = child.wait().await;
-    commands.ended(group);
+    commands.end(group);
     if let Some(code) = exit {
         let _ = write.eof().await;
         let _ = write.exit_status(code).await;
@@ -182,28 +183,28 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let _ = write.close().await;
 }
 
-/// Forwards input and output of a command, and waits for its end. `None` means that the client disconnected.
-async fn finish(
+/// Forwards input and output of a command, and waits for its exit. `None` means that the client disconnected.
+async fn wait_exit(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,
     group: i32,
     mut read: ChannelReadHalf,
 ) -> Option<u32> {
     let (mut stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let print = async {
-        let out = async {
+    let forward_output = async {
+        let forward_stdout = async {
             if let Some(stdout) = stdout {
                 let _ = write.data(stdout).await;
             }
         };
-        let err = async {
+        let forward_stderr = async {
             if let Some(stderr) = stderr {
                 let _ = write.extended_data(1, stderr).await;
             }
         };
-        tokio::join!(out, err);
+        tokio::join!(forward_stdout, forward_stderr);
     };
-    let listen = async {
+    let handle_messages = async {
         loop {
             match read.wait().await {
                 Some(ChannelMsg::Data { data }) => {
@@ -217,14 +218,14 @@ async fn finish(
                 }
                 Some(ChannelMsg::Eof) => stdin = None,
                 Some(ChannelMsg::Signal { signal: name }) => {
-                    let known = match name {
+                    let unix_signal = match name {
                         russh::Sig::KILL => Signal::KILL,
                         russh::Sig::INT => Signal::INT,
                         russh::Sig::HUP => Signal::HUP,
                         russh::Sig::QUIT => Signal::QUIT,
                         _ => Signal::TERM,
                     };
-                    signal(group, known);
+                    send_signal(group, unix_signal);
                 }
                 Some(ChannelMsg::Close) | None => return,
                 Some(_) => {}
@@ -232,16 +233,16 @@ async fn finish(
         }
     };
     let status = async {
-        print.await;
+        forward_output.await;
         child.wait().await
     };
     tokio::select! {
         status = status => {
             let status = status.ok()?;
-            // Exit status for a signal, as shells report it.
+            // A signal is reported as 128 plus its number, as shells do.
             let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(255);
             u32::try_from(code).ok()
         }
-        () = listen => None,
+        () = handle_messages => None,
     }
 }

@@ -6,44 +6,44 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maximum number of rounds: processes may start others while they are being stopped, and signals take time.
+/// Maximum number of rounds. Processes may start others while they are being stopped, and signals take time.
 const MAX_ROUNDS: usize = 1000;
-/// Pause between two rounds.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Delay between two rounds.
+const ROUND_DELAY: Duration = Duration::from_millis(1);
 
-/// Stops or continues all processes of an instance. Returns true if there is nothing left to do.
-pub(crate) fn set(instance: u32, stop: bool) -> bool {
+/// Stops or continues all processes of an instance. Returns false if some are not in the requested state in the end.
+pub(crate) fn set_suspended(instance: u32, stop: bool) -> bool {
     for _ in 0..MAX_ROUNDS {
-        let left: Vec<i32> = all(instance).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
-        if left.is_empty() {
+        let remaining: Vec<i32> = processes(instance).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
+        if remaining.is_empty() {
             return true;
         }
-        for pid in left.into_iter().filter_map(Pid::from_raw) {
-            // A process that has ended meanwhile is ignored.
+        for pid in remaining.into_iter().filter_map(Pid::from_raw) {
+            // A process that has exited in the meantime is ignored.
             let _ = kill_process(pid, if stop { Signal::STOP } else { Signal::CONT });
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(ROUND_DELAY);
     }
     false
 }
 
 /// Returns true if the instance is suspended.
 pub(crate) fn is_suspended(instance: u32) -> bool {
-    let all = all(instance);
-    !all.is_empty() && all.into_iter().all(is_stopped)
+    let processes = processes(instance);
+    !processes.is_empty() && processes.into_iter().all(is_stopped)
 }
 
-/// Returns the processes of an instance except the one that created its namespaces, which waits for their end.
-fn all(instance: u32) -> BTreeSet<i32> {
+/// Returns the processes of an instance except the one that created its namespaces, which waits for their exit.
+fn processes(instance: u32) -> BTreeSet<i32> {
     let Ok(root) = i32::try_from(instance) else { return BTreeSet::new() };
-    let (mut found, mut next) = (BTreeSet::new(), vec![root]);
-    while let Some(pid) = next.pop() {
+    let (mut found, mut pending) = (BTreeSet::new(), vec![root]);
+    while let Some(pid) = pending.pop() {
         if found.insert(pid) {
-            next.extend(children(pid));
+            pending.extend(children(pid));
         }
     }
-    let words = std::fs::read(format!("/proc/{root}/cmdline")).unwrap_or_default();
-    if words.starts_with(b"unshare\0") {
+    let command_line = std::fs::read(format!("/proc/{root}/cmdline")).unwrap_or_default();
+    if command_line.starts_with(b"unshare\0") {
         found.remove(&root);
     }
     // Zombies cannot be stopped.
@@ -77,14 +77,14 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!is_suspended(child.id()));
-        assert!(set(child.id(), true));
-        assert!(is_suspended(child.id()) && all(child.id()).len() == 2);
-        assert!(set(child.id(), false));
+        assert!(set_suspended(child.id(), true));
+        assert!(is_suspended(child.id()) && processes(child.id()).len() == 2);
+        assert!(set_suspended(child.id(), false));
         assert!(!is_suspended(child.id()));
-        for pid in all(child.id()).into_iter().filter_map(Pid::from_raw) {
+        for pid in processes(child.id()).into_iter().filter_map(Pid::from_raw) {
             kill_process(pid, Signal::KILL).unwrap();
         }
         child.wait().unwrap();
-        assert!(!is_suspended(child.id()), "what is gone is not suspended");
+        assert!(!is_suspended(child.id()), "an instance without processes is not suspended");
     }
 }

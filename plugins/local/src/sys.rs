@@ -1,4 +1,4 @@
-//! Waits for the end of processes that are not children of this one.
+//! Waits for the exit of processes that are not children of this process.
 #![expect(unsafe_code, reason = "AsyncFd leaves it to the caller that the descriptor stays the same")]
 
 use std::io;
@@ -13,8 +13,8 @@ use tokio::io::unix::AsyncFd;
 pub(crate) struct Process(AsyncFd<OwnedFd>);
 
 impl Process {
-    /// Returns `None` if the process does not exist.
-    pub(crate) fn of(pid: Pid) -> io::Result<Option<Self>> {
+    /// Opens a process. Returns `None` if it does not exist.
+    pub(crate) fn open(pid: Pid) -> io::Result<Option<Self>> {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => fd,
             Err(rustix::io::Errno::SRCH) => return Ok(None),
@@ -25,8 +25,8 @@ impl Process {
         fd.map(|fd| Some(Self(fd))).map_err(|error| error.into_parts().1)
     }
 
-    /// Waits until the process has ended. Cancel-safe.
-    pub(crate) async fn ended(&self) {
+    /// Waits until the process has exited. Cancel-safe.
+    pub(crate) async fn wait_exit(&self) {
         let _ = self.0.readable().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Measures the resource usage of a tree of processes by /proc.
+//! Measures the resource usage of a tree of processes, using /proc.
 
 use std::collections::HashMap;
 
@@ -20,33 +20,33 @@ struct Stat {
 fn parse(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
-    // utime, stime, and those of reaped children.
+    // The fields utime, stime, cutime and cstime; the last two are of reaped children.
     let ticks = (11..=14).map(number).sum::<Option<u64>>()?;
     Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks, pages: number(21)? })
 }
 
-/// Measures the usage. `None` if the process does not exist.
-#[expect(clippy::cast_precision_loss, reason = "ticks of many years fit")]
-pub(crate) fn of(root: u32) -> Option<ProcessUsage> {
-    let mut all: HashMap<u32, Stat> = HashMap::new();
+/// Measures the usage of a process and its descendants. Returns `None` if the process does not exist.
+#[expect(clippy::cast_precision_loss, reason = "f64 represents the ticks of many years exactly")]
+pub(crate) fn measure(root: u32) -> Option<ProcessUsage> {
+    let mut stats: HashMap<u32, Stat> = HashMap::new();
     for entry in std::fs::read_dir("/proc").ok()?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         if let Some(stat) = std::fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(parse) {
-            all.insert(pid, stat);
+            stats.insert(pid, stat);
         }
     }
-    all.contains_key(&root).then_some(())?;
+    stats.contains_key(&root).then_some(())?;
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
-    for (pid, stat) in &all {
+    for (pid, stat) in &stats {
         children.entry(stat.parent).or_default().push(*pid);
     }
-    let (mut usage, mut ticks, mut left) = (ProcessUsage::default(), 0, vec![root]);
-    while let Some(pid) = left.pop() {
-        if let Some(stat) = all.remove(&pid) {
+    let (mut usage, mut ticks, mut pending) = (ProcessUsage::default(), 0, vec![root]);
+    while let Some(pid) = pending.pop() {
+        if let Some(stat) = stats.remove(&pid) {
             usage.processes += 1;
             usage.memory_bytes += stat.pages * rustix::param::page_size() as u64;
             ticks += stat.ticks;
-            left.extend(children.remove(&pid).unwrap_or_default());
+            pending.extend(children.remove(&pid).unwrap_or_default());
         }
     }
     usage.cpu_seconds = ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
@@ -58,16 +58,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_name_with_parentheses() {
+    fn name_with_parentheses_is_parsed() {
         let stat = parse("7 (a) b) S 3 7 7 0 -1 4 0 0 0 0 10 20 3 4 20 0 1 0 99 1000 42 18446744073709551615").unwrap();
         assert_eq!((stat.parent, stat.ticks, stat.pages), (3, 37, 42));
         assert!(parse("7 (a").is_none());
     }
 
     #[test]
-    fn measures_only_existing_processes() {
-        let usage = of(std::process::id()).unwrap();
+    fn only_existing_processes_are_measured() {
+        let usage = measure(std::process::id()).unwrap();
         assert!(usage.processes >= 1 && usage.memory_bytes > 0, "{usage:?}");
-        assert_eq!(of(u32::MAX), None);
+        assert_eq!(measure(u32::MAX), None);
     }
 }

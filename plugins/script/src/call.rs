@@ -1,6 +1,6 @@
-//! Calls that a program implements.
+//! Calls of the protocol that a program can implement.
 
-/// Calls of the protocol, by the names that the programs have.
+/// A call of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Init,
@@ -27,6 +27,7 @@ impl Call {
         Self::Shutdown,
     ];
 
+    /// Returns the name that the programs receive.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Init => "init",

@@ -65,17 +65,17 @@ impl Config {
         if self.timeout_s == 0 || self.timeouts_s.values().any(|seconds| *seconds == 0) {
             return Err("timeout_s and timeouts_s must be at least 1".to_owned());
         }
-        let known = Call::ALL.map(Call::name);
-        if let Some(key) = self.timeouts_s.keys().find(|key| !known.contains(&key.as_str())) {
-            return Err(format!("timeouts_s.{key}: unknown call; use one of {}", known.join(", ")));
+        let names = Call::ALL.map(Call::name);
+        if let Some(key) = self.timeouts_s.keys().find(|key| !names.contains(&key.as_str())) {
+            return Err(format!("timeouts_s.{key}: unknown call; use one of {}", names.join(", ")));
         }
-        let missing = |call: &Call| !self.directory.join(call.name()).is_file();
+        let is_missing = |call: &Call| !self.directory.join(call.name()).is_file();
         if self.command.is_empty()
             && let Some(call) =
-                [Call::Update, Call::Increase, Call::Decrease, Call::ConnectInfo].iter().find(|call| missing(call))
+                [Call::Update, Call::Increase, Call::Decrease, Call::ConnectInfo].iter().find(|call| is_missing(call))
         {
             return Err(format!(
-                "{}: file not found; a plugin needs this call",
+                "{}: file not found; this call is required",
                 self.directory.join(call.name()).display()
             ));
         }
@@ -94,14 +94,14 @@ mod tests {
 
     #[test]
     fn invalid_values_are_rejected_with_hint() {
-        let refused = |text: &str| serde_json::from_str::<Config>(text).unwrap().check().unwrap_err();
-        assert!(refused("{}").contains("set directory"));
-        assert!(refused(r#"{"directory":"/a","command":["b"]}"#).contains("use one of them"));
+        let check_error = |text: &str| serde_json::from_str::<Config>(text).unwrap().check().unwrap_err();
+        assert!(check_error("{}").contains("set directory"));
+        assert!(check_error(r#"{"directory":"/a","command":["b"]}"#).contains("use one of them"));
         assert!(
-            refused(r#"{"command":["b"],"timeouts_s":{"create":5}}"#).contains("use one of init, update, increase")
+            check_error(r#"{"command":["b"],"timeouts_s":{"create":5}}"#).contains("use one of init, update, increase")
         );
-        assert!(refused(r#"{"command":["b"],"timeout_s":0}"#).contains("at least 1"));
-        assert!(refused(r#"{"directory":"/nowhere"}"#).contains("/nowhere/update: file not found"));
+        assert!(check_error(r#"{"command":["b"],"timeout_s":0}"#).contains("at least 1"));
+        assert!(check_error(r#"{"directory":"/nowhere"}"#).contains("/nowhere/update: file not found"));
     }
 
     #[test]

@@ -20,24 +20,24 @@ pub(crate) enum OutputError {
     #[error("invalid instance ID {id:?}: expected 1 to {MAX_ID_BYTES} bytes without control characters")]
     Id { id: String },
     #[error(
-        "invalid number of instances {text:?}; print the number of accepted requests, or nothing if all were accepted"
+        "invalid number of instances {text:?}; print the number of accepted instances, or nothing if all were accepted"
     )]
     Count { text: String },
     #[error("unknown key `{key}`; use {known}")]
     Key { key: String, known: String },
-    #[error("`{key}`: {value:?} is not a valid {wanted}")]
-    Value { key: &'static str, value: String, wanted: &'static str },
+    #[error("`{key}`: {value:?} is not a valid {expected}")]
+    Value { key: &'static str, value: String, expected: &'static str },
 }
 
 /// Parses a JSON object if the text starts with `{`.
-fn json(text: &str) -> Result<Option<Map<String, Value>>, OutputError> {
+fn parse_json(text: &str) -> Result<Option<Map<String, Value>>, OutputError> {
     if !text.trim_start().starts_with('{') {
         return Ok(None);
     }
     serde_json::from_str(text).map(Some).map_err(|error| OutputError::Json(error.to_string()))
 }
 
-fn plain(value: &Value) -> String {
+fn value_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -45,11 +45,11 @@ fn plain(value: &Value) -> String {
     }
 }
 
-fn lines(text: &str) -> impl Iterator<Item = &str> {
+fn nonempty_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| !line.is_empty())
 }
 
-fn id(text: &str) -> Result<InstanceId, OutputError> {
+fn parse_id(text: &str) -> Result<InstanceId, OutputError> {
     if text.is_empty() || text.len() > MAX_ID_BYTES || text.chars().any(char::is_control) {
         return Err(OutputError::Id { id: text.chars().take(80).collect() });
     }
@@ -57,10 +57,10 @@ fn id(text: &str) -> Result<InstanceId, OutputError> {
 }
 
 /// Parses the output of `update`: lines of `ID STATE`, or an object of states by ID.
-pub(crate) fn snapshot(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, OutputError> {
-    let pairs: Vec<(String, String)> = match json(text)? {
-        Some(object) => object.iter().map(|(id, state)| (id.clone(), plain(state))).collect(),
-        None => lines(text)
+pub(crate) fn parse_update(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, OutputError> {
+    let pairs: Vec<(String, String)> = match parse_json(text)? {
+        Some(object) => object.iter().map(|(id, state)| (id.clone(), value_text(state))).collect(),
+        None => nonempty_lines(text)
             .map(|line| {
                 let (id, state) = line
                     .rsplit_once(char::is_whitespace)
@@ -69,11 +69,11 @@ pub(crate) fn snapshot(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, O
             })
             .collect::<Result<_, _>>()?,
     };
-    pairs.into_iter().map(|(name, word)| Ok((id(&name)?, state(&name, &word)?))).collect()
+    pairs.into_iter().map(|(name, state)| Ok((parse_id(&name)?, parse_state(&name, &state)?))).collect()
 }
 
-fn state(id: &str, word: &str) -> Result<InstanceState, OutputError> {
-    Ok(match word.to_ascii_lowercase().as_str() {
+fn parse_state(id: &str, state: &str) -> Result<InstanceState, OutputError> {
+    Ok(match state.to_ascii_lowercase().as_str() {
         "creating" => InstanceState::Creating,
         "running" => InstanceState::Running,
         "deleting" => InstanceState::Deleting,
@@ -82,43 +82,43 @@ fn state(id: &str, word: &str) -> Result<InstanceState, OutputError> {
         "suspending" => InstanceState::Suspending,
         "suspended" => InstanceState::Suspended,
         "resuming" => InstanceState::Resuming,
-        _ => return Err(OutputError::State { id: id.to_owned(), state: word.to_owned() }),
+        _ => return Err(OutputError::State { id: id.to_owned(), state: state.to_owned() }),
     })
 }
 
 /// Parses the output of `increase`: a number in the last line, or `succeeded` of an object. `None` if the output is
 /// empty.
-pub(crate) fn count(text: &str) -> Result<Option<u32>, OutputError> {
-    let word = match json(text)? {
-        Some(object) => object.get("succeeded").map(plain),
-        None => lines(text).last().map(str::to_owned),
+pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
+    let number = match parse_json(text)? {
+        Some(object) => object.get("succeeded").map(value_text),
+        None => nonempty_lines(text).last().map(str::to_owned),
     };
-    word.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
+    number.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
 }
 
 /// Parses the output of `decrease`, `suspend` and `resume`: an ID per line, or `succeeded` of an object. `None` if the
 /// output is empty.
-pub(crate) fn ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
-    let words: Vec<String> = match json(text)? {
+pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
+    let ids: Vec<String> = match parse_json(text)? {
         Some(object) => match object.get("succeeded") {
             Some(Value::Array(ids)) => {
-                return ids.iter().map(|text| id(&plain(text))).collect::<Result<_, _>>().map(Some);
+                return ids.iter().map(|text| parse_id(&value_text(text))).collect::<Result<_, _>>().map(Some);
             }
             _ => return Ok(None),
         },
-        None => lines(text).map(str::to_owned).collect(),
+        None => nonempty_lines(text).map(str::to_owned).collect(),
     };
-    if words.is_empty() {
+    if ids.is_empty() {
         return Ok(None);
     }
-    words.iter().map(|text| id(text)).collect::<Result<_, _>>().map(Some)
+    ids.iter().map(|text| parse_id(text)).collect::<Result<_, _>>().map(Some)
 }
 
-/// Parses keys and values, of which only those in `known` are allowed: lines of `KEY VALUE`, or an object.
-fn table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputError> {
-    let table = match json(text)? {
+/// Parses keys and values: lines of `KEY VALUE`, or an object. Only the keys in `known` are allowed.
+fn parse_table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputError> {
+    let table = match parse_json(text)? {
         Some(object) => object,
-        None => lines(text)
+        None => nonempty_lines(text)
             .map(|line| {
                 let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
                 (key.to_owned(), Value::from(value.trim_start()))
@@ -139,32 +139,36 @@ pub(crate) struct InitOutput {
     pub(crate) can_suspend: Option<bool>,
 }
 
-fn number<T: std::str::FromStr>(
+fn parse_value<T: std::str::FromStr>(
     table: &Map<String, Value>,
     key: &'static str,
-    wanted: &'static str,
+    expected: &'static str,
 ) -> Result<Option<T>, OutputError> {
-    let value = table.get(key).map(plain).filter(|value| !value.is_empty());
-    value.map(|value| value.parse().map_err(|_| OutputError::Value { key, value, wanted })).transpose()
+    let value = table.get(key).map(value_text).filter(|value| !value.is_empty());
+    value.map(|value| value.parse().map_err(|_| OutputError::Value { key, value, expected })).transpose()
 }
 
-pub(crate) fn init(text: &str) -> Result<InitOutput, OutputError> {
-    let table = table(text, &["id", "max_size", "suspend_resume"])?;
-    let max_size = number(&table, "max_size", "number of instances")?;
+/// Parses the output of `init`.
+pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
+    let table = parse_table(text, &["id", "max_size", "suspend_resume"])?;
+    let max_size = parse_value(&table, "max_size", "number of instances")?;
     if max_size == Some(0) {
-        return Err(OutputError::Value { key: "max_size", value: "0".to_owned(), wanted: "number of at least 1" });
+        return Err(OutputError::Value { key: "max_size", value: "0".to_owned(), expected: "number of at least 1" });
     }
     Ok(InitOutput {
-        id: table.get("id").map(plain).filter(|id| !id.is_empty()),
+        id: table.get("id").map(value_text).filter(|id| !id.is_empty()),
         max_size,
-        can_suspend: number(&table, "suspend_resume", "`true` or `false`")?,
+        can_suspend: parse_value(&table, "suspend_resume", "`true` or `false`")?,
     })
 }
 
-/// Parses the output of `connect-info`. Also returns the path of the key file, if set. Settings of the user take
-/// precedence.
-pub(crate) fn connect_info(text: &str, set: &ConnectorConfig) -> Result<(ConnectInfo, Option<String>), OutputError> {
-    let table = table(
+/// Parses the output of `connect-info`. Also returns the path of the key file, if the output has one. The user's settings
+/// take precedence.
+pub(crate) fn parse_connect_info(
+    text: &str,
+    user: &ConnectorConfig,
+) -> Result<(ConnectInfo, Option<String>), OutputError> {
+    let table = parse_table(
         text,
         &[
             "internal_addr",
@@ -180,32 +184,32 @@ pub(crate) fn connect_info(text: &str, set: &ConnectorConfig) -> Result<(Connect
             "expires",
         ],
     )?;
-    let get = |key: &str| table.get(key).map(plain).unwrap_or_default();
-    let or = |set: &str, key: &str| if set.is_empty() { get(key) } else { set.to_owned() };
-    let port = match set.protocol_port {
-        0 => number(&table, "protocol_port", "port")?.unwrap_or(0),
+    let output_value = |key: &str| table.get(key).map(value_text).unwrap_or_default();
+    let user_or_output = |value: &str, key: &str| if value.is_empty() { output_value(key) } else { value.to_owned() };
+    let port = match user.protocol_port {
+        0 => parse_value(&table, "protocol_port", "port")?.unwrap_or(0),
         port => port,
     };
-    let protocol = or(&set.protocol, "protocol");
+    let protocol = user_or_output(&user.protocol, "protocol");
     if !matches!(protocol.as_str(), "" | "ssh" | "winrm" | "winrm+https") {
-        return Err(OutputError::Value { key: "protocol", value: protocol, wanted: "ssh, winrm or winrm+https" });
+        return Err(OutputError::Value { key: "protocol", value: protocol, expected: "ssh, winrm or winrm+https" });
     }
-    let key = if set.key.is_empty() { get("key").into_bytes() } else { set.key.clone() };
-    let path = Some(get("key_path")).filter(|path| key.is_empty() && !path.is_empty());
+    let key = if user.key.is_empty() { output_value("key").into_bytes() } else { user.key.clone() };
+    let path = Some(output_value("key_path")).filter(|path| key.is_empty() && !path.is_empty());
     let info = ConnectInfo {
         connector: ConnectorConfig {
-            os: or(&set.os, "os"),
-            arch: or(&set.arch, "arch"),
+            os: user_or_output(&user.os, "os"),
+            arch: user_or_output(&user.arch, "arch"),
             protocol,
             protocol_port: port,
-            username: or(&set.username, "username"),
-            password: or(&set.password, "password"),
+            username: user_or_output(&user.username, "username"),
+            password: user_or_output(&user.password, "password"),
             key,
-            ..set.clone()
+            ..user.clone()
         },
-        external_addr: get("external_addr"),
-        internal_addr: get("internal_addr"),
-        expires: number(&table, "expires", "number of seconds since 1970")?.filter(|seconds: &i64| *seconds > 0),
+        external_addr: output_value("external_addr"),
+        internal_addr: output_value("internal_addr"),
+        expires: parse_value(&table, "expires", "number of seconds since 1970")?.filter(|seconds: &i64| *seconds > 0),
     };
     Ok((info, path))
 }
@@ -215,53 +219,54 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_snapshot_from_lines_or_json() {
-        let wanted = vec![
+    fn update_is_parsed_from_lines_or_json() {
+        let expected = vec![
             (InstanceId::new("name:1 b"), InstanceState::Running),
             (InstanceId::new("x"), InstanceState::Creating),
         ];
-        assert_eq!(snapshot("name:1 b  running\n\n x\tCreating \n"), Ok(wanted.clone()));
-        assert_eq!(snapshot(r#" {"name:1 b": "running", "x": "creating"}"#), Ok(wanted));
-        assert_eq!(snapshot(""), Ok(Vec::new()));
+        assert_eq!(parse_update("name:1 b  running\n\n x\tCreating \n"), Ok(expected.clone()));
+        assert_eq!(parse_update(r#" {"name:1 b": "running", "x": "creating"}"#), Ok(expected));
+        assert_eq!(parse_update(""), Ok(Vec::new()));
     }
 
     #[test]
-    fn error_names_invalid_output() {
+    fn errors_quote_invalid_output() {
         let text = |error: OutputError| error.to_string();
-        assert_eq!(text(snapshot("lonely").unwrap_err()), "invalid line \"lonely\": expected `ID STATE`");
-        assert!(text(snapshot("a up").unwrap_err()).starts_with("instance a: invalid state \"up\"; use creating"));
-        assert!(text(snapshot("{").unwrap_err()).contains("not a valid JSON object"));
-        assert!(text(count("three").unwrap_err()).contains("print the number of accepted requests"));
-        assert!(text(count("-1").unwrap_err()).contains("invalid number of instances \"-1\""));
-        assert!(text(init("max 3").unwrap_err()).contains("use id, max_size, suspend_resume"));
-        assert!(text(init("max_size 0").unwrap_err()).contains("at least 1"));
-        let refused = |answer: &str| connect_info(answer, &ConnectorConfig::default()).unwrap_err().to_string();
-        assert_eq!(refused("protocol_port 70000"), "`protocol_port`: \"70000\" is not a valid port");
-        assert!(refused("protocol telnet").contains("ssh, winrm"));
-        assert!(refused("addr 1").contains("internal_addr"));
+        assert_eq!(text(parse_update("word").unwrap_err()), "invalid line \"word\": expected `ID STATE`");
+        assert!(text(parse_update("a up").unwrap_err()).starts_with("instance a: invalid state \"up\"; use creating"));
+        assert!(text(parse_update("{").unwrap_err()).contains("not a valid JSON object"));
+        assert!(text(parse_increase("three").unwrap_err()).contains("print the number of accepted instances"));
+        assert!(text(parse_increase("-1").unwrap_err()).contains("invalid number of instances \"-1\""));
+        assert!(text(parse_init("max 3").unwrap_err()).contains("use id, max_size, suspend_resume"));
+        assert!(text(parse_init("max_size 0").unwrap_err()).contains("at least 1"));
+        let connect_error =
+            |output: &str| parse_connect_info(output, &ConnectorConfig::default()).unwrap_err().to_string();
+        assert_eq!(connect_error("protocol_port 70000"), "`protocol_port`: \"70000\" is not a valid port");
+        assert!(connect_error("protocol telnet").contains("ssh, winrm"));
+        assert!(connect_error("addr 1").contains("internal_addr"));
     }
 
     #[test]
-    fn empty_output_differs_from_an_answer() {
-        assert_eq!(count(""), Ok(None));
-        assert_eq!(count("made 2 of them\n2\n"), Ok(Some(2)));
-        assert_eq!(count(r#"{"succeeded": 0}"#), Ok(Some(0)));
-        assert_eq!(ids("\n"), Ok(None));
-        assert_eq!(ids(r#"{"succeeded": []}"#), Ok(Some(Vec::new())));
-        assert_eq!(ids("a b\nc"), Ok(Some(vec![InstanceId::new("a b"), InstanceId::new("c")])));
+    fn empty_output_differs_from_zero_or_empty_list() {
+        assert_eq!(parse_increase(""), Ok(None));
+        assert_eq!(parse_increase("created 2 instances\n2\n"), Ok(Some(2)));
+        assert_eq!(parse_increase(r#"{"succeeded": 0}"#), Ok(Some(0)));
+        assert_eq!(parse_ids("\n"), Ok(None));
+        assert_eq!(parse_ids(r#"{"succeeded": []}"#), Ok(Some(Vec::new())));
+        assert_eq!(parse_ids("a b\nc"), Ok(Some(vec![InstanceId::new("a b"), InstanceId::new("c")])));
     }
 
     #[test]
     fn user_settings_take_precedence_over_script_output() {
-        let set = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
-        let answer =
+        let user = ConnectorConfig { username: "ci".to_owned(), ..ConnectorConfig::default() };
+        let output =
             "internal_addr 10.0.0.5\nusername root\npassword two words\nprotocol_port 2222\nexpires 0\nkey_path /k";
-        let (info, path) = connect_info(answer, &set).unwrap();
+        let (info, path) = parse_connect_info(output, &user).unwrap();
         let connector = &info.connector;
         assert_eq!((connector.username.as_str(), connector.password.as_str()), ("ci", "two words"));
         assert_eq!((connector.protocol_port, info.expires, path.as_deref()), (2222, None, Some("/k")));
         let (info, path) =
-            connect_info(r#"{"internal_addr":"a","key":"k\nl","key_path":"/k","expires":7}"#, &set).unwrap();
+            parse_connect_info(r#"{"internal_addr":"a","key":"k\nl","key_path":"/k","expires":7}"#, &user).unwrap();
         assert_eq!((info.connector.key.as_slice(), path, info.expires), (b"k\nl".as_slice(), None, Some(7)));
     }
 }

@@ -1,4 +1,4 @@
-//! Runs the user's programs: their input, and the meaning of their exit status.
+//! Runs the user's programs: builds their input, and interprets their exit status.
 
 use muster_fleeting::sdk::program::{self, Finished, ProgramError};
 use muster_fleeting::sdk::{ConnectorConfig, InstanceId};
@@ -8,8 +8,8 @@ use tokio::process::Command;
 use crate::call::Call;
 use crate::config::Config;
 
-/// Exit status of a program that does not support the call: EX_USAGE.
-const NOT_PROVIDED: i32 = 64;
+/// Exit status (EX_USAGE) of a program that does not implement the call.
+const EXIT_NOT_IMPLEMENTED: i32 = 64;
 
 /// The user's programs.
 #[derive(Debug)]
@@ -28,27 +28,27 @@ impl Programs {
         self.config.command.is_empty() && self.config.directory.join(call.name()).is_file()
     }
 
-    /// Runs the program of a call about instances.
-    pub(crate) async fn about(&self, call: Call, ids: &[InstanceId]) -> Result<Option<Finished>, ProgramError> {
+    /// Runs the program of a call with instance IDs as arguments.
+    pub(crate) async fn run_with_ids(&self, call: Call, ids: &[InstanceId]) -> Result<Option<Finished>, ProgramError> {
         self.run(call, ids.iter().map(|id| id.as_str().to_owned()).collect()).await
     }
 
-    /// Runs the program of a call. `None` if the user has none for it.
+    /// Runs the program of a call. Returns `None` if no program implements the call.
     pub(crate) async fn run(&self, call: Call, arguments: Vec<String>) -> Result<Option<Finished>, ProgramError> {
         let mut command = match self.config.command.split_first() {
             None if !self.has_executable(call) => return Ok(None),
             None => Command::new(self.config.directory.join(call.name())),
-            Some((program, first)) => {
+            Some((program, first_arguments)) => {
                 let mut command = Command::new(program);
-                command.args(first).arg(call.name());
+                command.args(first_arguments).arg(call.name());
                 command
             }
         };
         command.args(&arguments);
-        self.environment(&mut command, call);
-        let input = self.input(call, &arguments);
+        self.set_environment(&mut command, call);
+        let input = self.stdin_json(call, &arguments);
         let finished = program::run(command, call.name(), input.as_bytes(), self.config.timeout(call)).await?;
-        if finished.status.code() == Some(NOT_PROVIDED) {
+        if finished.status.code() == Some(EXIT_NOT_IMPLEMENTED) {
             return Ok(None);
         }
         Ok(Some(finished))
@@ -56,7 +56,7 @@ impl Programs {
 
     /// Sets the environment. It contains no password or key of the connector, because other programs of the user can
     /// read it. It contains the plain values of `settings`; nested tables are passed on stdin only.
-    fn environment(&self, command: &mut Command, call: Call) {
+    fn set_environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();
             if name.starts_with("PLUGIN_") || name == "FLEETING_INSTANCE_GROUP_PLUGIN" {
@@ -78,12 +78,13 @@ impl Programs {
                 Value::Bool(_) | Value::Number(_) => value.to_string(),
                 Value::Null | Value::Array(_) | Value::Object(_) => continue,
             };
-            let name = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
-            command.env(format!("SETTING_{}", key.chars().map(name).collect::<String>()), text);
+            let variable_char =
+                |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
+            command.env(format!("SETTING_{}", key.chars().map(variable_char).collect::<String>()), text);
         }
     }
 
-    fn input(&self, call: Call, arguments: &[String]) -> String {
+    fn stdin_json(&self, call: Call, arguments: &[String]) -> String {
         let connector = &self.connector;
         let value = json!({
             "call": call.name(),

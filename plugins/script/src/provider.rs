@@ -17,25 +17,31 @@ pub(crate) struct Script {
     connector: ConnectorConfig,
 }
 
-fn words(call: Call, error: output::OutputError) -> Error {
+fn output_error(call: Call, error: output::OutputError) -> Error {
     format!("{}: {error}", call.name()).into()
 }
 
-/// Returns the output of a call that the script must support.
+/// Returns the result of a call that the script must implement.
 fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
-    let missing = || format!("{}: the script does not support this call (exit status 64)", call.name());
+    let missing = || format!("{}: the script does not implement this call (exit status 64)", call.name());
     Ok(finished?.ok_or_else(missing)?)
 }
 
 impl Script {
-    /// Runs a call that returns IDs. Success without output means all IDs.
-    async fn on(&self, call: Call, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        let finished = required_output(call, self.programs.about(call, &ids).await).map_err(PartialFailure::nothing)?;
-        let said = output::ids(&finished.stdout).map_err(|error| PartialFailure::nothing(words(call, error)))?;
+    /// Runs a call that returns the accepted IDs. Success without output means that all IDs were accepted.
+    async fn run_for_ids(
+        &self,
+        call: Call,
+        ids: Vec<InstanceId>,
+    ) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
+        let finished = required_output(call, self.programs.run_with_ids(call, &ids).await)
+            .map_err(PartialFailure::none_succeeded)?;
+        let accepted = output::parse_ids(&finished.stdout)
+            .map_err(|error| PartialFailure::none_succeeded(output_error(call, error)))?;
         if finished.status.success() {
-            return Ok(said.unwrap_or(ids));
+            return Ok(accepted.unwrap_or(ids));
         }
-        Err(PartialFailure { succeeded: said.unwrap_or_default(), error: finished.failed(call.name()).into() })
+        Err(PartialFailure { succeeded: accepted.unwrap_or_default(), error: finished.failed(call.name()).into() })
     }
 }
 
@@ -49,18 +55,18 @@ impl Provider for Script {
         config.check()?;
         let (name, max_size) = (config.name.clone(), config.max_size);
         let programs = Programs::new(config, settings.connector.clone());
-        let said = match programs.run(Call::Init, Vec::new()).await? {
+        let output = match programs.run(Call::Init, Vec::new()).await? {
             Some(finished) => {
                 let finished = finished.success(Call::Init.name())?;
-                output::init(&finished.stdout).map_err(|error| words(Call::Init, error))?
+                output::parse_init(&finished.stdout).map_err(|error| output_error(Call::Init, error))?
             }
             None => output::InitOutput::default(),
         };
-        let both = programs.has_executable(Call::Suspend) && programs.has_executable(Call::Resume);
+        let has_both_programs = programs.has_executable(Call::Suspend) && programs.has_executable(Call::Resume);
         let init = Init {
-            id: said.id.unwrap_or_else(|| format!("script/{name}")),
-            max_size: said.max_size.unwrap_or(max_size),
-            can_suspend: said.can_suspend.unwrap_or(both),
+            id: output.id.unwrap_or_else(|| format!("script/{name}")),
+            max_size: output.max_size.unwrap_or(max_size),
+            can_suspend: output.can_suspend.unwrap_or(has_both_programs),
         };
         tracing::info!(group = init.id, max_size = init.max_size, can_suspend = init.can_suspend, "ready");
         Ok((Self { programs, connector: settings.connector }, init))
@@ -70,32 +76,32 @@ impl Provider for Script {
         let finished = required_output(Call::Update, self.programs.run(Call::Update, Vec::new()).await)?;
         // A partial list would make instances count as lost, so it is accepted only if the program succeeds.
         let finished = finished.success(Call::Update.name())?;
-        output::snapshot(&finished.stdout).map_err(|error| words(Call::Update, error))
+        output::parse_update(&finished.stdout).map_err(|error| output_error(Call::Update, error))
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let finished = required_output(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
-        let finished = finished.map_err(PartialFailure::nothing)?;
-        let said = output::count(&finished.stdout).unwrap_or_else(|error| {
-            // The program has created instances even if its output is invalid. A retry would create more.
-            tracing::warn!(%error, "ignoring invalid output of increase");
+        let finished = finished.map_err(PartialFailure::none_succeeded)?;
+        let accepted = output::parse_increase(&finished.stdout).unwrap_or_else(|error| {
+            // If the program succeeded, it has created instances although its output is invalid. A retry would create more.
+            tracing::warn!(%error, "invalid output of increase ignored");
             None
         });
         if finished.status.success() {
-            return Ok(said.unwrap_or(n));
+            return Ok(accepted.unwrap_or(n));
         }
-        Err(PartialFailure { succeeded: said.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
+        Err(PartialFailure { succeeded: accepted.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        self.on(Call::Decrease, ids).await
+        self.run_for_ids(Call::Decrease, ids).await
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        let finished = required_output(Call::ConnectInfo, self.programs.about(Call::ConnectInfo, &[id]).await)?;
+        let finished = required_output(Call::ConnectInfo, self.programs.run_with_ids(Call::ConnectInfo, &[id]).await)?;
         let finished = finished.success(Call::ConnectInfo.name())?;
-        let (mut info, path) =
-            output::connect_info(&finished.stdout, &self.connector).map_err(|error| words(Call::ConnectInfo, error))?;
+        let (mut info, path) = output::parse_connect_info(&finished.stdout, &self.connector)
+            .map_err(|error| output_error(Call::ConnectInfo, error))?;
         if let Some(path) = path {
             info.connector.key =
                 tokio::fs::read(&path).await.map_err(|error| format!("connect-info: key_path {path}: {error}"))?;
@@ -104,18 +110,18 @@ impl Provider for Script {
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        if let Some(finished) = self.programs.about(Call::Heartbeat, &[id]).await? {
+        if let Some(finished) = self.programs.run_with_ids(Call::Heartbeat, &[id]).await? {
             finished.success(Call::Heartbeat.name())?;
         }
         Ok(())
     }
 
     async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        self.on(Call::Suspend, ids).await
+        self.run_for_ids(Call::Suspend, ids).await
     }
 
     async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        self.on(Call::Resume, ids).await
+        self.run_for_ids(Call::Resume, ids).await
     }
 
     async fn shutdown(&self) -> Result<(), Error> {

@@ -110,16 +110,16 @@ impl Config {
             return Err("health_interval_s, health_timeout_s and cleanup_timeout_s must be at least 1".to_owned());
         }
         if self.health == HealthCheck::Tcp && !self.cleanup_command.is_empty() {
-            tracing::debug!("health = \"tcp\" does not log in, but the cleanup does");
+            tracing::debug!("health = \"tcp\" does not log in, but cleanup_command does");
         }
         Ok(())
     }
 
-    /// Returns all machines, including those of the file.
+    /// Returns all machines, including those in `machines_file`.
     pub(crate) fn all_machines(&self) -> Result<Vec<Machine>, String> {
         let mut machines = self.machines.clone();
         if !self.machines_file.as_os_str().is_empty() {
-            machines.extend(read(&self.machines_file)?);
+            machines.extend(read_machines(&self.machines_file)?);
         }
         let mut names = HashSet::new();
         for machine in &machines {
@@ -131,11 +131,11 @@ impl Config {
         Ok(machines)
     }
 
-    pub(crate) fn health_limit(&self) -> Duration {
+    pub(crate) fn health_timeout(&self) -> Duration {
         Duration::from_secs(self.health_timeout_s)
     }
 
-    pub(crate) fn cleanup_limit(&self) -> Duration {
+    pub(crate) fn cleanup_timeout(&self) -> Duration {
         Duration::from_secs(self.cleanup_timeout_s)
     }
 
@@ -144,11 +144,11 @@ impl Config {
         if !self.state_file.as_os_str().is_empty() {
             return std::path::absolute(&self.state_file).map_err(|error| error.to_string());
         }
-        let set = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let base = set("STATE_DIRECTORY")
-            .or_else(|| set("XDG_STATE_HOME"))
+        let variable = |key: &str| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let base = variable("STATE_DIRECTORY")
+            .or_else(|| variable("XDG_STATE_HOME"))
             .or_else(|| rustix::process::geteuid().is_root().then(|| PathBuf::from("/var/lib")))
-            .or_else(|| set("HOME").map(|home| home.join(".local/state")))
+            .or_else(|| variable("HOME").map(|home| home.join(".local/state")))
             .ok_or("no state directory was found: set state_file")?;
         Ok(base.join("muster/plugin-static").join(format!("{}.json", self.name)))
     }
@@ -178,18 +178,19 @@ impl Machine {
     }
 }
 
-/// Content of the file.
+/// Content of `machines_file`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct List {
+struct MachinesFile {
     #[serde(default)]
     machines: Vec<Machine>,
 }
 
-fn read(path: &Path) -> Result<Vec<Machine>, String> {
+fn read_machines(path: &Path) -> Result<Vec<Machine>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
-    let list: List = toml::from_str(&text).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
-    Ok(list.machines)
+    let file: MachinesFile =
+        toml::from_str(&text).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
+    Ok(file.machines)
 }
 
 #[cfg(test)]
@@ -204,17 +205,17 @@ mod tests {
     fn invalid_values_are_rejected_with_hint() {
         assert!(config("{}").check().unwrap_err().contains("no machines are configured: add"));
         assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("is not a valid pool name"));
-        let twice = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
-        assert!(twice.all_machines().unwrap_err().contains("duplicate machine name \"a\""));
+        let duplicate = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
+        assert!(duplicate.all_machines().unwrap_err().contains("duplicate machine name \"a\""));
         assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("missing address"));
-        let key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
-        assert!(key.all_machines().unwrap_err().contains("must be a fingerprint"));
+        let invalid_key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
+        assert!(invalid_key.all_machines().unwrap_err().contains("must be a fingerprint"));
         let error = serde_json::from_str::<Config>(r#"{"machines":[{"name":"a","adress":"1"}]}"#).unwrap_err();
         assert!(error.to_string().contains("unknown field `adress`, expected one of `name`, `address`"), "{error}");
     }
 
     #[test]
-    fn machines_of_the_file_are_added() {
+    fn machines_in_the_file_are_added() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("machines.toml");
         std::fs::write(&path, "[[machines]]\nname = \"b\"\naddress = \"10.0.0.2\"\n").unwrap();

@@ -1,14 +1,14 @@
 //! `fleeting-plugin-static`: existing machines, which are leased one at a time.
 //!
 //! ```text
-//! free, healthy --grant--> leased --release--> cleaning --cleaned and checked--> free, healthy
-//!   ^   |                                         | failed: again at the next check
+//! free, healthy --lease--> leased --release--> cleaning --cleaned and checked--> free, healthy
+//!   ^   |                                         | failed: retried at the next check
 //!   |   +--check fails--> free, unhealthy --check succeeds--+
 //!   +-------------------------------------------------------+
 //! ```
 //! - `config`: the settings and the list of machines.
 //! - `pool`: the state of each machine; no I/O.
-//! - `store`: the leases on disk, which are locked, and written before they are granted.
+//! - `store`: the leases on disk, which are locked, and written before they are reported.
 //! - `probe`: checks and cleanups of machines.
 //! - `provider`: calls of the protocol, and background tasks.
 

@@ -1,4 +1,4 @@
-//! State of each machine. No I/O: returns tasks, and records their results.
+//! State of each machine, without I/O. Returns tasks, and records their results.
 
 use std::collections::BTreeMap;
 
@@ -10,28 +10,28 @@ use crate::config::Machine;
 /// The machines.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    slots: BTreeMap<String, Slot>,
-    /// Number of the next lease. Numbers are never reused: an instance is a lease, not a machine.
-    next: u64,
+    slots: BTreeMap<String, PooledMachine>,
+    /// Number of the next lease. Numbers are never reused, because each lease is another instance.
+    next_lease: u64,
 }
 
 /// A machine in the pool.
 #[derive(Debug)]
-struct Slot {
+struct PooledMachine {
     machine: Machine,
-    phase: MachineState,
+    state: MachineState,
     health: Health,
     /// Whether a check or cleanup is running.
     busy: bool,
     /// Whether the machine is no longer in the list. It is removed when its lease ends.
-    leaving: bool,
+    removed_from_list: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum MachineState {
     Free,
     Leased(u64),
-    /// After a lease. `failed` means that the cleanup failed: the instance is deleted, but the machine is not
+    /// The lease has ended. `failed` means that the cleanup failed: the instance is deleted, but the machine is not
     /// available.
     Cleaning {
         lease: u64,
@@ -64,13 +64,13 @@ pub(crate) enum MachineTask {
     Clean(Machine),
 }
 
-impl Slot {
-    fn new(machine: Machine, phase: MachineState) -> Self {
-        Self { machine, phase, health: Health::Unknown, busy: false, leaving: false }
+impl PooledMachine {
+    fn new(machine: Machine, state: MachineState) -> Self {
+        Self { machine, state, health: Health::Unknown, busy: false, removed_from_list: false }
     }
 
     fn is_available(&self) -> bool {
-        self.phase == MachineState::Free && self.health == Health::Healthy && !self.leaving
+        self.state == MachineState::Free && self.health == Health::Healthy && !self.removed_from_list
     }
 
     fn id(&self, lease: u64) -> InstanceId {
@@ -80,20 +80,20 @@ impl Slot {
 
 impl Pool {
     /// Restores the pool from its stored leases.
-    pub(crate) fn new(machines: Vec<Machine>, next: u64, leases: Vec<MachineLease>) -> Self {
-        let mut pool = Self { slots: BTreeMap::new(), next };
+    pub(crate) fn new(machines: Vec<Machine>, next_lease: u64, leases: Vec<MachineLease>) -> Self {
+        let mut pool = Self { slots: BTreeMap::new(), next_lease };
         pool.set_machines(machines);
         for stored in leases {
-            pool.next = pool.next.max(stored.lease + 1);
-            let phase = match stored.cleaning {
+            pool.next_lease = pool.next_lease.max(stored.lease + 1);
+            let state = match stored.cleaning {
                 true => MachineState::Cleaning { lease: stored.lease, failed: false },
                 false => MachineState::Leased(stored.lease),
             };
             match pool.slots.get_mut(&stored.machine) {
-                Some(slot) => slot.phase = phase,
-                // Its job continues, and it is cleaned up, as if the list had changed while the plugin was running.
+                Some(slot) => slot.state = state,
+                // As with a list that changed while the plugin was running, the job continues and the machine is then cleaned up.
                 None => {
-                    let slot = Slot { leaving: true, ..Slot::new(stored.details, phase) };
+                    let slot = PooledMachine { removed_from_list: true, ..PooledMachine::new(stored.details, state) };
                     pool.slots.insert(stored.machine, slot);
                 }
             }
@@ -101,78 +101,78 @@ impl Pool {
         pool
     }
 
-    /// Replaces the list of machines. Leased machines are kept until their lease ends.
+    /// Replaces the list of machines. Machines that are not in the new list stay in the pool until their lease ends.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for slot in self.slots.values_mut() {
-            slot.leaving = true;
+            slot.removed_from_list = true;
         }
         for machine in machines {
             let slot = self
                 .slots
                 .entry(machine.name.clone())
-                .or_insert_with(|| Slot::new(machine.clone(), MachineState::Free));
-            slot.leaving = false;
+                .or_insert_with(|| PooledMachine::new(machine.clone(), MachineState::Free));
+            slot.removed_from_list = false;
             if slot.machine != machine {
                 slot.health = Health::Unknown;
                 slot.machine = machine;
             }
         }
-        self.slots.retain(|_, slot| !slot.leaving || slot.phase != MachineState::Free);
+        self.slots.retain(|_, slot| !slot.removed_from_list || slot.state != MachineState::Free);
     }
 
     /// Returns true if a machine is available.
     pub(crate) fn has_available(&self) -> bool {
-        self.slots.values().any(Slot::is_available)
+        self.slots.values().any(PooledMachine::is_available)
     }
 
     /// Leases up to `n` available machines.
-    pub(crate) fn grant(&mut self, n: u32) -> Vec<InstanceId> {
-        let mut granted = Vec::new();
+    pub(crate) fn lease(&mut self, n: u32) -> Vec<InstanceId> {
+        let mut leased = Vec::new();
         for slot in self.slots.values_mut().filter(|slot| slot.is_available()).take(n as usize) {
-            slot.phase = MachineState::Leased(self.next);
-            granted.push(slot.id(self.next));
-            self.next += 1;
+            slot.state = MachineState::Leased(self.next_lease);
+            leased.push(slot.id(self.next_lease));
+            self.next_lease += 1;
         }
-        granted
+        leased
     }
 
     /// Ends a lease, whose machine must then be cleaned up. `None` if there is no such lease.
     pub(crate) fn release(&mut self, id: &InstanceId) -> Option<Machine> {
         let slot = self.slot(id)?;
-        if let MachineState::Leased(lease) = slot.phase {
-            slot.phase = MachineState::Cleaning { lease, failed: false };
+        if let MachineState::Leased(lease) = slot.state {
+            slot.state = MachineState::Cleaning { lease, failed: false };
         }
         Some(slot.machine.clone())
     }
 
     /// Reverts leases that could not be stored.
-    pub(crate) fn revert_grant(&mut self, granted: &[InstanceId]) {
-        for id in granted {
+    pub(crate) fn revert_leases(&mut self, ids: &[InstanceId]) {
+        for id in ids {
             if let Some(slot) = self.slot(id) {
-                slot.phase = MachineState::Free;
+                slot.state = MachineState::Free;
             }
         }
     }
 
-    fn slot(&mut self, id: &InstanceId) -> Option<&mut Slot> {
+    fn slot(&mut self, id: &InstanceId) -> Option<&mut PooledMachine> {
         let (name, lease) = id.as_str().rsplit_once('/')?;
         let number: u64 = lease.parse().ok()?;
         let slot = self.slots.get_mut(name)?;
-        let is_it = match slot.phase {
+        let is_current = match slot.state {
             MachineState::Leased(lease) | MachineState::Cleaning { lease, .. } => lease == number,
             MachineState::Free => false,
         };
-        is_it.then_some(slot)
+        is_current.then_some(slot)
     }
 
     /// Returns the machine of an active lease.
-    pub(crate) fn leased(&mut self, id: &InstanceId) -> Option<Machine> {
-        self.slot(id).filter(|slot| matches!(slot.phase, MachineState::Leased(_))).map(|slot| slot.machine.clone())
+    pub(crate) fn leased_machine(&mut self, id: &InstanceId) -> Option<Machine> {
+        self.slot(id).filter(|slot| matches!(slot.state, MachineState::Leased(_))).map(|slot| slot.machine.clone())
     }
 
     /// Returns the instances of the protocol.
     pub(crate) fn instances(&self) -> Vec<(InstanceId, InstanceState)> {
-        let instance = |slot: &Slot| match slot.phase {
+        let instance = |slot: &PooledMachine| match slot.state {
             MachineState::Leased(lease) => Some((slot.id(lease), InstanceState::Running)),
             MachineState::Cleaning { lease, failed: false } => Some((slot.id(lease), InstanceState::Deleting)),
             MachineState::Cleaning { failed: true, .. } | MachineState::Free => None,
@@ -180,27 +180,27 @@ impl Pool {
         self.slots.values().filter_map(instance).collect()
     }
 
-    /// Returns the task of each unused machine. A machine is busy until [`Self::done`] is called.
-    pub(crate) fn due(&mut self) -> Vec<MachineTask> {
+    /// Starts the due task of each unused machine. A machine is busy until [`Self::finish_task`] is called.
+    pub(crate) fn start_due_tasks(&mut self) -> Vec<MachineTask> {
         let names: Vec<String> = self.slots.keys().cloned().collect();
-        names.iter().filter_map(|name| self.work(name)).collect()
+        names.iter().filter_map(|name| self.start_task(name)).collect()
     }
 
-    /// Returns the task of one machine.
-    pub(crate) fn work(&mut self, name: &str) -> Option<MachineTask> {
+    /// Starts the task of one machine.
+    pub(crate) fn start_task(&mut self, name: &str) -> Option<MachineTask> {
         let slot = self.slots.get_mut(name).filter(|slot| !slot.busy)?;
-        let work = match slot.phase {
+        let task = match slot.state {
             MachineState::Free => MachineTask::Check(slot.machine.clone()),
             MachineState::Cleaning { .. } => MachineTask::Clean(slot.machine.clone()),
             MachineState::Leased(_) => return None,
         };
         slot.busy = true;
-        Some(work)
+        Some(task)
     }
 
     /// Records the result of a check or cleanup. Returns true if the leases have changed.
-    pub(crate) fn done(&mut self, work: &MachineTask, result: Result<(), String>) -> bool {
-        let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = work;
+    pub(crate) fn finish_task(&mut self, task: &MachineTask, result: Result<(), String>) -> bool {
+        let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = task;
         let Some(slot) = self.slots.get_mut(&machine.name) else { return false };
         slot.busy = false;
         let health = match result {
@@ -216,12 +216,12 @@ impl Pool {
                 _ => {}
             }
         }
-        let well = health == Health::Healthy;
-        // The machine was replaced during the check, so the result does not apply.
+        let is_healthy = health == Health::Healthy;
+        // If the machine's settings changed during the task, the result does not apply.
         slot.health = if slot.machine == *machine { health } else { Health::Unknown };
-        let changed = match (&mut slot.phase, work) {
-            (phase @ MachineState::Cleaning { .. }, MachineTask::Clean(_)) if well => {
-                *phase = MachineState::Free;
+        let changed = match (&mut slot.state, task) {
+            (state @ MachineState::Cleaning { .. }, MachineTask::Clean(_)) if is_healthy => {
+                *state = MachineState::Free;
                 true
             }
             (MachineState::Cleaning { failed, .. }, MachineTask::Clean(_)) => {
@@ -230,44 +230,47 @@ impl Pool {
             }
             _ => false,
         };
-        self.slots.retain(|_, slot| !slot.leaving || slot.phase != MachineState::Free);
+        self.slots.retain(|_, slot| !slot.removed_from_list || slot.state != MachineState::Free);
         changed
     }
 
     /// Returns the reason why no machine is available.
     pub(crate) fn no_machine_reason(&self) -> String {
-        let count = |test: &dyn Fn(&Slot) -> bool| self.slots.values().filter(|slot| test(slot)).count();
-        let leased = count(&|slot| matches!(slot.phase, MachineState::Leased(_)));
-        let cleaning = count(&|slot| matches!(slot.phase, MachineState::Cleaning { .. }));
-        let ill: Vec<String> = self
+        let count =
+            |condition: &dyn Fn(&PooledMachine) -> bool| self.slots.values().filter(|slot| condition(slot)).count();
+        let leased = count(&|slot| matches!(slot.state, MachineState::Leased(_)));
+        let cleaning = count(&|slot| matches!(slot.state, MachineState::Cleaning { .. }));
+        let quarantined: Vec<String> = self
             .slots
             .values()
             .filter_map(|slot| match &slot.health {
-                Health::Unhealthy(cause) if slot.phase == MachineState::Free => {
+                Health::Unhealthy(cause) if slot.state == MachineState::Free => {
                     Some(format!("{}: {cause}", slot.machine.name))
                 }
                 _ => None,
             })
             .collect();
-        let mut text =
-            format!("no machine is available: {leased} leased, {cleaning} being cleaned up, {} quarantined", ill.len());
-        if let Some(first) = ill.first() {
+        let mut text = format!(
+            "no machine is available: {leased} leased, {cleaning} being cleaned up, {} quarantined",
+            quarantined.len()
+        );
+        if let Some(first) = quarantined.first() {
             text = format!("{text} ({first})");
         }
         text
     }
 
-    /// Returns the data to store: the next number and the leases.
+    /// Returns the data to store: the number of the next lease, and the leases.
     pub(crate) fn leases(&self) -> (u64, Vec<MachineLease>) {
-        let lease = |slot: &Slot| {
-            let (lease, cleaning) = match slot.phase {
+        let lease = |slot: &PooledMachine| {
+            let (lease, cleaning) = match slot.state {
                 MachineState::Leased(lease) => (lease, false),
                 MachineState::Cleaning { lease, .. } => (lease, true),
                 MachineState::Free => return None,
             };
             Some(MachineLease { machine: slot.machine.name.clone(), lease, cleaning, details: slot.machine.clone() })
         };
-        (self.next, self.slots.values().filter_map(lease).collect())
+        (self.next_lease, self.slots.values().filter_map(lease).collect())
     }
 }
 
@@ -281,92 +284,92 @@ mod tests {
 
     fn pool(names: &[&str]) -> Pool {
         let mut pool = Pool::new(names.iter().map(|name| machine(name)).collect(), 1, Vec::new());
-        settle(&mut pool, &[]);
+        run_due_tasks(&mut pool, &[]);
         pool
     }
 
     /// Completes all tasks. Those of the named machines fail.
-    fn settle(pool: &mut Pool, ill: &[&str]) {
-        for work in pool.due() {
-            let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = &work;
-            let result = if ill.contains(&machine.name.as_str()) { Err("no route".to_owned()) } else { Ok(()) };
-            pool.done(&work, result);
+    fn run_due_tasks(pool: &mut Pool, failing: &[&str]) {
+        for task in pool.start_due_tasks() {
+            let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = &task;
+            let result = if failing.contains(&machine.name.as_str()) { Err("no route".to_owned()) } else { Ok(()) };
+            pool.finish_task(&task, result);
         }
     }
 
-    fn names(pool: &mut Pool, n: u32) -> Vec<String> {
-        pool.grant(n).iter().map(ToString::to_string).collect()
+    fn lease_names(pool: &mut Pool, n: u32) -> Vec<String> {
+        pool.lease(n).iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn only_free_and_healthy_machines_are_granted() {
+    fn only_free_and_healthy_machines_are_leased() {
         let mut pool = Pool::new(vec![machine("a"), machine("b")], 1, Vec::new());
-        assert!(pool.grant(2).is_empty(), "no machine has been checked yet");
-        settle(&mut pool, &["b"]);
-        assert_eq!(names(&mut pool, 2), ["a/1"]);
+        assert!(pool.lease(2).is_empty(), "no machine has been checked yet");
+        run_due_tasks(&mut pool, &["b"]);
+        assert_eq!(lease_names(&mut pool, 2), ["a/1"]);
         assert_eq!(
             pool.no_machine_reason(),
             "no machine is available: 1 leased, 0 being cleaned up, 1 quarantined (b: no route)"
         );
-        settle(&mut pool, &[]);
-        assert_eq!(names(&mut pool, 2), ["b/2"], "the machine recovers");
+        run_due_tasks(&mut pool, &[]);
+        assert_eq!(lease_names(&mut pool, 2), ["b/2"], "the machine recovers");
     }
 
     #[test]
     fn machine_is_cleaned_up_before_next_lease() {
         let mut pool = pool(&["a"]);
-        let id = pool.grant(1).remove(0);
-        assert_eq!(pool.due(), [], "a leased machine is left alone");
+        let id = pool.lease(1).remove(0);
+        assert_eq!(pool.start_due_tasks(), [], "a leased machine has no task");
         assert!(pool.release(&id).is_some());
         assert_eq!(pool.instances(), [(id.clone(), InstanceState::Deleting)]);
-        assert!(pool.grant(1).is_empty());
-        settle(&mut pool, &["a"]);
-        assert_eq!(pool.instances(), [], "the instance is no more, the machine is kept away");
-        assert!(pool.grant(1).is_empty());
+        assert!(pool.lease(1).is_empty());
+        run_due_tasks(&mut pool, &["a"]);
+        assert_eq!(pool.instances(), [], "the instance is deleted, but the machine is not available");
+        assert!(pool.lease(1).is_empty());
         assert_eq!(pool.leases().1, [lease("a", 1, true)]);
-        settle(&mut pool, &[]);
-        assert_eq!(names(&mut pool, 1), ["a/2"], "another lease, another instance");
-        assert!(pool.release(&id).is_none(), "the old one ends nothing");
+        run_due_tasks(&mut pool, &[]);
+        assert_eq!(lease_names(&mut pool, 1), ["a/2"], "a new lease is a new instance");
+        assert!(pool.release(&id).is_none(), "the old lease does not exist anymore");
     }
 
     #[test]
-    fn restores_stored_leases() {
+    fn stored_leases_are_restored() {
         let mut first = pool(&["a", "b", "c"]);
-        let ids = first.grant(2);
+        let ids = first.lease(2);
         first.release(&ids[1]);
         let (next, leases) = first.leases();
         let mut second = Pool::new(vec![machine("a"), machine("b"), machine("c")], next, leases);
         assert_eq!(second.instances(), first.instances());
-        settle(&mut second, &[]);
-        assert_eq!(names(&mut second, 3), ["b/3", "c/4"]);
+        run_due_tasks(&mut second, &[]);
+        assert_eq!(lease_names(&mut second, 3), ["b/3", "c/4"]);
     }
 
     #[test]
-    fn machines_follow_the_list() {
+    fn machines_are_added_and_removed_with_the_list() {
         let mut pool = pool(&["a", "b"]);
-        let id = pool.grant(1).remove(0);
+        let id = pool.lease(1).remove(0);
         pool.set_machines(vec![machine("c")]);
-        assert_eq!(pool.instances(), [(id.clone(), InstanceState::Running)], "its job goes on");
-        settle(&mut pool, &[]);
-        assert_eq!(names(&mut pool, 5), ["c/2"]);
+        assert_eq!(pool.instances(), [(id.clone(), InstanceState::Running)], "the job continues");
+        run_due_tasks(&mut pool, &[]);
+        assert_eq!(lease_names(&mut pool, 5), ["c/2"]);
         pool.release(&id);
-        settle(&mut pool, &[]);
-        assert!(pool.grant(5).is_empty(), "a is gone with its lease");
+        run_due_tasks(&mut pool, &[]);
+        assert!(pool.lease(5).is_empty(), "machine a is removed with its lease");
     }
 
     #[test]
     fn leased_machine_removed_from_list_is_cleaned_up_after_restart() {
         let mut first = pool(&["a", "b"]);
-        let id = first.grant(1).remove(0);
+        let id = first.lease(1).remove(0);
         first.set_machines(vec![machine("b")]);
         let (next, leases) = first.leases();
         let mut second = Pool::new(vec![machine("b")], next, leases);
         assert_eq!(second.instances(), [(id.clone(), InstanceState::Running)]);
         second.release(&id);
-        assert_eq!(second.work("a"), Some(MachineTask::Clean(machine("a"))));
-        assert!(second.done(&MachineTask::Clean(machine("a")), Ok(())));
-        settle(&mut second, &[]);
-        assert_eq!(names(&mut second, 5), ["b/2"], "the removed machine is not granted");
+        assert_eq!(second.start_task("a"), Some(MachineTask::Clean(machine("a"))));
+        assert!(second.finish_task(&MachineTask::Clean(machine("a")), Ok(())));
+        run_due_tasks(&mut second, &[]);
+        assert_eq!(lease_names(&mut second, 5), ["b/2"], "the removed machine is not leased");
     }
 
     fn lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {

@@ -10,29 +10,30 @@ use tokio::net::TcpStream;
 use crate::config::{Config, HealthCheck, Machine};
 use crate::pool::MachineTask;
 
-/// Returns the connection details of a machine. Its own settings take precedence over those for all machines.
-pub(crate) async fn connect_info(machine: &Machine, set: &ConnectorConfig) -> Result<ConnectInfo, String> {
-    let or = |own: &str, set: &str| if own.is_empty() { set.to_owned() } else { own.to_owned() };
+/// Returns the connection details of a machine. The settings of the machine take precedence over
+/// `connector_config`.
+pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) -> Result<ConnectInfo, String> {
+    let or_default = |own: &str, default: &str| if own.is_empty() { default.to_owned() } else { own.to_owned() };
     let key = if machine.key_path.as_os_str().is_empty() {
-        // If the machine has a password, the key for all machines is not used.
-        if machine.password.is_empty() { set.key.clone() } else { Vec::new() }
+        // If the machine has a password, the key of `connector_config` is not used.
+        if machine.password.is_empty() { defaults.key.clone() } else { Vec::new() }
     } else {
         tokio::fs::read(&machine.key_path)
             .await
             .map_err(|error| format!("machine {}: key_path {}: {error}", machine.name, machine.key_path.display()))?
     };
     let user = || std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned());
-    let username = or(&machine.username, &set.username);
+    let username = or_default(&machine.username, &defaults.username);
     Ok(ConnectInfo {
         connector: ConnectorConfig {
-            os: or(&or(&machine.os, &set.os), "linux"),
-            arch: or(&machine.arch, &set.arch),
-            protocol: or(&or(&machine.protocol, &set.protocol), "ssh"),
-            protocol_port: if machine.port == 0 { set.protocol_port } else { machine.port },
+            os: or_default(&or_default(&machine.os, &defaults.os), "linux"),
+            arch: or_default(&machine.arch, &defaults.arch),
+            protocol: or_default(&or_default(&machine.protocol, &defaults.protocol), "ssh"),
+            protocol_port: if machine.port == 0 { defaults.protocol_port } else { machine.port },
             username: if username.is_empty() { user() } else { username },
-            password: or(&machine.password, &set.password),
+            password: or_default(&machine.password, &defaults.password),
             key,
-            ..set.clone()
+            ..defaults.clone()
         },
         external_addr: machine.external_address.clone(),
         internal_addr: machine.address.clone(),
@@ -41,41 +42,46 @@ pub(crate) async fn connect_info(machine: &Machine, set: &ConnectorConfig) -> Re
 }
 
 /// Runs a task within its timeout.
-pub(crate) async fn run(work: &MachineTask, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
-    match work {
-        MachineTask::Check(machine) => check(machine, config, set).await,
+pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
+    match task {
+        MachineTask::Check(machine) => check(machine, config, defaults).await,
         MachineTask::Clean(machine) => {
             if !config.cleanup_command.is_empty() {
-                let (what, limit) = ("cleanup_command", config.cleanup_limit());
-                limited(what, limit, command(machine, &config.cleanup_command, what, limit, set)).await?;
+                let (name, timeout) = ("cleanup_command", config.cleanup_timeout());
+                with_timeout(name, timeout, run_command(machine, &config.cleanup_command, name, timeout, defaults))
+                    .await?;
             }
-            check(machine, config, set).await
+            check(machine, config, defaults).await
         }
     }
 }
 
 /// Checks whether the machine is healthy.
-pub(crate) async fn check(machine: &Machine, config: &Config, set: &ConnectorConfig) -> Result<(), String> {
-    let limit = config.health_limit();
+pub(crate) async fn check(machine: &Machine, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
+    let timeout = config.health_timeout();
     match config.health {
         HealthCheck::None => Ok(()),
-        HealthCheck::Tcp => limited("the connection", limit, connect(machine, set)).await,
+        HealthCheck::Tcp => with_timeout("the connection", timeout, connect(machine, defaults)).await,
         HealthCheck::Command => {
-            let what = "health_command";
-            limited(what, limit, command(machine, &config.health_command, what, limit, set)).await
+            let name = "health_command";
+            with_timeout(name, timeout, run_command(machine, &config.health_command, name, timeout, defaults)).await
         }
     }
 }
 
-async fn limited(what: &str, limit: Duration, work: impl Future<Output = Result<(), String>>) -> Result<(), String> {
-    match tokio::time::timeout(limit, work).await {
+async fn with_timeout(
+    name: &str,
+    timeout: Duration,
+    work: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    match tokio::time::timeout(timeout, work).await {
         Ok(result) => result,
-        Err(_) => Err(format!("{what} did not finish within {} s", limit.as_secs())),
+        Err(_) => Err(format!("{name} did not finish within {} s", timeout.as_secs())),
     }
 }
 
-async fn connect(machine: &Machine, set: &ConnectorConfig) -> Result<(), String> {
-    let address = target(machine, connect_info(machine, set).await?)?.host_and_port();
+async fn connect(machine: &Machine, defaults: &ConnectorConfig) -> Result<(), String> {
+    let address = target(machine, connect_info(machine, defaults).await?)?.host_and_port();
     TcpStream::connect(&address).await.map(drop).map_err(|error| format!("{address}: {error}"))
 }
 
@@ -85,15 +91,15 @@ fn target(machine: &Machine, info: ConnectInfo) -> Result<Target, String> {
     connector::target(&InstanceId::new(machine.name.clone()), info, options).map_err(|error| error.to_string())
 }
 
-async fn command(
+async fn run_command(
     machine: &Machine,
     line: &str,
-    what: &str,
-    limit: Duration,
-    set: &ConnectorConfig,
+    name: &str,
+    timeout: Duration,
+    defaults: &ConnectorConfig,
 ) -> Result<(), String> {
-    let mut info = connect_info(machine, set).await?;
-    info.connector.timeout = limit;
+    let mut info = connect_info(machine, defaults).await?;
+    info.connector.timeout = timeout;
     let target = target(machine, info)?;
     let hosts = KnownHosts::default();
     if !machine.host_key.is_empty() {
@@ -105,7 +111,7 @@ async fn command(
     let outcome = outcome?;
     match outcome.exit {
         Exit::Code(0) => Ok(()),
-        Exit::Code(code) => Err(format!("{what} failed with status {code}: {}", outcome.stderr.to_string().trim())),
-        Exit::Signal(signal) => Err(format!("{what} was terminated by SIG{signal}")),
+        Exit::Code(code) => Err(format!("{name} failed with status {code}: {}", outcome.stderr.to_string().trim())),
+        Exit::Signal(signal) => Err(format!("{name} was terminated by SIG{signal}")),
     }
 }

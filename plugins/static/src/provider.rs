@@ -19,7 +19,7 @@ use crate::store::Store;
 const MAX_CONCURRENT_CHECKS: usize = 64;
 /// Timeout for the first check of all machines. The host's timeout for `Init` is one minute.
 const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time to wait for the other machines once one is healthy.
+/// Maximum time to wait for the other machines once one is healthy.
 const STRAGGLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A pool of machines.
@@ -33,8 +33,8 @@ struct Inner {
     pool: Arc<Mutex<Pool>>,
     store: Arc<Store>,
     checks: Semaphore,
-    /// Modification time of the file with machines when it was last read.
-    read: Mutex<Option<SystemTime>>,
+    /// Modification time of `machines_file` when it was last read.
+    machines_modified: Mutex<Option<SystemTime>>,
 }
 
 impl Inner {
@@ -43,31 +43,31 @@ impl Inner {
     async fn store(
         &self,
         mut pool: OwnedMutexGuard<Pool>,
-        undo: impl FnOnce(&mut Pool) + Send + 'static,
+        revert: impl FnOnce(&mut Pool) + Send + 'static,
     ) -> Result<(), Error> {
         let store = Arc::clone(&self.store);
-        let stored = tokio::task::spawn_blocking(move || {
-            let stored = store.save(pool.leases());
-            if stored.is_err() {
-                undo(&mut pool);
+        let task = tokio::task::spawn_blocking(move || {
+            let result = store.save(pool.leases());
+            if result.is_err() {
+                revert(&mut pool);
             }
-            stored
+            result
         });
-        Ok(stored.await??)
+        Ok(task.await??)
     }
 
     async fn pool(&self) -> OwnedMutexGuard<Pool> {
         Arc::clone(&self.pool).lock_owned().await
     }
 
-    /// Runs a task to its end.
-    async fn work(self: Arc<Self>, work: MachineTask) {
+    /// Runs a task and records its result.
+    async fn run_task(self: Arc<Self>, task: MachineTask) {
         let result = {
-            let _turn = self.checks.acquire().await;
-            probe::run(&work, &self.config, &self.settings.connector).await
+            let _permit = self.checks.acquire().await;
+            probe::run(&task, &self.config, &self.settings.connector).await
         };
         let mut pool = self.pool().await;
-        if pool.done(&work, result)
+        if pool.finish_task(&task, result)
             && let Err(error) = self.store(pool, |_| ()).await
         {
             // The machine would be cleaned up again after a restart, which is harmless.
@@ -76,53 +76,53 @@ impl Inner {
     }
 
     /// Starts the tasks of machines concurrently, so that no task waits for another machine's cleanup.
-    fn begin(self: &Arc<Self>, due: Vec<MachineTask>) -> JoinSet<()> {
-        due.into_iter().map(|work| Arc::clone(self).work(work)).collect()
+    fn spawn_tasks(self: &Arc<Self>, tasks: Vec<MachineTask>) -> JoinSet<()> {
+        tasks.into_iter().map(|task| Arc::clone(self).run_task(task)).collect()
     }
 
     /// Waits until all machines have been checked. Once one of them is healthy, waits only briefly for the others.
-    async fn initial_check(&self, mut first: JoinSet<()>) {
+    async fn initial_check(&self, mut checks: JoinSet<()>) {
         let _ = tokio::time::timeout(INITIAL_CHECK_TIMEOUT, async {
-            while first.join_next().await.is_some() && !self.pool().await.has_available() {}
-            let others = async { while first.join_next().await.is_some() {} };
+            while checks.join_next().await.is_some() && !self.pool().await.has_available() {}
+            let others = async { while checks.join_next().await.is_some() {} };
             let _ = tokio::time::timeout(STRAGGLER_TIMEOUT, others).await;
         })
         .await;
         // The remaining checks continue in the background.
-        first.detach_all();
+        checks.detach_all();
     }
 
     /// Checks unused machines until the process ends.
     async fn check_loop(self: Arc<Self>) {
-        let every = Duration::from_secs(self.config.health_interval_s);
+        let interval = Duration::from_secs(self.config.health_interval_s);
         loop {
-            tokio::time::sleep(every).await;
-            let due = self.pool().await.due();
-            self.begin(due).detach_all();
+            tokio::time::sleep(interval).await;
+            let tasks = self.pool().await.start_due_tasks();
+            self.spawn_tasks(tasks).detach_all();
         }
     }
 
-    /// Reloads the file with machines if it has changed.
-    async fn read_machines(self: &Arc<Self>) {
+    /// Reloads `machines_file` if it has changed.
+    async fn reload_machines(self: &Arc<Self>) {
         if self.config.machines_file.as_os_str().is_empty() {
             return;
         }
-        let mut read = self.read.lock().await;
-        let changed = tokio::fs::metadata(&self.config.machines_file).await.and_then(|meta| meta.modified()).ok();
-        if changed == *read {
+        let mut last_modified = self.machines_modified.lock().await;
+        let modified = tokio::fs::metadata(&self.config.machines_file).await.and_then(|meta| meta.modified()).ok();
+        if modified == *last_modified {
             return;
         }
-        *read = changed;
+        *last_modified = modified;
         let inner = Arc::clone(self);
         match tokio::task::spawn_blocking(move || inner.config.all_machines()).await {
             Ok(Ok(machines)) => {
                 tracing::info!(machines = machines.len(), "list of machines reloaded");
                 let mut pool = self.pool().await;
                 pool.set_machines(machines);
-                self.begin(pool.due()).detach_all();
+                self.spawn_tasks(pool.start_due_tasks()).detach_all();
             }
             Ok(Err(error)) => {
-                tracing::error!(error, "invalid list of machines, keeping the previous one")
+                tracing::error!(error, "invalid list of machines, using the previous one")
             }
             Err(error) => tracing::error!(%error, "failed to read the list of machines"),
         }
@@ -137,12 +137,12 @@ impl Provider for Static {
 
     async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
         config.check()?;
-        let changed = std::fs::metadata(&config.machines_file).and_then(|meta| meta.modified()).ok();
+        let modified = std::fs::metadata(&config.machines_file).and_then(|meta| meta.modified()).ok();
         let machines = config.all_machines()?;
-        let all = u32::try_from(machines.len()).unwrap_or(u32::MAX);
-        let max_size = if config.max_size == 0 { all.max(1) } else { config.max_size };
-        let (store, next, leases) = Store::open(config.state_path()?).await?;
-        let pool = Pool::new(machines, next, leases);
+        let machine_count = u32::try_from(machines.len()).unwrap_or(u32::MAX);
+        let max_size = if config.max_size == 0 { machine_count.max(1) } else { config.max_size };
+        let (store, next_lease, leases) = Store::open(config.state_path()?).await?;
+        let pool = Pool::new(machines, next_lease, leases);
         let id = format!("static/{}", config.name);
         let inner = Arc::new(Inner {
             config,
@@ -150,45 +150,48 @@ impl Provider for Static {
             pool: Arc::new(Mutex::new(pool)),
             store: Arc::new(store),
             checks: Semaphore::new(MAX_CONCURRENT_CHECKS),
-            read: Mutex::new(changed),
+            machines_modified: Mutex::new(modified),
         });
         inner.store(inner.pool().await, |_| ()).await?;
-        let first = inner.begin(inner.pool().await.due());
-        inner.initial_check(first).await;
+        let checks = inner.spawn_tasks(inner.pool().await.start_due_tasks());
+        inner.initial_check(checks).await;
         tokio::spawn(Arc::clone(&inner).check_loop());
-        tracing::info!(group = id, machines = all, "ready");
+        tracing::info!(group = id, machines = machine_count, "ready");
         Ok((Self { inner }, Init { id, max_size, can_suspend: false }))
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
-        self.inner.read_machines().await;
+        self.inner.reload_machines().await;
         Ok(self.inner.pool().await.instances())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut pool = self.inner.pool().await;
-        let granted = pool.grant(n);
-        if granted.is_empty() && n > 0 {
-            return Err(PartialFailure::nothing(pool.no_machine_reason()));
+        let leased = pool.lease(n);
+        if leased.is_empty() && n > 0 {
+            return Err(PartialFailure::none_succeeded(pool.no_machine_reason()));
         }
-        let count = u32::try_from(granted.len())?;
-        // The lease must be durable before it is granted.
-        self.inner.store(pool, move |pool| pool.revert_grant(&granted)).await.map_err(PartialFailure::nothing)?;
+        let count = u32::try_from(leased.len())?;
+        // The leases must be durable before they are reported.
+        self.inner
+            .store(pool, move |pool| pool.revert_leases(&leased))
+            .await
+            .map_err(PartialFailure::none_succeeded)?;
         Ok(count)
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut pool = self.inner.pool().await;
         let released: Vec<_> = ids.iter().filter_map(|id| pool.release(id)).collect();
-        self.inner.store(pool, |_| ()).await.map_err(PartialFailure::nothing)?;
+        self.inner.store(pool, |_| ()).await.map_err(PartialFailure::none_succeeded)?;
         let mut pool = self.inner.pool().await;
-        let due: Vec<MachineTask> = released.iter().filter_map(|machine| pool.work(&machine.name)).collect();
-        self.inner.begin(due).detach_all();
+        let tasks: Vec<MachineTask> = released.iter().filter_map(|machine| pool.start_task(&machine.name)).collect();
+        self.inner.spawn_tasks(tasks).detach_all();
         Ok(ids)
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
+        let machine = self.inner.pool().await.leased_machine(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(probe::connect_info(&machine, &self.inner.settings.connector).await?)
     }
 
@@ -197,7 +200,7 @@ impl Provider for Static {
     }
 
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
+        let machine = self.inner.pool().await.leased_machine(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(probe::check(&machine, &self.inner.config, &self.inner.settings.connector).await?)
     }
 }
@@ -208,9 +211,9 @@ impl Extension for Static {
         Features { host_keys: true, ..Features::default() }
     }
 
-    /// Returns the host key in the list, if there is one.
+    /// Returns the configured host key of the machine. Empty if none is configured.
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
-        let machine = self.inner.pool().await.leased(&id).ok_or_else(|| format!("unknown instance {id}"))?;
+        let machine = self.inner.pool().await.leased_machine(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())
     }
 }

@@ -1,5 +1,5 @@
-//! Leases on disk: a JSON file, which is replaced and made durable before a lease is granted, and a lock file, so that
-//! two plugins cannot lease the same machines.
+//! Leases on disk, in a JSON file. The file is replaced durably before a lease is reported. A lock file prevents two plugins
+//! from leasing the same machines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,11 +14,11 @@ use crate::pool::MachineLease;
 
 /// Version of the format.
 const VERSION: u32 = 1;
-/// Number of attempts to get the lock: a host starts the next plugin after it has killed the previous one.
-const LOCK_TRIES: u32 = 50;
-const LOCK_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of attempts to get the lock, which a plugin that is being killed may still hold.
+const MAX_LOCK_ATTEMPTS: u32 = 50;
+const LOCK_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The file, which is locked as long as this value exists.
+/// The state file. It is locked while this value exists.
 #[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
@@ -26,8 +26,9 @@ pub(crate) struct Store {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Stored {
+struct StateFile {
     version: u32,
+    /// Number of the next lease.
     next: u64,
     leases: Vec<MachineLease>,
 }
@@ -39,7 +40,7 @@ pub(crate) enum StoreError {
     Locked { path: PathBuf, holder: String },
     #[error("failed to store leases in {}; set state_file", path.display())]
     Io { path: PathBuf, source: std::io::Error },
-    #[error("failed to read leases from {}: {cause}; move the file away if its machines are free", path.display())]
+    #[error("failed to read leases from {}: {cause}; move the file away if none of its machines is in use", path.display())]
     Format { path: PathBuf, cause: String },
 }
 
@@ -53,7 +54,7 @@ impl Store {
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(io)?;
         let stored = match std::fs::read(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                Stored { version: VERSION, next: 1, leases: Vec::new() }
+                StateFile { version: VERSION, next: 1, leases: Vec::new() }
             }
             read => parse(&path, &read.map_err(io)?)?,
         };
@@ -65,7 +66,7 @@ impl Store {
         let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
         let write = || {
             let mut file = tempfile::NamedTempFile::new_in(directory)?;
-            serde_json::to_writer_pretty(&mut file, &Stored { version: VERSION, next, leases })?;
+            serde_json::to_writer_pretty(&mut file, &StateFile { version: VERSION, next, leases })?;
             file.as_file().sync_all()?;
             file.persist(&self.path).map_err(|error| error.error)?;
             File::open(directory)?.sync_all()
@@ -84,20 +85,20 @@ async fn lock(path: &Path) -> Result<File, StoreError> {
         .mode(0o600)
         .open(&lock)
         .map_err(|source| StoreError::Io { path: lock, source })?;
-    for _ in 0..LOCK_TRIES {
+    for _ in 0..MAX_LOCK_ATTEMPTS {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return Ok(file);
         }
-        tokio::time::sleep(LOCK_PAUSE).await;
+        tokio::time::sleep(LOCK_RETRY_DELAY).await;
     }
     let mut holder = String::new();
     let _ = file.read_to_string(&mut holder);
     Err(StoreError::Locked { path: path.to_owned(), holder: holder.trim().to_owned() })
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<Stored, StoreError> {
+fn parse(path: &Path, bytes: &[u8]) -> Result<StateFile, StoreError> {
     let format = |cause: String| StoreError::Format { path: path.to_owned(), cause };
-    let stored: Stored = serde_json::from_slice(bytes).map_err(|error| format(error.to_string()))?;
+    let stored: StateFile = serde_json::from_slice(bytes).map_err(|error| format(error.to_string()))?;
     if stored.version != VERSION {
         return Err(format(format!("unsupported version {}, expected {VERSION}", stored.version)));
     }

@@ -1,9 +1,9 @@
 //! Fuzzing with the stable toolchain: parsers of untrusted bytes must not panic on random changes of samples.
 //!
-//! A fuzz test is named `fuzz_...` and is in the same crate as the parser. It runs [`CASES`] cases, so that CI notices if it no longer
-//! builds, or fails soon. `MUSTER_TEST_FUZZ_SECONDS=600` makes each test run for that time instead; `scripts/fuzz` runs all of them.
-//! A test prints its seed. A failure prints the seed of its batch and the smallest input that fails. `MUSTER_TEST_SEED=n` starts with
-//! that seed.
+//! A fuzz test is named `fuzz_...` and is in the same crate as the parser. By default, it runs one batch of [`CASES`] cases, so that CI
+//! finds broken tests and frequent failures. With `MUSTER_TEST_FUZZ_SECONDS=600`, each test runs batches for that time. `scripts/fuzz`
+//! runs all fuzz tests. A test prints the seed of its first batch; `MUSTER_TEST_SEED=n` sets it. A failure prints the seed of its batch
+//! and the smallest input that fails.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
 
-/// Number of cases per seed, and of a test without `MUSTER_TEST_FUZZ_SECONDS`.
+/// Number of cases per batch. Each batch has its own seed.
 const CASES: u32 = 256;
 /// Maximum size of an input in bytes.
 const MAX_BYTES: usize = 16 * 1024;
@@ -23,16 +23,16 @@ const MAX_SHRINK_STEPS: u32 = 4096;
 const SECONDS: &str = "MUSTER_TEST_FUZZ_SECONDS";
 const SEED: &str = "MUSTER_TEST_SEED";
 
-/// Material from which inputs are created.
+/// Samples and words from which inputs are created.
 #[derive(Debug, Clone, Copy)]
 pub struct Corpus<'a> {
     /// Valid inputs.
     pub samples: &'a [&'a [u8]],
-    /// Texts that are significant to the parser.
+    /// Texts with a meaning for the parser, such as keywords and brackets.
     pub words: &'a [&'a str],
 }
 
-/// Change of a sample. Each number selects an item modulo the number of items.
+/// Change of a sample. The numbers select the kind of change, the position and an argument, each modulo the number of choices.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     kind: u8,
@@ -43,28 +43,28 @@ struct Change {
 /// Calls `entry` with inputs that are created from the corpus.
 ///
 /// # Panics
-/// `entry` panics. The message has the smallest input for which it does.
+/// Panics if `entry` panics. The message has the smallest input for which it does.
 #[expect(clippy::print_stdout, reason = "a test prints its seed")]
 pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
     let seconds = number(SECONDS).map(Duration::from_secs);
     let first = number(SEED).unwrap_or_else(|| rand::random::<u32>().into());
     println!("{name}: {SEED}={first}");
-    let began = Instant::now();
+    let start = Instant::now();
     let slowest = std::cell::Cell::new((Duration::ZERO, 0));
     let mut seed = first;
     loop {
         let run = |input: &[u8]| {
-            let since = Instant::now();
+            let entry_start = Instant::now();
             entry(input);
-            if since.elapsed() > slowest.get().0 {
-                slowest.set((since.elapsed(), input.len()));
+            if entry_start.elapsed() > slowest.get().0 {
+                slowest.set((entry_start.elapsed(), input.len()));
             }
         };
         if let Some((reason, input)) = batch(seed, corpus, run) {
-            panic!("{name}: {reason}\n{SEED}={seed} repeats it; the smallest input:\n{}", literal(&input));
+            panic!("{name}: {reason}\nset {SEED}={seed} to repeat it; the smallest input is:\n{}", literal(&input));
         }
         seed = seed.wrapping_add(1);
-        if seconds.is_none_or(|seconds| began.elapsed() >= seconds) {
+        if seconds.is_none_or(|seconds| start.elapsed() >= seconds) {
             break;
         }
     }
@@ -78,7 +78,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
-/// Reason and smallest input of a failure.
+/// Runs one batch. Returns the reason and the smallest input of a failure.
 fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
     let config =
         Config { cases: CASES, failure_persistence: None, max_shrink_iters: MAX_SHRINK_STEPS, ..Config::default() };
@@ -89,11 +89,11 @@ fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String
     let change = change.prop_map(|(kind, at, argument)| Change { kind, at, argument });
     let changes = proptest::collection::vec(change, 0..=MAX_CHANGES);
     let inputs = (proptest::num::u32::ANY, changes);
-    let ran = runner.run(&inputs, |(sample, changes)| {
+    let result = runner.run(&inputs, |(sample, changes)| {
         entry(&input(corpus, sample, &changes));
         Ok(())
     });
-    match ran {
+    match result {
         Ok(()) => None,
         Err(TestError::Fail(reason, (sample, changes))) => Some((reason.to_string(), input(corpus, sample, &changes))),
         Err(TestError::Abort(reason)) => Some((reason.to_string(), Vec::new())),
@@ -138,7 +138,7 @@ fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut 
             let copy: Vec<u8> = input.get(at..end).unwrap_or_default().to_vec();
             input.splice(end..end, copy.repeat(1 + size(argument) % 3));
         }
-        // Depth: one word many times.
+        // Repeats a word many times, for example to nest brackets deeply.
         6 => {
             let word = pick(corpus.words, argument).copied().unwrap_or("[");
             input.splice(at..at, word.repeat(1 + size(argument >> 8) % 300).bytes());
@@ -157,7 +157,7 @@ fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut 
     }
 }
 
-/// Returns bytes as a literal that can be copied into a test.
+/// Returns a Rust byte string literal that can be copied into a test.
 fn literal(input: &[u8]) -> String {
     let mut text = String::from("b\"");
     for byte in input {
@@ -174,7 +174,7 @@ mod tests {
     const CORPUS: Corpus<'static> = Corpus { samples: &[b"key: value", b""], words: &["[", ": "] };
 
     #[test]
-    fn what_fails_is_told_with_its_smallest_input_and_a_seed_that_repeats_it() {
+    fn failure_has_smallest_input_and_reproducible_seed() {
         let fails = |input: &[u8]| assert!(!input.contains(&b'['), "a bracket");
         let seed = (0..100).find(|seed| batch(*seed, CORPUS, fails).is_some()).unwrap();
         let (reason, smallest) = batch(seed, CORPUS, fails).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_change_keeps_within_the_bounds() {
+    fn changed_inputs_stay_within_size_limit() {
         let samples: [&[u8]; 3] = [b"", b"x", &[b'y'; MAX_BYTES]];
         for kind in 0..KINDS {
             for at in [0, 1, u32::MAX] {

@@ -1,99 +1,107 @@
 //! Prerequisites of tests: programs, which `scripts/test` installs or builds if possible, and permissions of the machine.
 //!
 //! If a prerequisite is missing, a test prints a message and passes. With `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot
-//! pass by skipping tests. Permissions are those for cgroups, namespaces, and mounts in namespaces.
+//! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
+
+mod docker;
+mod registry;
+
+pub mod object_stores;
 
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+pub use docker::{DockerEngine, busybox_root};
+pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
+
 const REQUIRE: &str = "MUSTER_TEST_REQUIRE";
 const SSHD: &str = "/usr/sbin/sshd";
 
-/// Reports a missing prerequisite: the calling test is skipped or fails.
+/// Reports a missing prerequisite. The caller then returns from its test.
 ///
 /// # Panics
-/// With `MUSTER_TEST_REQUIRE=1`.
+/// Panics if `MUSTER_TEST_REQUIRE=1` is set.
 #[track_caller]
-#[expect(clippy::print_stderr, reason = "a skipped test says so, and fails if MUSTER_TEST_REQUIRE is set")]
-pub fn missing(what: impl Display) {
-    assert!(std::env::var_os(REQUIRE).is_none_or(|value| value != "1"), "{REQUIRE}=1, and {what}");
-    eprintln!("skipped: {what}");
+#[expect(clippy::print_stderr, reason = "a skipped test prints why")]
+pub fn missing(message: impl Display) {
+    assert!(std::env::var_os(REQUIRE).is_none_or(|value| value != "1"), "{REQUIRE}=1, but {message}");
+    eprintln!("skipped: {message}");
 }
 
-/// Returns the value of a variable that `scripts/test` sets to the path of something that it has built.
+/// Returns the value of a variable that `scripts/test` sets to the path of a program it has built. `description` names the program.
 #[track_caller]
 #[must_use]
-pub fn variable(name: &str, what: &str) -> Option<OsString> {
+pub fn variable(name: &str, description: &str) -> Option<OsString> {
     let value = std::env::var_os(name);
     if value.is_none() {
-        missing(format_args!("{name} does not name {what}: see what scripts/test says of it"));
+        missing(format_args!("{name} is not set to the path of {description}; scripts/test prints why"));
     }
     value
 }
 
-/// Returns whether a program is on `PATH`: called with this argument, it must succeed. `package` is its package in Debian.
+/// Returns whether a program works: it must be on `PATH` and succeed with this argument. `package` is its Debian package.
 #[track_caller]
 #[must_use]
 pub fn program(name: &str, argument: &str, package: &str) -> bool {
-    let asked = Command::new(name).arg(argument).stdin(Stdio::null()).output();
-    let has = asked.is_ok_and(|output| output.status.success());
-    if !has {
-        missing(format_args!("there is no {name} (Debian: {package})"));
+    let output = Command::new(name).arg(argument).stdin(Stdio::null()).output();
+    let works = output.is_ok_and(|output| output.status.success());
+    if !works {
+        missing(format_args!("{name} is not installed (Debian: {package})"));
     }
-    has
+    works
 }
 
-/// Returns whether cgroups can be created, which the caller has tried.
+/// Reports missing permissions for cgroups. The caller has tried to create one, and passes the result, which is returned.
 #[track_caller]
 #[must_use]
-pub fn cgroups(can_be_made: bool) -> bool {
-    if !can_be_made {
+pub fn cgroups(can_be_created: bool) -> bool {
+    if !can_be_created {
         missing(
-            "no cgroups can be made here: it takes root and a mounted cgroup file system, or a cgroup that is delegated",
+            "cgroups cannot be created: this requires root and a mounted cgroup file system, or a delegated cgroup",
         );
     }
-    can_be_made
+    can_be_created
 }
 
-/// Returns whether processes can have their own user and process namespaces.
+/// Returns whether user and process namespaces can be created.
 #[track_caller]
 #[must_use]
 pub fn namespaces() -> bool {
     can_unshare(&["--user", "--map-current-user", "--pid", "--fork", "true"], "user and process namespaces")
 }
 
-/// Returns whether file systems can be mounted in a user namespace. The mount that is tried ends with its namespace.
+/// Returns whether file systems can be mounted in a user namespace. The test mount is removed with its namespace.
 #[track_caller]
 #[must_use]
 pub fn mounts() -> bool {
-    let place = std::env::temp_dir();
-    can_unshare(&["-rm", "mount", "-t", "tmpfs", "none", &place.to_string_lossy()], "mounts in user namespaces")
+    let directory = std::env::temp_dir();
+    can_unshare(&["-rm", "mount", "-t", "tmpfs", "none", &directory.to_string_lossy()], "mounts in user namespaces")
 }
 
 #[track_caller]
-fn can_unshare(arguments: &[&str], what: &str) -> bool {
-    let tried = Command::new("unshare").args(arguments).stdin(Stdio::null()).output();
-    let why = match tried {
+fn can_unshare(arguments: &[&str], description: &str) -> bool {
+    let output = Command::new("unshare").args(arguments).stdin(Stdio::null()).output();
+    let reason = match output {
         Ok(output) if output.status.success() => return true,
         Ok(output) => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
         Err(error) => error.to_string(),
     };
-    missing(format_args!("this machine allows no {what}: {why}"));
+    missing(format_args!("this machine does not permit {description}: {reason}"));
     false
 }
 
-/// Returns whether OpenSSH's server can be run.
+/// Returns whether the OpenSSH server is installed.
 #[track_caller]
 #[must_use]
 pub fn sshd() -> bool {
-    let has = Path::new(SSHD).exists();
-    if has {
-        // As root, sshd requires this directory, which the package creates only when the service starts.
+    let exists = Path::new(SSHD).exists();
+    if exists {
+        // sshd requires this directory if it runs as root. The package creates it only when the service starts.
         let _ = std::fs::create_dir("/run/sshd");
     } else {
-        missing(format_args!("there is no {SSHD} (Debian: openssh-server)"));
+        missing(format_args!("{SSHD} does not exist (Debian: openssh-server)"));
     }
-    has
+    exists
 }

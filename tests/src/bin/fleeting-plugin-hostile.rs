@@ -1,6 +1,6 @@
 //! Faulty plugin for tests. The seed at the end of its name selects the fault (`fleeting-plugin-hostile-17`).
 //!
-//! Tests run many of them through symbolic links. The IDs of its processes are written to `<name>.pids` beside the link.
+//! Tests run many of them through symbolic links. Each process appends its ID to `<name>.pids` beside the link.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -15,29 +15,32 @@ use tokio::net::UnixListener;
 fn main() -> ExitCode {
     let name = PathBuf::from(std::env::args_os().next().unwrap_or_default());
     let seed = name.to_string_lossy().rsplit('-').next().and_then(|seed| seed.parse().ok());
-    let Some(seed) = seed else { return told("its name does not end with a seed") };
+    let Some(seed) = seed else { return fail("the name of this executable does not end with a seed") };
     let script = Script::draw(&mut StdRng::seed_from_u64(seed));
-    let note = || {
+    let record_pid = || {
         let mut pids = std::fs::File::options().create(true).append(true).open(name.with_extension("pids"))?;
         writeln!(pids, "{}", std::process::id())
     };
-    match note().and_then(|()| if script.begin == WELL_BEHAVED { serve(&script) } else { Err(no_plugin(&script)) }) {
+    match record_pid()
+        .and_then(|()| if script.start == WELL_BEHAVED { serve(&script) } else { Err(become_shell(&script)) })
+    {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => told(&error.to_string()),
+        Err(error) => fail(&error.to_string()),
     }
 }
 
-fn told(why: &str) -> ExitCode {
-    let _ = writeln!(std::io::stderr(), "{why}");
+/// Prints the reason and returns the exit code of a failure.
+fn fail(reason: &str) -> ExitCode {
+    let _ = writeln!(std::io::stderr(), "{reason}");
     ExitCode::FAILURE
 }
 
-/// Becomes a shell that never serves. Returns only if the shell cannot be started.
-fn no_plugin(script: &Script) -> std::io::Error {
-    shell(&format!("{}\n{}", script.begin, script.body)).exec()
+/// Replaces this process by a shell that never serves the plugin protocol. Returns only if the shell cannot be started.
+fn become_shell(script: &Script) -> std::io::Error {
+    shell(&format!("{}\n{}", script.start, script.body)).exec()
 }
 
-/// Lowers the priority of faults that never end, because other tests run on the machine.
+/// Returns a command that runs a shell script with low priority, because some scripts never end and other tests run on the machine.
 fn shell(text: &str) -> Command {
     let mut command = Command::new("nice");
     command.args(["-n", "19", "sh", "-c", text]);
@@ -52,9 +55,9 @@ async fn serve(script: &Script) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     writeln!(out, "1|0|unix|{}|grpc|", socket.display())?;
     out.flush()?;
-    // The process runs in the same process group as the service, and outlives this process.
+    // The shell is in the process group of this process, and outlives it.
     shell(script.body).spawn()?;
-    #[expect(clippy::exit, reason = "that is what it is for")]
+    #[expect(clippy::exit, reason = "one of the faults is that the process exits")]
     let service = FaultyPlugin::new(script.behaviors, || std::process::exit(7));
     service.serve(listener).await.map_err(std::io::Error::other)
 }

@@ -1,5 +1,5 @@
-//! Muster's commands read the archives of gitlab-runner v16.6.0, and gitlab-runner reads Muster's: caches, and artifacts through a
-//! coordinator.
+//! Muster's commands read the caches and artifacts of gitlab-runner v16.6.0, and gitlab-runner reads Muster's. Artifacts are sent through
+//! a coordinator.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -14,24 +14,24 @@ use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, s
 use muster_runner_api::wire::JobRequest;
 use serde_json::json;
 
-use crate::gitlab_runner::{clean, stock_runner};
-use muster_tests::process::{muster, repository};
+use crate::gitlab_runner::{clean_command, stock_runner};
+use muster_tests::process::{create_repository, muster};
 
-/// Program with the commands of gitlab-runner: Muster or gitlab-runner itself.
+/// Command line of a program with the commands of gitlab-runner: Muster or gitlab-runner itself.
 struct Program(Vec<OsString>);
 
 impl Program {
-    fn stock(peer: &OsString) -> Self {
-        Self(vec![peer.clone()])
+    fn stock(executable: &OsString) -> Self {
+        Self(vec![executable.clone()])
     }
 
-    fn ours() -> Self {
+    fn muster() -> Self {
         Self(vec![muster().into(), "runner".into()])
     }
 
-    /// Runs a command in a directory. The command must succeed.
-    fn run(&self, folder: &Path, arguments: &[&str]) -> String {
-        let mut command: Command = clean(&self.0[0], folder);
+    /// Runs a command in a directory. The command must succeed. Returns its standard error.
+    fn run(&self, directory: &Path, arguments: &[&str]) -> String {
+        let mut command: Command = clean_command(&self.0[0], directory);
         let output = command.args(&self.0[1..]).args(arguments).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{arguments:?}: {text}");
@@ -39,10 +39,10 @@ impl Program {
     }
 }
 
-/// Creates files of many kinds below `out`.
-fn fill(folder: &Path) {
-    repository(folder, &[("tracked", "x")]);
-    let out = folder.join("out");
+/// Creates a repository, and files of many kinds in its directory `out`.
+fn create_files(directory: &Path) {
+    create_repository(directory, &[("tracked", "x")]);
+    let out = directory.join("out");
     std::fs::create_dir_all(out.join("empty")).unwrap();
     std::fs::create_dir_all(out.join("grüße")).unwrap();
     std::fs::write(out.join("text"), "some text\n").unwrap();
@@ -50,22 +50,22 @@ fn fill(folder: &Path) {
     std::fs::write(out.join("grüße/ü b"), vec![7_u8; 300_000]).unwrap();
     std::fs::write(out.join("program"), "#!/bin/sh\n").unwrap();
     std::fs::set_permissions(out.join("program"), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let long = out.join("a-directory-of-a-name-that-is-long".repeat(3));
+    let long = out.join("directory-with-a-long-name-".repeat(4));
     std::fs::create_dir(&long).unwrap();
-    let long = long.join("and-a-file-of-a-name-that-is-long".repeat(3));
+    let long = long.join("file-with-a-long-name-".repeat(5));
     std::fs::write(&long, "long").unwrap();
     for (seconds, name) in (1_700_000_000..).zip(["text", "none", "grüße/ü b", "program", long.to_str().unwrap()]) {
-        // Modification times are whole seconds: in a tar archive, Go rounds them and other programs truncate them.
+        // The modification times are whole seconds: in tar archives, Go rounds fractions and other programs truncate them.
         let time = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
         std::fs::File::options().write(true).open(out.join(name)).unwrap().set_modified(time).unwrap();
     }
     std::os::unix::fs::symlink("text", out.join("link")).unwrap();
 }
 
-/// Returns the sorted names of everything below a directory, with kinds, modes and contents.
-fn listing(folder: &Path) -> Vec<String> {
+/// Returns the sorted names of everything below a directory, with kinds, modes, sizes, checksums and modification times.
+fn listing(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
-    let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut entries: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
     for path in entries {
         let metadata = path.symlink_metadata().unwrap();
@@ -88,30 +88,30 @@ fn listing(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_cache_of_either_program_is_read_by_the_other() {
-    let Some(peer) = stock_runner() else { return };
-    for (from, to) in [(Program::stock(&peer), Program::ours()), (Program::ours(), Program::stock(&peer))] {
+fn caches_of_either_program_are_read_by_the_other() {
+    let Some(stock) = stock_runner() else { return };
+    for (from, to) in [(Program::stock(&stock), Program::muster()), (Program::muster(), Program::stock(&stock))] {
         for (format, level) in [("zip", "default"), ("zip", "fastest"), ("tarzstd", "default"), ("tarzstd", "slowest")]
         {
-            let place = tempfile::tempdir().unwrap();
-            let (source, target) = (place.path().join("source"), place.path().join("target"));
-            fill(&source);
+            let directory = tempfile::tempdir().unwrap();
+            let (source, target) = (directory.path().join("source"), directory.path().join("target"));
+            create_files(&source);
             std::fs::create_dir(&target).unwrap();
-            let shape = ["--compression-format", format, "--compression-level", level];
-            let own = ["cache-archiver", "--file", "../cache/key/cache.zip", "--path", "out/**", "--untracked"];
-            from.run(&source, &[&own[..], &shape].concat());
+            let compression = ["--compression-format", format, "--compression-level", level];
+            let arguments = ["cache-archiver", "--file", "../cache/key/cache.zip", "--path", "out/**", "--untracked"];
+            from.run(&source, &[&arguments[..], &compression].concat());
             to.run(&target, &["cache-extractor", "--file", "../cache/key/cache.zip"]);
             assert_eq!(listing(&target.join("out")), listing(&source.join("out")), "{format} {level}: {:?}", from.0);
-            // The other program must recognize that nothing has changed.
-            to.run(&source, &[&own[..], &shape].concat());
-            let again = to.run(&source, &own);
-            assert!(again.contains("Archive is up to date!"), "{again}");
+            // The other program must detect that the cache is up to date.
+            to.run(&source, &[&arguments[..], &compression].concat());
+            let output = to.run(&source, &arguments);
+            assert!(output.contains("Archive is up to date!"), "{output}");
         }
     }
 }
 
-/// Starts a coordinator whose job 1 is running.
-async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
+/// Starts a coordinator that has assigned job 1.
+async fn start_coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
     let payload = json!({ "id": 1, "token": "job-secret-1", "job_info": { "name": "test", "project_id": 1 } });
@@ -123,49 +123,50 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn artifacts_of_either_program_are_read_by_the_other() {
-    let Some(peer) = stock_runner() else { return };
-    for (from, to) in [(Program::stock(&peer), Program::ours()), (Program::ours(), Program::stock(&peer))] {
+    let Some(stock) = stock_runner() else { return };
+    for (from, to) in [(Program::stock(&stock), Program::muster()), (Program::muster(), Program::stock(&stock))] {
         for format in ["zip", "tarzstd"] {
-            let (_coordinator, served) = coordinator().await;
-            let place = tempfile::tempdir().unwrap();
-            let (source, target) = (place.path().join("source"), place.path().join("target"));
-            fill(&source);
+            let (_coordinator, served) = start_coordinator().await;
+            let directory = tempfile::tempdir().unwrap();
+            let (source, target) = (directory.path().join("source"), directory.path().join("target"));
+            create_files(&source);
             std::fs::create_dir(&target).unwrap();
             let job = ["--url", served.url.as_str(), "--token", "job-secret-1", "--id", "1"];
-            let what = ["--path", "out", "--exclude", "out/none", "--artifact-format", format];
-            from.run(&source, &[&["artifacts-uploader"][..], &job, &what].concat());
+            let options = ["--path", "out", "--exclude", "out/none", "--artifact-format", format];
+            from.run(&source, &[&["artifacts-uploader"][..], &job, &options].concat());
             to.run(&target, &[&["artifacts-downloader"][..], &job].concat());
             std::fs::remove_file(source.join("out/none")).unwrap();
-            let times = |folder: &Path| listing(folder).into_iter().filter(|line| !line.starts_with("none"));
-            assert!(times(&target.join("out")).eq(times(&source.join("out"))), "{format}: {:?}", from.0);
+            let without_none =
+                |directory: &Path| listing(directory).into_iter().filter(|line| !line.starts_with("none"));
+            assert!(without_none(&target.join("out")).eq(without_none(&source.join("out"))), "{format}: {:?}", from.0);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reports_as_gzip_and_raw_are_the_same_bytes_from_both_programs() {
-    let Some(peer) = stock_runner() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let source = place.path().join("source");
-    fill(&source);
+async fn gzip_and_raw_reports_are_equal_from_both_programs() {
+    let Some(stock) = stock_runner() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let source = directory.path().join("source");
+    create_files(&source);
     for (format, paths) in [("raw", &["out/text"][..]), ("gzip", &["out/text", "out/program"])] {
         let mut received = Vec::new();
-        for program in [Program::stock(&peer), Program::ours()] {
-            let (coordinator, served) = coordinator().await;
+        for program in [Program::stock(&stock), Program::muster()] {
+            let (coordinator, served) = start_coordinator().await;
             let job = ["--url", served.url.as_str(), "--token", "job-secret-1", "--id", "1"];
-            let kind = ["--artifact-format", format, "--artifact-type", "junit", "--name", "report.xml"];
+            let options = ["--artifact-format", format, "--artifact-type", "junit", "--name", "report.xml"];
             let paths: Vec<&str> = paths.iter().flat_map(|path| ["--path", path]).collect();
-            program.run(&source, &[&["artifacts-uploader"][..], &job, &kind, &paths].concat());
+            program.run(&source, &[&["artifacts-uploader"][..], &job, &options, &paths].concat());
             let job = coordinator.job(JobId(1)).unwrap();
             let (name, query) = job.uploads[0].clone();
-            received.push((name.clone(), query, unpacked(format, &job.artifacts[&name])));
+            received.push((name.clone(), query, read_members(format, &job.artifacts[&name])));
         }
         assert_eq!(received[0], received[1], "{format}");
     }
 }
 
-/// Returns names and contents of the gzip members. The compressed bytes may differ.
-fn unpacked(format: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
+/// Returns headers and contents of the gzip members, because the compressed bytes may differ. Raw reports are returned as one member.
+fn read_members(format: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     use std::io::{BufRead, BufReader, Read};
     if format == "raw" {
         return vec![(String::new(), bytes.to_vec())];

@@ -2,18 +2,19 @@
 
 use crate::instance_executor::Fleet;
 
-/// Pipeline of six jobs.
-fn jobs() -> (Vec<String>, String) {
+/// Returns the names of six jobs, and their pipeline.
+fn six_jobs() -> (Vec<String>, String) {
     let names: Vec<String> = (0..6).map(|n| format!("job {n}")).collect();
     let yaml = names.iter().map(|name| format!("{name}:\n  script: ['echo \"this is $HOME\"']\n")).collect();
     (names, yaml)
 }
 
 #[test]
-fn an_instance_that_the_provider_takes_back_gets_no_jobs() {
-    // At this rate, about 70 % of the instances are preempted within an hour, which the plugin announces as soon as they run.
+fn instance_with_interruption_notice_gets_no_jobs() {
+    // At this rate, about 70 % of the instances are preempted within an hour. With a notice of one hour, the plugin announces each
+    // preemption as soon as the instance runs.
     let plugin = "      preemptions_per_minute = 0.02\n      preemption_notice_s = 3600\n      seed = 7\n";
-    let (names, yaml) = jobs();
+    let (names, yaml) = six_jobs();
     let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 2\n", plugin);
     let (last, _, log) = fleet.finish_with_log(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");

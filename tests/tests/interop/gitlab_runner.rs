@@ -1,6 +1,6 @@
 //! gitlab-runner v16.6.0 runs jobs of Muster's coordinator.
 //!
-//! `MUSTER_TEST_GITLAB_RUNNER` is the path of its executable. If it is not set, the tests are skipped.
+//! `MUSTER_TEST_GITLAB_RUNNER` is the path of the gitlab-runner executable. If it is not set, the tests are skipped.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use muster_tests::process::{Running, muster, repository};
+use muster_tests::process::{RunningProcess, create_repository, muster};
 
 const PIPELINE: &str = r#"
 stages: [build, test, deploy]
@@ -51,43 +51,45 @@ last:
 pub(crate) fn stock_runner() -> Option<OsString> {
     let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
     if runner.is_none() {
-        println!("skipped: MUSTER_TEST_GITLAB_RUNNER does not name a gitlab-runner");
+        println!("skipped: MUSTER_TEST_GITLAB_RUNNER is not set");
     }
     runner
 }
 
-pub(crate) fn clean(program: impl AsRef<OsStr>, home: &Path) -> Command {
+/// Returns a command whose environment has only `HOME` and `PATH`.
+pub(crate) fn clean_command(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);
     command
 }
 
 /// Muster's coordinator, and a gitlab-runner that is registered there.
-pub(crate) struct Registered {
+pub(crate) struct RegisteredRunner {
     pub(crate) home: PathBuf,
     pub(crate) project: PathBuf,
     /// Process `muster ci run --executor external`.
-    pub(crate) coordinator: Running,
+    pub(crate) coordinator: RunningProcess,
     pub(crate) url: String,
     /// Configuration that `register` wrote.
     pub(crate) config: PathBuf,
 }
 
-impl Registered {
-    /// Starts both in the directory `place`, with a repository that contains this pipeline.
-    pub(crate) fn start(peer: &OsStr, place: &Path, executor: &str, pipeline: &str) -> Self {
-        let (home, project) = (place.join("home"), place.join("project"));
+impl RegisteredRunner {
+    /// Starts the coordinator with this pipeline, and registers gitlab-runner there. All files are in `directory`.
+    pub(crate) fn start(stock: &OsStr, directory: &Path, executor: &str, pipeline: &str) -> Self {
+        let (home, project) = (directory.join("home"), directory.join("project"));
         std::fs::create_dir(&home).unwrap();
-        repository(&project, &[(".gitlab-ci.yml", pipeline)]);
-        let mut ours = clean(muster(), &home);
-        ours.args(["ci", "run", "--executor", "external", "--output", "json", "--var", "SECRET=plain"])
+        create_repository(&project, &[(".gitlab-ci.yml", pipeline)]);
+        let mut command = clean_command(muster(), &home);
+        command
+            .args(["ci", "run", "--executor", "external", "--output", "json", "--var", "SECRET=plain"])
             .current_dir(&project);
-        let mut coordinator = Running::start(ours);
-        let line = coordinator.line("the address", |line| line.contains("waiting_for_runner"));
+        let mut coordinator = RunningProcess::start(command);
+        let line = coordinator.wait_for_line("the address", |line| line.contains("waiting_for_runner"));
         let waiting: Value = serde_json::from_str(&line).unwrap();
         let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
         let config = home.join("config.toml");
-        let mut register = clean(peer, &home);
+        let mut register = clean_command(stock, &home);
         register.args(["register", "--non-interactive", "--executor", executor, "--shell", "bash", "--name", "peer"]);
         register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
         let output = register.output().unwrap();
@@ -96,15 +98,15 @@ impl Registered {
     }
 
     /// Starts gitlab-runner.
-    pub(crate) fn run(&self, peer: &OsStr) -> Running {
-        let mut run = clean(peer, &self.home);
+    pub(crate) fn run(&self, stock: &OsStr) -> RunningProcess {
+        let mut run = clean_command(stock, &self.home);
         run.args(["run", "--config"]).arg(&self.config).arg("--working-directory").arg(&self.home);
-        Running::start(run)
+        RunningProcess::start(run)
     }
 
-    /// Returns the output of `muster ci show` for the run.
+    /// Returns the output of `muster ci show 1` with these arguments.
     pub(crate) fn show(home: &Path, project: &Path, arguments: &[&str]) -> String {
-        let mut command = clean(muster(), home);
+        let mut command = clean_command(muster(), home);
         let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(project).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
@@ -112,19 +114,19 @@ impl Registered {
 }
 
 #[test]
-fn a_stock_runner_registers_takes_jobs_and_uploads_traces_and_artifacts() {
-    let Some(peer) = stock_runner() else { return };
-    let place = tempfile::tempdir().unwrap();
-    let world = Registered::start(&peer, place.path(), "shell", PIPELINE);
-    let config = &world.config;
+fn stock_runner_registers_runs_jobs_and_uploads_results() {
+    let Some(stock) = stock_runner() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let registered = RegisteredRunner::start(&stock, directory.path(), "shell", PIPELINE);
+    let config = &registered.config;
     let text = std::fs::read_to_string(config).unwrap();
     std::fs::write(
         config,
         text.replace("concurrent = 1", "concurrent = 3").replace("check_interval = 0", "check_interval = 1"),
     )
     .unwrap();
-    let runner = world.run(&peer);
-    let Registered { home, project, coordinator, .. } = world;
+    let runner = registered.run(&stock);
+    let RegisteredRunner { home, project, coordinator, .. } = registered;
 
     let (lines, status) = coordinator.finish();
     drop(runner);
@@ -141,22 +143,25 @@ fn a_stock_runner_registers_takes_jobs_and_uploads_traces_and_artifacts() {
     assert_eq!((job("warns")["exit_code"].as_i64(), job("last")["exit_code"].as_i64()), (Some(42), Some(7)));
     assert_eq!(job("last")["failure_reason"], "script_failure");
 
-    let show = |arguments: &[&str]| Registered::show(&home, &project, arguments);
+    let show = |arguments: &[&str]| RegisteredRunner::show(&home, &project, arguments);
     assert!(show(&["use"]).contains("after success"), "{}", show(&["use"]));
     let line = "x".repeat(100);
     assert_eq!(show(&["large", "--log"]).lines().filter(|shown| *shown == line).count(), 30_000);
-    let extracted = place.path().join("extracted");
+    let extracted = directory.path().join("extracted");
     show(&["make", "--extract", extracted.to_str().unwrap()]);
-    let artifact =
-        walk(&extracted).into_iter().find(|path| path.ends_with("out/text")).expect("out/text is in the archive");
+    let artifact = files_below(&extracted)
+        .into_iter()
+        .find(|path| path.ends_with("out/text"))
+        .expect("out/text is in the archive");
     assert_eq!(std::fs::read_to_string(artifact).unwrap(), "hello from make on main\n");
 }
 
-fn walk(folder: &Path) -> Vec<std::path::PathBuf> {
+/// Returns all files below a directory.
+fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
         let path = entry.path();
-        if path.is_dir() { found.extend(walk(&path)) } else { found.push(path) }
+        if path.is_dir() { found.extend(files_below(&path)) } else { found.push(path) }
     }
     found
 }

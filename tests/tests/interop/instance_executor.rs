@@ -1,26 +1,27 @@
-//! Executor `instance` on the machines of `fleeting-plugin-local`, with gitlab-runner v16.6.0 and with Muster's runner.
+//! Executor `instance` with the plugin `fleeting-plugin-local`, in gitlab-runner v16.6.0 and in Muster's runner.
 
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::gitlab_runner::{Registered, clean, stock_runner};
-use muster_tests::machines::{Machines, Part};
-use muster_tests::process::{Running, muster, plugin_local, repository, until};
+use crate::gitlab_runner::{RegisteredRunner, clean_command, stock_runner};
+use muster_tests::machines::{Machines, ProcessKind};
+use muster_tests::process::{RunningProcess, create_repository, muster, plugin_local, wait_until};
 
 const JOBS: usize = 20;
 
 #[test]
-fn a_stock_runner_scales_with_our_plugin() {
-    let Some(peer) = stock_runner() else { return };
-    let place = tempfile::tempdir().unwrap();
+fn stock_runner_scales_with_local_plugin() {
+    let Some(stock) = stock_runner() else { return };
+    let directory = tempfile::tempdir().unwrap();
     let job = |n| format!("job {n}:\n  script: ['echo \"this is $HOME of {n}\"']\n");
-    // gitlab-runner registers any executor, but has no flags for the scaling keys.
-    let world = Registered::start(&peer, place.path(), "instance", &(0..JOBS).map(job).collect::<String>());
-    let (url, config) = (&world.url, &world.config);
+    // `gitlab-runner register` accepts the executor, but has no flags for the autoscaler keys.
+    let registered =
+        RegisteredRunner::start(&stock, directory.path(), "instance", &(0..JOBS).map(job).collect::<String>());
+    let (url, config) = (&registered.url, &registered.config);
     let text = std::fs::read_to_string(config).unwrap();
-    let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).expect("a token");
-    let scaling = format!(
+    let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).expect("no token");
+    let config_text = format!(
         "concurrent = 10\ncheck_interval = 1\n[[runners]]\n  url = \"{url}\"\n  token = {token}\n  executor = \"instance\"\n  \
          shell = \"bash\"\n  limit = 10\n  request_concurrency = 5\n  [runners.autoscaler]\n    plugin = {:?}\n    \
          capacity_per_instance = 1\n    max_use_count = 1\n    max_instances = 10\n    [runners.autoscaler.plugin_config]\n      \
@@ -28,9 +29,9 @@ fn a_stock_runner_scales_with_our_plugin() {
          [[runners.autoscaler.policy]]\n      idle_count = 5\n      idle_time = \"10s\"\n",
         plugin_local()
     );
-    std::fs::write(config, scaling).unwrap();
-    let runner = world.run(&peer);
-    let Registered { home, project, coordinator, .. } = world;
+    std::fs::write(config, config_text).unwrap();
+    let runner = registered.run(&stock);
+    let RegisteredRunner { home, project, coordinator, .. } = registered;
 
     let (lines, status) = coordinator.finish();
     drop(runner);
@@ -40,10 +41,10 @@ fn a_stock_runner_scales_with_our_plugin() {
     assert_eq!(jobs.len(), JOBS);
     assert!(jobs.iter().all(|job| job["status"] == "success"), "{last}");
 
-    // Each job had its own machine.
+    // Each job ran on its own instance.
     let mut homes: Vec<String> = (0..JOBS)
         .map(|n| {
-            let log = Registered::show(&home, &project, &[&format!("job {n}"), "--log"]);
+            let log = RegisteredRunner::show(&home, &project, &[&format!("job {n}"), "--log"]);
             let line = log.lines().find(|line| line.starts_with("this is /") && line.ends_with(&format!(" of {n}")));
             let line = line.unwrap_or_else(|| panic!("no line of the script in {log}"));
             line.split_whitespace().nth(2).unwrap().to_owned()
@@ -54,30 +55,31 @@ fn a_stock_runner_scales_with_our_plugin() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
-/// Local pipeline, and Muster's runner with instances for it.
+/// Local pipeline, and Muster's runner, which runs its jobs on instances.
 pub(crate) struct Fleet {
-    _place: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     home: PathBuf,
     project: PathBuf,
     machines: PathBuf,
-    pipeline: Running,
-    runner: Running,
+    pipeline: RunningProcess,
+    runner: RunningProcess,
 }
 
 impl Fleet {
+    /// Starts the pipeline and the runner. `autoscaler` and `plugin` are additional keys of `[runners.autoscaler]` and `plugin_config`.
     pub(crate) fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let [home, project, machines] = ["home", "project", "machines"].map(|name| place.path().join(name));
+        let directory = tempfile::tempdir().unwrap();
+        let [home, project, machines] = ["home", "project", "machines"].map(|name| directory.path().join(name));
         std::fs::create_dir(&home).unwrap();
-        repository(&project, &[(".gitlab-ci.yml", yaml)]);
-        let mut pipeline = clean(muster(), &home);
+        create_repository(&project, &[(".gitlab-ci.yml", yaml)]);
+        let mut pipeline = clean_command(muster(), &home);
         pipeline.args(["ci", "run", "--executor", "external", "--output", "json"]).current_dir(&project);
-        let mut pipeline = Running::start(pipeline);
-        let waiting = pipeline.line("the address", |line| line.contains("waiting_for_runner"));
+        let mut pipeline = RunningProcess::start(pipeline);
+        let waiting = pipeline.wait_for_line("the address", |line| line.contains("waiting_for_runner"));
         let waiting: Value = serde_json::from_str(&waiting).unwrap();
         let (url, token) = (waiting["url"].as_str().unwrap(), waiting["registration_token"].as_str().unwrap());
         let config = home.join("config.toml");
-        let mut register = clean(muster(), &home);
+        let mut register = clean_command(muster(), &home);
         register.args(["runner", "register", "--non-interactive", "--executor", "instance", "--name", "ours"]);
         register.args(["--url", url, "--registration-token", token, "--config"]).arg(&config);
         assert!(register.output().unwrap().status.success());
@@ -91,13 +93,14 @@ impl Fleet {
             plugin_local()
         );
         std::fs::write(&config, text).unwrap();
-        let mut run = clean(muster(), &home);
-        run.args(["runner", "run", "--config"]).arg(&config).arg("--state-dir").arg(place.path().join("state"));
-        let runner = Running::start(run);
-        Self { _place: place, home, project, machines, pipeline, runner }
+        let mut run = clean_command(muster(), &home);
+        run.args(["runner", "run", "--config"]).arg(&config).arg("--state-dir").arg(directory.path().join("state"));
+        let runner = RunningProcess::start(run);
+        Self { _directory: directory, home, project, machines, pipeline, runner }
     }
 
-    /// Waits until all jobs have ended and no instance is left. Returns the jobs and their logs.
+    /// Waits until the pipeline has succeeded and the runner has deleted all instances. Returns the last event of the pipeline and the logs
+    /// of these jobs.
     pub(crate) fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
         let (last, logs, _) = self.finish_with_log(jobs);
         (last, logs)
@@ -107,15 +110,15 @@ impl Fleet {
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         self.runner.signal("QUIT");
-        let (log, ended) = self.runner.finish();
+        let (log, runner_status) = self.runner.finish();
         assert_eq!(status, Some(0), "{}\n{}", lines.join("\n"), log.join("\n"));
-        assert_eq!(ended, Some(0), "{}", log.join("\n"));
+        assert_eq!(runner_status, Some(0), "{}", log.join("\n"));
         assert!(log.iter().any(|line| line.contains("all instances deleted")), "{}", log.join("\n"));
-        let left = std::fs::read_dir(&self.machines).unwrap().count();
-        assert_eq!(left, 0, "directories of instances; {}", log.join("\n"));
+        let remaining = std::fs::read_dir(&self.machines).unwrap().count();
+        assert_eq!(remaining, 0, "directories of instances remain: {}", log.join("\n"));
         let last = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();
         let logs = jobs.iter().map(|job| {
-            let mut show = clean(muster(), &self.home);
+            let mut show = clean_command(muster(), &self.home);
             let output = show.args(["ci", "show", "1", job, "--log"]).current_dir(&self.project).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         });
@@ -125,7 +128,7 @@ impl Fleet {
 }
 
 #[test]
-fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
+fn single_use_instances_run_one_job_each_and_are_deleted() {
     let names: Vec<String> = (0..JOBS).map(|n| format!("job {n}")).collect();
     let job = |name: &String| format!("{name}:\n  script: ['echo \"this is $HOME of $CI_PROJECT_DIR\"']\n");
     let yaml: String = names.iter().map(job).collect();
@@ -135,16 +138,16 @@ fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
     let mut homes = Vec::new();
     for log in &logs {
         let line = log.lines().find(|line| line.starts_with("this is /")).unwrap_or_else(|| panic!("{log}"));
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let home = Path::new(words[2]);
-        assert!(Path::new(words[4]).starts_with(home.join("builds")), "{line}");
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let home = Path::new(fields[2]);
+        assert!(Path::new(fields[4]).starts_with(home.join("builds")), "{line}");
         let instance = home.file_name().unwrap().to_str().unwrap();
-        for told in [
+        for expected in [
             "Preparing instance...",
             &format!("Dialing instance {instance}..."),
             &format!("Instance {instance} connected"),
         ] {
-            assert!(log.contains(told), "{told}: {log}");
+            assert!(log.contains(expected), "{expected}: {log}");
         }
         homes.push(home.to_owned());
     }
@@ -154,31 +157,31 @@ fn jobs_run_on_instances_of_their_own_and_no_instance_is_left() {
 }
 
 #[tokio::test]
-async fn a_job_whose_instance_dies_ends_at_once_with_the_reason_and_is_tried_again() {
-    let place = tempfile::tempdir().unwrap();
-    let mark = place.path().join("mark");
+async fn job_on_lost_instance_fails_with_reason_and_is_retried() {
+    let directory = tempfile::tempdir().unwrap();
+    let mark = directory.path().join("mark");
     let yaml = format!(
         "lost:\n  retry: {{max: 1, when: runner_system_failure}}\n  script:\n    \
-         - 'if test -e {0}; then echo once more; else touch {0}; sleep 600; fi'\n",
+         - 'if test -e {0}; then echo second attempt; else touch {0}; sleep 600; fi'\n",
         mark.display()
     );
     let mut fleet = Fleet::start(&yaml, "    max_instances = 2\n", "");
-    assert!(until(|| mark.exists()).await, "the job does not start");
-    assert!(Machines::new(&fleet.machines).kill(Part::Instance) > 0, "there is no instance");
-    fleet.pipeline.line("the failure", |line| line.contains("runner_system_failure"));
+    assert!(wait_until(|| mark.exists()).await, "the job did not start");
+    assert!(Machines::new(&fleet.machines).kill(ProcessKind::Instance) > 0, "no instance was running");
+    fleet.pipeline.wait_for_line("the failure", |line| line.contains("runner_system_failure"));
     let (last, logs) = fleet.finish(&["lost".to_owned()]);
-    assert!(logs[0].contains("once more"), "{last}\n{}", logs[0]);
+    assert!(logs[0].contains("second attempt"), "{last}\n{}", logs[0]);
 }
 
-/// R247: the plugin's hooks run on this host before and after each job.
+/// Requirement R247: the hooks of the plugin run on this host, before and after each job.
 #[test]
-fn hooks_of_the_plugin_run_around_each_job() {
-    let place = tempfile::tempdir().unwrap();
-    let told = place.path().join("told");
+fn plugin_hooks_run_before_and_after_each_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let hook_log = directory.path().join("hook-log");
     let names: Vec<String> = (0..4).map(|n| format!("job {n}")).collect();
     let yaml: String =
-        names.iter().map(|name| format!("{name}:\n  script: ['cat {}; echo it ran']\n", told.display())).collect();
-    let hook = |word: &str| format!("['sh', '-c', 'echo \"{word} $1 $2\" >>{}', 'sh']", told.display());
+        names.iter().map(|name| format!("{name}:\n  script: ['cat {}; echo it ran']\n", hook_log.display())).collect();
+    let hook = |name: &str| format!("['sh', '-c', 'echo \"{name} $1 $2\" >>{}', 'sh']", hook_log.display());
     let plugin = format!(
         "      prepare_command = {}\n      finish_command = {}\n",
         hook("prepare").replace('\'', "\"\"\""),
@@ -188,12 +191,12 @@ fn hooks_of_the_plugin_run_around_each_job() {
     let (last, logs) = fleet.finish(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     assert!(logs.iter().all(|log| log.contains("prepare local-") && log.contains("it ran")), "{logs:#?}");
-    let text = std::fs::read_to_string(&told).unwrap();
-    let of = |word: &str| {
-        let mut jobs: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(word)).collect();
+    let text = std::fs::read_to_string(&hook_log).unwrap();
+    let jobs_of = |hook: &str| {
+        let mut jobs: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(hook)).collect();
         jobs.sort_unstable();
         jobs.into_iter().map(str::to_owned).collect::<Vec<_>>()
     };
-    let (prepared, finished) = (of("prepare "), of("finish "));
+    let (prepared, finished) = (jobs_of("prepare "), jobs_of("finish "));
     assert_eq!((prepared.len(), &prepared), (4, &finished), "{text}");
 }

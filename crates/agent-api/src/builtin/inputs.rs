@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use muster_job::Secret;
 use serde::{Deserialize, Serialize};
 
 use super::Inputs;
@@ -46,7 +47,7 @@ pub struct Checkout {
     pub safe_directory: bool,
     /// Whether configuration and hooks of the repository are removed before it is used.
     pub clean_config: bool,
-    /// Further URLs to replace, in addition to that of the remote.
+    /// URLs to replace, in addition to that of the remote.
     pub rewrites: Vec<Rewrite>,
     /// Whether git gets the job's token from a credential helper, so that no URL contains it (FF_GIT_URLS_WITHOUT_TOKENS).
     pub credential_helper: bool,
@@ -71,7 +72,7 @@ impl Inputs for Checkout {
 /// A URL that git replaces by another one (`url.<to>.insteadOf = <from>`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
-    /// URL in a repository, without credentials.
+    /// URL as written in the repository, without credentials.
     pub from: String,
     /// URL that git uses instead.
     pub to: String,
@@ -89,11 +90,11 @@ pub struct Tls {
     pub key: Option<String>,
 }
 
-/// Starts a second agent as a process on this host, for the steps inside.
+/// Starts a second agent as a process on this host, which runs the delegated steps.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
-    /// Program and arguments. The process serves as an agent on `socket` until it is ended.
+    /// Program and arguments. The process serves as an agent on `socket` until the engine ends it.
     pub command: Vec<String>,
     /// Working directory of the process.
     pub work_dir: String,
@@ -109,11 +110,11 @@ impl Inputs for AgentProcess {
     const BUILTIN: &'static str = "agent/process";
 }
 
-/// Prints who executes the job, and where.
+/// Prints which executor and which environment the job uses.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prepare {
-    /// Lines of the executor.
+    /// Lines that the executor provides.
     pub lines: Vec<String>,
     /// Lines in the format in which a shell echoes commands.
     pub echoed: Vec<String>,
@@ -217,6 +218,31 @@ pub struct CacheEntry {
     pub alternate: String,
     /// Whether to delete the files of a failed extraction (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
     pub clean_up_failed: bool,
+    /// Objects of `key`, `fallback_keys` and `alternate` in the store that machines share. Empty means that there is no store.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub objects: BTreeMap<String, CacheObject>,
+    /// Maximum size of an archive in bytes. A larger one is not uploaded. 0 means no limit.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub max_upload_bytes: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+/// An object in a store, by URLs that are signed for it. Whoever has such a URL can use it, so it is a secret.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheObject {
+    /// URL for GET. Empty if the job must not download the object.
+    pub download: Secret,
+    /// URL for HEAD.
+    pub head: Secret,
+    /// URL for PUT. Empty if the job must not upload the object.
+    pub upload: Secret,
+    /// Names and values of the headers of an upload.
+    pub upload_headers: Vec<(String, String)>,
 }
 
 /// Downloads and unpacks the archives of other jobs (`docs/spec/job-execution.md`, section 9.6).
@@ -271,7 +297,7 @@ pub struct ArtifactsUpload {
     pub artifact_type: String,
     /// Format: `zip`, `gzip` or `raw`.
     pub artifact_format: String,
-    /// Time to keep the artifact, as the author wrote it.
+    /// Retention time of the artifact, as written in the pipeline configuration.
     pub expire_in: String,
     /// Provenance statement to pack with the files. `None` means no statement.
     #[serde(skip_serializing_if = "Option::is_none")]

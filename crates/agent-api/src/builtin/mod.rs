@@ -1,5 +1,6 @@
 //! Inputs of the built-in steps.
 
+mod docker;
 mod inputs;
 mod resource_share;
 mod unpack;
@@ -7,9 +8,13 @@ mod unpack;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+pub use docker::{
+    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, RegistryCredentials,
+    ServiceSpec,
+};
 pub use inputs::{
-    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore,
-    CacheSave, Checkout, Cleanup, Prepare, ProvenanceInfo, Rewrite, Script, Tls,
+    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheObject,
+    CacheRestore, CacheSave, Checkout, Cleanup, Prepare, ProvenanceInfo, Rewrite, Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};
 pub use unpack::UnpackLimits;

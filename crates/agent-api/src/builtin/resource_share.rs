@@ -24,7 +24,7 @@ pub struct ResourceShare {
 pub struct StickyContext {
     /// Directory of all contexts on the machine.
     pub root: String,
-    /// Name of this context in it. One path segment.
+    /// Name of this context's directory in `root`. One path segment.
     pub name: String,
     /// Maximum size of all contexts together, in bytes. 0 means no limit.
     ///

@@ -22,13 +22,13 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
 /// Keep-alive for agents on other machines.
 ///
-/// If no answer arrives in time, the machine may be lost, and its executor is asked. The agent answers even if its jobs use the whole
-/// machine.
+/// If no answer arrives in time, the connection is closed, and the executor checks whether the machine is lost. The agent answers
+/// even if its jobs use the whole machine.
 pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(2), timeout: Duration::from_secs(4) };
 /// Maximum size of a message. A result tree can be large.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
-/// HTTP/2 keep-alive, which tells a silent agent from a dead one.
+/// HTTP/2 keep-alive, which distinguishes an idle agent from one that no longer responds.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepAlive {
     /// Time between two pings.
@@ -37,11 +37,11 @@ pub struct KeepAlive {
     pub timeout: Duration,
 }
 
-/// A connection to an agent could not be opened or broke. Opening it again may succeed.
+/// Error for a connection to an agent that could not be opened, or that broke. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("no agent answers on {location}: {message}")]
 pub struct Unreachable {
-    /// Socket or instance where the agent should be.
+    /// Socket or instance on which the agent should listen.
     pub location: String,
     /// Cause.
     pub message: String,
@@ -148,7 +148,7 @@ impl AgentConnection {
     /// Checks whether the same agent still answers. If so, the connection is no longer suspect.
     ///
     /// # Errors
-    /// [`Unreachable`], also if another agent answers by now.
+    /// [`Unreachable`], also if another agent has replaced this one.
     pub async fn check(&self) -> Result<(), Unreachable> {
         let message = match get_info(&self.channel).await {
             Ok(identity) if identity == self.identity => {

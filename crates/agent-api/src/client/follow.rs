@@ -1,4 +1,4 @@
-//! Follows a job to its end, over several connections if necessary.
+//! Follows a job until it ends, over several connections if necessary.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use crate::result::JobResult;
 
 /// Passes each byte of a job's log to `log` once, and returns the job's result.
 ///
-/// A broken connection is opened again until the agent has been silent for `patience`.
+/// A broken connection is reopened until the agent has been silent for `max_silence`.
 ///
 /// # Errors
-/// [`AgentError::Unknown`] and [`AgentError::Refused`] immediately, any other error after the agent was silent for too long.
+/// [`AgentError::Unknown`] and [`AgentError::Refused`] immediately, any other error once the silence exceeds `max_silence`.
 pub async fn follow_to_end(
     agent: &(impl Reach + ?Sized),
     id: &str,
-    patience: Duration,
+    max_silence: Duration,
     mut log: impl FnMut(&[u8]) + Send,
 ) -> Result<JobResult, AgentError> {
     let mut offset = 0;
-    let mut silence = Silence::new(patience);
-    let mut last = AgentError::Broken(format!("no answer within {} s", patience.as_secs()));
+    let mut silence = Silence::new(max_silence);
+    let mut last_error = AgentError::Broken(format!("no answer within {} s", max_silence.as_secs()));
     loop {
         let connecting = async {
             let connection = agent.reach().await?;
@@ -28,19 +28,19 @@ pub async fn follow_to_end(
         };
         let connected = tokio::select! {
             connected = connecting => connected,
-            () = silence.exceeded() => return Err(last),
+            () = silence.exceeded() => return Err(last_error),
         };
         let error = match connected {
             Ok((connection, mut chunks)) => {
-                silence = Silence::new(patience);
-                let followed = async {
+                silence = Silence::new(max_silence);
+                let following = async {
                     while let Some(chunk) = chunks.message().await? {
                         offset += chunk.data.len() as u64;
                         log(&chunk.data);
                     }
                     connection.wait(id).await
                 };
-                match followed.await {
+                match following.await {
                     Ok(result) if offset >= result.log_bytes => return Ok(result),
                     Ok(_) => AgentError::Broken("the log ended before the job".to_owned()),
                     Err(error) => {
@@ -54,12 +54,12 @@ pub async fn follow_to_end(
         if matches!(error, AgentError::Unknown | AgentError::Refused(_)) {
             return Err(error);
         }
-        tracing::warn!(%error, "the agent is out of reach, trying again");
-        last = error;
+        tracing::warn!(%error, "failed to follow the job at the agent, retrying");
+        last_error = error;
         let pause = silence.next_pause();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            () = silence.exceeded() => return Err(last),
+            () = silence.exceeded() => return Err(last_error),
         }
     }
 }

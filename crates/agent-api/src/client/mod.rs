@@ -22,7 +22,7 @@ pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unr
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
-/// Initial and maximum pause between two calls without an answer.
+/// Initial and maximum pause before a call that got no answer is repeated.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Reason why a call to the agent failed.
@@ -35,10 +35,10 @@ pub enum AgentError {
     #[error("the connection to the agent broke: {0}")]
     Broken(String),
     /// The agent never had the job, or has deleted it.
-    #[error("the agent does not know the job")]
+    #[error("the agent has no such job")]
     Unknown,
     /// The agent rejects the request.
-    #[error("the agent rejected the request: {0} {0}")]
+    #[error("the agent rejected the request: {0}")]
     Refused(String),
 }
 
@@ -90,11 +90,11 @@ pub struct RunOptions<'a> {
     pub require_start_approval: bool,
     /// Whether `Run` is sent only to agents that support start approval.
     pub only_with_start_approval: bool,
-    /// Set before `Run` is sent for the first time.
+    /// Set to true before `Run` is sent for the first time.
     pub was_sent: &'a AtomicBool,
 }
 
-/// Sends `Run` until an agent accepts or rejects it. The caller limits the time.
+/// Sends `Run` until an agent accepts or rejects it. The caller must apply a timeout.
 ///
 /// # Errors
 /// [`AgentError::Refused`] or [`AgentError::Unknown`].
@@ -103,9 +103,9 @@ pub async fn run_until_accepted(
     request: impl Fn() -> Result<RunRequest, AgentError> + Send + Sync,
     options: RunOptions<'_>,
 ) -> Result<RunOutcome, AgentError> {
-    let (mut wait, cap) = RETRY_BACKOFF;
+    let (mut wait, max_wait) = RETRY_BACKOFF;
     loop {
-        let tried = async {
+        let attempt = async {
             let connection = agent.reach().await?;
             if options.is_remote && !options.was_sent.load(Ordering::Relaxed) {
                 let checked = connection.check().await.inspect_err(|_| connection.mark_suspect());
@@ -119,36 +119,38 @@ pub async fn run_until_accepted(
             connection.run(request()?).await?;
             Ok(RunOutcome::Accepted { awaits_approval })
         };
-        match tried.await {
-            Ok(run) => return Ok(run),
-            Err(AgentError::NotReached(error)) => tracing::warn!(%error, "no agent to run the job, trying again"),
-            Err(AgentError::Broken(error)) => tracing::warn!(%error, "`Run` was not answered, sending it again"),
+        match attempt.await {
+            Ok(outcome) => return Ok(outcome),
+            Err(AgentError::NotReached(error)) => {
+                tracing::warn!(%error, "failed to reach an agent for the job, retrying")
+            }
+            Err(AgentError::Broken(error)) => tracing::warn!(%error, "no answer to `Run`, retrying"),
             Err(error) => return Err(error),
         }
         tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(cap);
+        wait = (wait * 2).min(max_wait);
     }
 }
 
 /// Ends a job if it runs, and deletes it from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
 ///
-/// Retries for `patience` if the agent cannot be reached: an agent that was just killed is restarted soon, and no other caller would close
-/// its job (J5).
+/// If the agent cannot be reached, retries until `timeout` is over: an agent that was just killed is restarted soon, and no other caller
+/// would close its job (J5).
 ///
 /// # Errors
 /// [`AgentError`], but never [`AgentError::Unknown`].
-pub async fn close(agent: &(impl Reach + ?Sized), id: &str, patience: Duration) -> Result<(), AgentError> {
-    let until = Instant::now() + patience;
-    let (mut wait, cap) = RETRY_BACKOFF;
+pub async fn close(agent: &(impl Reach + ?Sized), id: &str, timeout: Duration) -> Result<(), AgentError> {
+    let deadline = Instant::now() + timeout;
+    let (mut wait, max_wait) = RETRY_BACKOFF;
     loop {
         let closed = match agent.reach().await {
             Ok(connection) => connection.close(id).await,
             Err(error) => Err(error),
         };
         match closed {
-            Err(AgentError::NotReached(_) | AgentError::Broken(_)) if Instant::now() < until => {
+            Err(AgentError::NotReached(_) | AgentError::Broken(_)) if Instant::now() < deadline => {
                 tokio::time::sleep(wait).await;
-                wait = (wait * 2).min(cap);
+                wait = (wait * 2).min(max_wait);
             }
             answer => return answer,
         }
@@ -156,16 +158,16 @@ pub async fn close(agent: &(impl Reach + ?Sized), id: &str, patience: Duration) 
 }
 
 /// Calls about one job, by its ID. Each of them can fail with an [`AgentError`].
-#[expect(clippy::missing_errors_doc, reason = "described once for all of them")]
+#[expect(clippy::missing_errors_doc, reason = "the comment on this block describes the errors")]
 impl AgentConnection {
-    /// Marks the connection as suspect if `answer` says that it broke.
+    /// Marks the connection as suspect if `answer` is the error of a broken connection.
     pub fn mark_suspect_if_broken<T>(&self, answer: &Result<T, AgentError>) {
         if matches!(answer, Err(AgentError::Broken(_))) {
             self.mark_suspect();
         }
     }
 
-    fn answered<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AgentError> {
+    fn convert_answer<T>(&self, answer: Result<tonic::Response<T>, Status>) -> Result<T, AgentError> {
         let answer = answer.map(tonic::Response::into_inner).map_err(AgentError::from);
         self.mark_suspect_if_broken(&answer);
         answer
@@ -173,23 +175,23 @@ impl AgentConnection {
 
     /// Starts a job. Idempotent (R3 in `docs/spec/life-of-a-job.md`).
     pub async fn run(&self, request: RunRequest) -> Result<(), AgentError> {
-        self.answered(self.step_runner().run(request).await).map(drop)
+        self.convert_answer(self.step_runner().run(request).await).map(drop)
     }
 
     /// Returns the job's log from `offset` in bytes. The stream ends with the job.
     pub async fn follow(&self, id: &str, offset: u64) -> Result<Streaming<FollowLogsResponse>, AgentError> {
         let offset = i64::try_from(offset).unwrap_or(i64::MAX);
-        self.answered(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
+        self.convert_answer(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
     /// Waits for the job's result and returns it.
     pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
         let answer = self.agent().wait_for_result(WaitForResultRequest { id: id.to_owned() }).await?.into_inner();
         serde_json::from_str(&answer.result)
-            .map_err(|error| AgentError::Refused(format!("the job's result is not readable: {error}")))
+            .map_err(|error| AgentError::Refused(format!("failed to parse the job's result: {error}")))
     }
 
-    /// Waits until the job has reached the gate before its first user command. Returns whether it waits there.
+    /// Waits until the job has reached the gate before its first user command. Returns whether the job waits there.
     pub async fn wait_for_start_approval(&self, id: &str) -> Result<bool, AgentError> {
         let request = WaitForStartApprovalRequest { id: id.to_owned() };
         Ok(self.agent().wait_for_start_approval(request).await?.into_inner().is_waiting)
@@ -201,7 +203,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Cancels the job, and lets it clean up. Its result then says that it was canceled.
+    /// Cancels the job, and lets it clean up. The cause in its result is then the cancellation.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
         Ok(())
@@ -217,7 +219,7 @@ impl AgentConnection {
 
     /// Ends the job if it runs, and deletes it from the spool. Idempotent.
     pub async fn close(&self, id: &str) -> Result<(), AgentError> {
-        match self.answered(self.step_runner().close(CloseRequest { id: id.to_owned() }).await) {
+        match self.convert_answer(self.step_runner().close(CloseRequest { id: id.to_owned() }).await) {
             Ok(_) | Err(AgentError::Unknown) => Ok(()),
             Err(error) => Err(error),
         }

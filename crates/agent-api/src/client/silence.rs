@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Length of the intervals in which time is counted.
+/// Length of the intervals in which time is counted_until.
 const TICK: Duration = Duration::from_millis(250);
 /// Maximum measured length of an interval. A longer one means that this process was not awake.
 const MAX_TICK: Duration = Duration::from_secs(1);
 
 /// Initial and maximum pause between two attempts to reach an agent.
 const PAUSE_RANGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Approximate minimum number of attempts, however short the permitted silence is.
+/// Approximate minimum number of attempts, even if the limit of the silence is short.
 const MIN_ATTEMPTS: u32 = 12;
 /// Timeout of the first attempt. It doubles with each further one.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -22,44 +22,44 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Silence of one agent, measured from the creation of this value.
 #[derive(Debug)]
 pub struct Silence {
-    left: Duration,
-    counted: Instant,
+    remaining: Duration,
+    counted_until: Instant,
     pause: Duration,
-    longest: Duration,
+    max_pause: Duration,
     timeout: Duration,
 }
 
 impl Silence {
-    /// Returns a silence that is too long after `limit`.
+    /// Starts to measure a silence that may last for `limit`.
     pub fn new(limit: Duration) -> Self {
-        let longest = PAUSE_RANGE.1.min(limit / MIN_ATTEMPTS);
+        let max_pause = PAUSE_RANGE.1.min(limit / MIN_ATTEMPTS);
         Self {
-            left: limit,
-            counted: Instant::now(),
-            pause: PAUSE_RANGE.0.min(longest),
-            longest,
+            remaining: limit,
+            counted_until: Instant::now(),
+            pause: PAUSE_RANGE.0.min(max_pause),
+            max_pause,
             timeout: FIRST_TIMEOUT,
         }
     }
 
-    /// Waits until the silence is too long. Cancel-safe: the next call continues to count.
+    /// Waits until the silence exceeds its limit. Cancel-safe: the next call continues to count.
     pub async fn exceeded(&mut self) {
         self.count(true).await;
     }
 
-    /// Counts the silence. Returns when it is too long if it `may_end`, and never otherwise.
+    /// Counts the silence. If `may_end` is set, returns when the silence exceeds its limit. Otherwise, never returns.
     pub async fn count(&mut self, may_end: bool) {
         loop {
             let now = Instant::now();
-            let elapsed = now.duration_since(self.counted);
-            self.counted = now;
+            let elapsed = now.duration_since(self.counted_until);
+            self.counted_until = now;
             if elapsed <= MAX_TICK {
-                self.left = self.left.saturating_sub(elapsed);
+                self.remaining = self.remaining.saturating_sub(elapsed);
             }
-            if self.left.is_zero() && may_end {
+            if self.remaining.is_zero() && may_end {
                 return;
             }
-            sleep(if self.left.is_zero() { TICK } else { self.left.min(TICK) }).await;
+            sleep(if self.remaining.is_zero() { TICK } else { self.remaining.min(TICK) }).await;
         }
     }
 
@@ -71,7 +71,7 @@ impl Silence {
 
     /// Returns the pause before the next attempt. Each pause is twice as long as the one before.
     pub fn next_pause(&mut self) -> Duration {
-        let longer = (self.pause * 2).min(self.longest);
+        let longer = (self.pause * 2).min(self.max_pause);
         std::mem::replace(&mut self.pause, longer)
     }
 }
@@ -81,20 +81,20 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn time_while_stopped_is_not_counted() {
-        let began = Instant::now();
+    async fn time_is_not_counted_while_the_process_is_stopped() {
+        let start = Instant::now();
         let mut silence = Silence::new(Duration::from_secs(7));
-        let half = tokio::time::timeout(Duration::from_secs(3), silence.exceeded()).await;
-        assert!(half.is_err());
+        let result = tokio::time::timeout(Duration::from_secs(3), silence.exceeded()).await;
+        assert!(result.is_err());
         // The process is stopped for an hour.
         tokio::time::advance(Duration::from_secs(3600)).await;
         silence.exceeded().await;
-        let awake = began.elapsed().checked_sub(Duration::from_secs(3600)).unwrap();
+        let awake = start.elapsed().checked_sub(Duration::from_secs(3600)).unwrap();
         assert!(awake >= Duration::from_secs(7) && awake <= Duration::from_secs(8), "{awake:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn short_silence_has_many_attempts() {
+    async fn number_of_attempts_is_similar_for_short_and_long_limits() {
         for limit in [7, 60].map(Duration::from_secs) {
             let mut silence = Silence::new(limit);
             let (mut attempts, mut waited) = (0, Duration::ZERO);
@@ -107,10 +107,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_exceeded_as_soon_as_it_may_end() {
+    async fn silence_is_exceeded_immediately_when_its_limit_was_counted_before() {
         let mut silence = Silence::new(Duration::from_secs(7));
-        let counted = tokio::time::timeout(Duration::from_secs(60), silence.count(false)).await;
-        assert!(counted.is_err());
+        let result = tokio::time::timeout(Duration::from_secs(60), silence.count(false)).await;
+        assert!(result.is_err());
         let now = Instant::now();
         silence.exceeded().await;
         assert_eq!(Instant::now(), now);

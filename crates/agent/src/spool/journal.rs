@@ -1,4 +1,4 @@
-//! Journal of a job: its request, what was started for it, and its result, in this order.
+//! Journal of a job: its request, the processes that were started for it, and its result, in this order.
 //!
 //! ```text
 //! muster job 1 <length>            the request's length in bytes
@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use super::JOURNAL;
 
 /// Prefix of the first line, with the version of the format. The length of the request follows.
-const HEAD: &str = "muster job 1 ";
-/// Maximum size of a journal. Larger than the largest request with everything that is recorded after it.
+const HEADER_PREFIX: &str = "muster job 1 ";
+/// Maximum size of a journal. Larger than the largest request and all records after it.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 
 #[derive(Serialize, Deserialize)]
@@ -35,8 +35,9 @@ const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's
 enum JournalRecord {
     /// Boot ID that the following lines belong to.
     Boot(String),
+    /// A process that was started for the job.
     Started(ProcessRecord),
-    /// From here on the user's own commands may have run.
+    /// The user's own commands may have run after this record.
     UserCode,
     Result(Box<JobResult>),
 }
@@ -50,7 +51,7 @@ impl Journal {
     pub(super) fn create(path: &Path, request: &RunRequest) -> io::Result<Self> {
         let journal = Self::open(path)?;
         let body = request.encode_to_vec();
-        let mut bytes = format!("{HEAD}{}\n", body.len()).into_bytes();
+        let mut bytes = format!("{HEADER_PREFIX}{}\n", body.len()).into_bytes();
         bytes.extend(body);
         bytes.push(b'\n');
         (&journal.0).write_all(&bytes)?;
@@ -62,27 +63,27 @@ impl Journal {
         Ok(Self(muster_files::open_with(options.append(true).create(true).mode(0o600), path)?))
     }
 
-    pub(crate) fn boot(&self, boot: &str) -> io::Result<()> {
-        self.add(&JournalRecord::Boot(boot.to_owned()))
+    pub(crate) fn record_boot(&self, boot: &str) -> io::Result<()> {
+        self.append(&JournalRecord::Boot(boot.to_owned()))
     }
 
-    pub(crate) fn started(&self, process_records: &ProcessRecord) -> io::Result<()> {
-        self.add(&JournalRecord::Started(process_records.clone()))
+    pub(crate) fn record_process(&self, record: &ProcessRecord) -> io::Result<()> {
+        self.append(&JournalRecord::Started(record.clone()))
     }
 
-    pub(crate) fn user_code(&self) -> io::Result<()> {
-        self.add(&JournalRecord::UserCode)
+    pub(crate) fn record_user_code(&self) -> io::Result<()> {
+        self.append(&JournalRecord::UserCode)
     }
 
     /// Records the result. Can be repeated after an error, such as a full disk.
-    pub(crate) fn result(&self, result: &JobResult) -> io::Result<()> {
+    pub(crate) fn record_result(&self, result: &JobResult) -> io::Result<()> {
         // Ends an incomplete line of an earlier attempt.
         (&self.0).write_all(b"\n")?;
-        self.add(&JournalRecord::Result(Box::new(result.clone())))
+        self.append(&JournalRecord::Result(Box::new(result.clone())))
     }
 
-    fn add(&self, line: &JournalRecord) -> io::Result<()> {
-        let mut text = serde_json::to_vec(line)?;
+    fn append(&self, record: &JournalRecord) -> io::Result<()> {
+        let mut text = serde_json::to_vec(record)?;
         text.push(b'\n');
         (&self.0).write_all(&text)
     }
@@ -106,29 +107,29 @@ pub(crate) struct JournalContents {
 impl JournalContents {
     /// Reads the journal in the directory of a job. A missing journal has no contents.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
-        read_if_there(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
+        read_if_exists(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
     }
 
     fn parse(bytes: &[u8]) -> io::Result<Self> {
-        let nothing = Ok(Self::default());
-        let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return nothing };
+        let incomplete = Ok(Self::default());
+        let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return incomplete };
         let (head, rest) = (bytes.get(..end).unwrap_or_default(), bytes.get(end + 1..).unwrap_or_default());
-        let length = std::str::from_utf8(head).ok().and_then(|head| head.strip_prefix(HEAD)?.parse().ok());
+        let length = std::str::from_utf8(head).ok().and_then(|head| head.strip_prefix(HEADER_PREFIX)?.parse().ok());
         let Some(length) = length else {
             let message = format!("`{}` is not a journal of this version", String::from_utf8_lossy(head));
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         };
         let Some((body, lines)) = rest.split_at_checked(length).filter(|(_, lines)| lines.first() == Some(&b'\n'))
         else {
-            return nothing;
+            return incomplete;
         };
         let mut contents =
             Self { request: Some(RunRequest::decode(body).map_err(io::Error::other)?), ..Self::default() };
-        contents.lines(lines);
+        contents.parse_lines(lines);
         Ok(contents)
     }
 
-    fn lines(&mut self, text: &[u8]) {
+    fn parse_lines(&mut self, text: &[u8]) {
         for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
             match serde_json::from_slice(line) {
                 Ok(JournalRecord::Boot(boot)) => {
@@ -137,7 +138,7 @@ impl JournalContents {
                     }
                     self.boot = Some(boot);
                 }
-                Ok(JournalRecord::Started(process_records)) => self.process_records.push(process_records),
+                Ok(JournalRecord::Started(record)) => self.process_records.push(record),
                 Ok(JournalRecord::Result(result)) => self.result = Some(*result),
                 Ok(JournalRecord::UserCode) | Err(_) => self.user_code = true,
             }
@@ -145,7 +146,7 @@ impl JournalContents {
     }
 }
 
-fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+fn read_if_exists(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match muster_files::open(path) {
         Ok(file) => Ok(Some(muster_files::read_open(file, path, LIMIT)?)),
         Err(error) if error.is_missing() => Ok(None),

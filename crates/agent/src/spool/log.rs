@@ -1,4 +1,4 @@
-//! Log of a job, with one writer and any number of readers, which it wakes.
+//! Log of a job, with one writer and any number of readers. Each write wakes the readers.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -80,9 +80,9 @@ impl LogFile {
         self.progress.send_modify(|progress| progress.closed = true);
     }
 
-    /// Appends bytes and wakes the readers. If only a part could be written, that part counts.
+    /// Appends bytes and wakes the readers. If only a part could be written, that part is in the log despite the error.
     pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        self.quota.take(bytes.len() as u64)?;
+        self.quota.reserve(bytes.len() as u64)?;
         let mut rest = bytes;
         let mut result = Ok(());
         while !rest.is_empty() {

@@ -1,11 +1,11 @@
-//! The agent's files about its jobs, so that neither a lost connection nor the agent's death loses a job.
+//! The agent's files about its jobs, so that no job is lost if the connection is lost or the agent is killed.
 //!
 //! ```text
 //! spool/
 //!   agent.lock          locked by the agent that owns the spool; contains its process ID, and whether it is shutting down
 //!   reserve             space that is freed when the disk is full, for final messages and results
 //!   <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
-//!                       then what was started, and the result, written before it is reported
+//!                       then the started processes, and the result, written before it is reported
 //!   <job>/log           the trace, byte for byte
 //!   .free/              emptied directories of finished jobs
 //! ```
@@ -40,14 +40,14 @@ const JOURNAL: &str = "journal";
 const LOG: &str = "log";
 /// Files in the entry of a job.
 const FILES: [&str; 2] = [JOURNAL, LOG];
-/// Size of the space that is held back for results of running jobs when the disk becomes full.
+/// Size of the space that is reserved for results of running jobs when the disk becomes full.
 const RESERVE_BYTES: usize = 128 * 1024;
 /// Second line of an agent's lock file if the agent is shutting down.
 const SHUTTING_DOWN: &str = "shutting down";
 /// Maximum length of a job's ID in bytes.
 const MAX_ID_BYTES: usize = 128;
 
-/// Reason why a spool cannot be used.
+/// Reason for which a spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// Another agent owns the spool.
@@ -120,8 +120,8 @@ impl Spool {
     /// Returns whether the directory still exists. Another agent may have replaced it.
     pub(crate) fn exists(&self) -> bool {
         let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
-        let own = id(self.lock.metadata());
-        own.is_some() && own == id(fs::metadata(self.root.join(LOCK)))
+        let locked = id(self.lock.metadata());
+        locked.is_some() && locked == id(fs::metadata(self.root.join(LOCK)))
     }
 
     /// Returns whether the spool has no jobs in any state. A deleted spool has none.
@@ -132,20 +132,20 @@ impl Spool {
         }
     }
 
-    /// Returns the directory of the checkouts' templates.
+    /// Returns the directory of the templates for checkouts.
     pub(crate) fn templates(&self) -> PathBuf {
         self.root.join(".templates")
     }
 
     /// Returns the entry of a job, even if it does not exist yet. `None` means that the ID is not valid as a directory name.
     pub(crate) fn entry(&self, id: &str) -> Option<Entry> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let good = !id.is_empty()
+        let is_valid_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let is_valid = !id.is_empty()
             && id.len() <= MAX_ID_BYTES
-            && id.chars().all(fits)
+            && id.chars().all(is_valid_char)
             && !id.starts_with('.')
             && !matches!(id, LOCK | "reserve");
-        good.then(|| Entry {
+        is_valid.then(|| Entry {
             id: id.to_owned(),
             dir: self.root.join(id),
             recycler: Arc::clone(&self.recycler),
@@ -180,10 +180,10 @@ impl Spool {
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE_BYTES as u64) {
             return;
         }
-        let made = remove_if_there(&path)
+        let created = remove_if_exists(&path)
             .and_then(|()| File::options().write(true).create_new(true).mode(0o600).open(&path))
             .and_then(|mut file| file.write_all(&vec![0; RESERVE_BYTES]));
-        if let Err(error) = made {
+        if let Err(error) = created {
             tracing::warn!(%error, "failed to reserve space for results");
             let _ = fs::remove_file(&path);
         }
@@ -206,20 +206,20 @@ impl Entry {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                Err(_) => remove_if_there(&self.dir.join(JOURNAL))?,
+                Err(_) => remove_if_exists(&self.dir.join(JOURNAL))?,
                 Ok(()) => {}
             }
         }
         self.job_quota.count_existing(&self.id, self.bytes());
-        let made = self
+        let journal = self
             .job_quota
-            .take(request.encoded_len() as u64)
+            .reserve(request.encoded_len() as u64)
             .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
-        if made.is_err() {
+        if journal.is_err() {
             // `Run` is refused, so no manager will close the job.
             let _ = self.remove();
         }
-        made
+        journal
     }
 
     /// Opens the journal for appending.
@@ -239,18 +239,18 @@ impl Entry {
     /// Returns the time since the end of the job, or since the last change of the entry.
     pub(crate) fn age(&self) -> Duration {
         let paths = [self.dir.join(JOURNAL), self.dir.clone()];
-        let touched = paths.iter().find_map(|path| fs::metadata(path).ok());
-        let touched = touched.and_then(|metadata| metadata.modified().ok()).unwrap_or(SystemTime::now());
-        SystemTime::now().duration_since(touched).unwrap_or_default()
+        let metadata = paths.iter().find_map(|path| fs::metadata(path).ok());
+        let modified = metadata.and_then(|metadata| metadata.modified().ok()).unwrap_or(SystemTime::now());
+        SystemTime::now().duration_since(modified).unwrap_or_default()
     }
 
-    /// Deletes the entry on a thread for blocking calls, because it may contain many files. Succeeds if there is no entry.
-    pub(crate) async fn remove_apart(&self) -> io::Result<()> {
+    /// Deletes the entry on a thread for blocking calls, because it may contain many files. Succeeds if it does not exist.
+    pub(crate) async fn remove_on_blocking_thread(&self) -> io::Result<()> {
         let entry = self.clone();
         tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
-    /// Deletes the entry. Also succeeds if it does not exist.
+    /// Deletes the entry. Succeeds if it does not exist. Blocks.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.recycler.put(&self.dir)?;
         self.quota.release(&self.id);
@@ -264,7 +264,7 @@ impl Entry {
     }
 }
 
-fn remove_if_there(path: &Path) -> io::Result<()> {
+fn remove_if_exists(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// Bytes a job may write after it exceeds the quota, so that its log can say why it failed.
 const FINAL_MESSAGE_BYTES: u64 = 4096;
 
-/// Bytes of all jobs.
+/// Maximum and current size of the files of all jobs.
 #[derive(Debug)]
 pub(super) struct Quota {
     limit: u64,
@@ -20,15 +20,15 @@ pub(super) struct Quota {
     jobs: Mutex<HashMap<String, Arc<JobBytes>>>,
 }
 
-/// Bytes of one job.
+/// Size of the files of one job.
 #[derive(Debug, Default)]
 struct JobBytes {
     bytes: AtomicU64,
     /// Remaining bytes of [`FINAL_MESSAGE_BYTES`]. `None` means that the job has not exceeded the quota.
-    final_message_left: Mutex<Option<u64>>,
+    final_message_remaining: Mutex<Option<u64>>,
 }
 
-/// Part of the quota that one job uses.
+/// The quota of the spool, as one job uses it.
 #[derive(Debug, Clone)]
 pub(super) struct JobQuota {
     quota: Arc<Quota>,
@@ -40,7 +40,7 @@ impl Quota {
         Arc::new(Self { limit, used: AtomicU64::new(0), jobs: Mutex::default() })
     }
 
-    /// Returns the part of a job. It is the same one until the job is deleted.
+    /// Returns the quota of a job. All calls share one counter between [`JobQuota::count_existing`] and [`Self::release`].
     pub(super) fn job(self: &Arc<Self>, id: &str) -> JobQuota {
         let job = self.jobs.lock().get(id).cloned().unwrap_or_default();
         JobQuota { quota: Arc::clone(self), job }
@@ -55,7 +55,7 @@ impl Quota {
 }
 
 impl JobQuota {
-    /// Counts the existing files of a job, even beyond the limit, and registers this part for its ID.
+    /// Counts the existing files of a job, even beyond the limit, and registers the job under its ID.
     pub(super) fn count_existing(&self, id: &str, bytes: u64) {
         self.quota.jobs.lock().insert(id.to_owned(), Arc::clone(&self.job));
         let before = self.job.bytes.swap(bytes, Ordering::Relaxed);
@@ -63,11 +63,11 @@ impl JobQuota {
         self.quota.used.fetch_sub(before, Ordering::Relaxed);
     }
 
-    /// Reserves bytes.
+    /// Reserves bytes for the job.
     ///
     /// # Errors
     /// `QuotaExceeded` if the quota is used up.
-    pub(super) fn take(&self, bytes: u64) -> io::Result<()> {
+    pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         let used = self.quota.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > self.quota.limit && !self.fits_final_message(bytes) {
             self.quota.used.fetch_sub(bytes, Ordering::Relaxed);
@@ -82,10 +82,10 @@ impl JobQuota {
     }
 
     fn fits_final_message(&self, bytes: u64) -> bool {
-        let mut left = self.job.final_message_left.lock();
-        let available = left.unwrap_or_default();
-        let fits = left.is_some() && bytes <= available;
-        *left = Some(match *left {
+        let mut remaining = self.job.final_message_remaining.lock();
+        let available = remaining.unwrap_or_default();
+        let fits = remaining.is_some() && bytes <= available;
+        *remaining = Some(match *remaining {
             None => FINAL_MESSAGE_BYTES,
             Some(_) if fits => available - bytes,
             Some(_) => available,

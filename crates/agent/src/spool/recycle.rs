@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::FILES;
 
-/// Maximum number of directories that are kept.
+/// Maximum number of cached directories.
 const MAX_CACHED_DIRS: usize = 64;
 
-/// Directories for reuse, in a separate directory.
+/// Cached directories, which are stored in a separate directory.
 #[derive(Debug)]
 pub(super) struct Recycler {
     root: PathBuf,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Recycler {
-    /// Opens the recycler without directories. Those of an earlier agent may not be empty and are deleted.
+    /// Opens the recycler without directories. Directories of an earlier agent may not be empty, so they are deleted.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
         match muster_files::remove_tree(&root) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -39,7 +39,7 @@ impl Recycler {
         Ok(Self { root, state: Mutex::default() })
     }
 
-    /// Moves a directory with empty files to `dir`. Returns whether there was one, and `dir` did not exist.
+    /// Moves a cached directory with empty files to `dir`. Returns false if no directory is cached or the move fails.
     pub(super) fn take(&self, dir: &Path) -> bool {
         let Some(free) = self.state.lock().free.pop() else { return false };
         if fs::rename(&free, dir).is_ok() {
@@ -49,7 +49,7 @@ impl Recycler {
         false
     }
 
-    /// Takes a directory away from its job immediately. Succeeds if it does not exist.
+    /// Removes the directory of a finished job: empties and caches it, or deletes it. Succeeds if it does not exist.
     pub(super) fn put(&self, dir: &Path) -> io::Result<()> {
         let target = {
             let mut state = self.state.lock();
@@ -60,7 +60,8 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Secrets are deleted now, and not when the next job comes. If the job replaced a file by anything else, the directory is deleted.
+        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file by anything else, delete the
+        // directory.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
         if is_directory && is_below_limit && FILES.iter().all(|name| empty(&target.join(name)).is_ok()) {
@@ -73,7 +74,7 @@ impl Recycler {
 
 /// Empties a regular file without other hard links.
 ///
-/// The job may have put anything else in its place, which is not changed, and never blocks this process.
+/// The job may have replaced the file. A replacement is not changed, and opening it does not block this process.
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {

@@ -1,4 +1,4 @@
-//! Tests of the spool: everything that was written is read again.
+//! Tests of the spool.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn entry_is_read_as_it_was_written() {
     let journal = entry.create(&request).unwrap();
     let contents = JournalContents { request: Some(request), ..JournalContents::default() };
     assert_eq!(entry.read_journal().unwrap(), contents);
-    journal.result(&result()).unwrap();
+    journal.record_result(&result()).unwrap();
     assert_eq!(
         spool.entries().unwrap()[0].read_journal().unwrap(),
         JournalContents { result: Some(result()), ..contents }
@@ -61,7 +61,7 @@ fn recycled_directory_is_empty_and_reused() {
         let entry = spool.entry(id).unwrap();
         let journal = entry.create(&request(id)).unwrap();
         entry.log().unwrap().append(format!("log of {id}").as_bytes()).unwrap();
-        journal.user_code().unwrap();
+        journal.record_user_code().unwrap();
         assert_eq!(
             entry.read_journal().unwrap(),
             JournalContents { request: Some(request(id)), user_code: true, ..JournalContents::default() }
@@ -75,40 +75,43 @@ fn recycled_directory_is_empty_and_reused() {
     assert_eq!(seen[0], seen[2]);
 }
 
-type Put<'a> = &'a dyn Fn(&Path);
+/// Function that creates something at a path.
+type Create<'a> = &'a dyn Fn(&Path);
 
 #[test]
 fn replaced_files_are_not_emptied_or_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("spool");
     let spool = Spool::open(&root, u64::MAX).unwrap();
-    let kept = dir.path().join("kept");
-    fs::write(&kept, "text").unwrap();
+    let outside = dir.path().join("outside");
+    fs::write(&outside, "text").unwrap();
     let fifo = |path: &Path| {
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     };
-    let put: [(&str, Put<'_>); 5] = [
+    let replacements: [(&str, Create<'_>); 5] = [
         ("a FIFO", &fifo),
-        ("a link", &|path| std::os::unix::fs::symlink(&kept, path).unwrap()),
-        ("another name of a file", &|path| fs::hard_link(&kept, path).unwrap()),
+        ("a link", &|path| std::os::unix::fs::symlink(&outside, path).unwrap()),
+        ("a hard link of a file", &|path| fs::hard_link(&outside, path).unwrap()),
         ("a directory", &|path| fs::create_dir(path).unwrap()),
         ("nothing", &|_| {}),
     ];
-    for (what, put) in put {
+    for (replacement, create) in replacements {
         let entry = spool.entry("1-1").unwrap();
         let request = RunRequest { id: "1-1".to_owned(), ..RunRequest::default() };
         entry.create(&request).unwrap();
         drop(entry.log().unwrap());
         let log = entry.dir.join(LOG);
         fs::remove_file(&log).unwrap();
-        put(&log);
+        create(&log);
         let (done, removed) = std::sync::mpsc::channel();
-        let removing = entry.clone();
-        std::thread::spawn(move || done.send(removing.remove()));
+        let blocking_entry = entry.clone();
+        std::thread::spawn(move || done.send(blocking_entry.remove()));
         let removed = removed.recv_timeout(Duration::from_secs(20));
-        removed.unwrap_or_else(|_| panic!("{what} in the place of the log: its removal does not end")).unwrap();
-        assert_eq!(fs::read_to_string(&kept).unwrap(), "text", "{what}");
-        assert_eq!(fs::read_dir(root.join(".free")).unwrap().count(), 0, "{what}: the place serves no other job");
+        removed
+            .unwrap_or_else(|_| panic!("removing the entry does not end if the log is replaced by {replacement}"))
+            .unwrap();
+        assert_eq!(fs::read_to_string(&outside).unwrap(), "text", "{replacement}");
+        assert_eq!(fs::read_dir(root.join(".free")).unwrap().count(), 0, "{replacement}: the directory is not reused");
     }
 }
 
@@ -132,7 +135,7 @@ fn repeated_run_keeps_the_log() {
     let entry = spool.entry("7-1").unwrap();
     let request = |steps: &str| RunRequest { id: "7-1".to_owned(), steps: steps.to_owned(), ..RunRequest::default() };
     entry.create(&request("first")).unwrap();
-    entry.log().unwrap().append(b"said before").unwrap();
+    entry.log().unwrap().append(b"first line\n").unwrap();
     spool.entry("8-1").unwrap().create(&request("other")).unwrap();
     spool.entry("8-1").unwrap().remove().unwrap();
     entry.create(&request("second")).unwrap();
@@ -144,7 +147,7 @@ fn repeated_run_keeps_the_log() {
 }
 
 #[test]
-fn ids_cannot_lead_out_of_the_spool() {
+fn ids_cannot_refer_to_paths_outside_the_spool() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
     for id in ["", ".", "..", "../x", "a/b", ".hidden", "agent.lock", "reserve", "a b", "ä", &"x".repeat(129)] {
@@ -153,7 +156,7 @@ fn ids_cannot_lead_out_of_the_spool() {
 }
 
 #[test]
-fn a_spool_has_one_owner() {
+fn spool_has_only_one_owner() {
     let dir = tempfile::tempdir().unwrap();
     let first = Spool::open(dir.path(), u64::MAX).unwrap();
     let error = Spool::open(dir.path(), u64::MAX).unwrap_err();
@@ -162,7 +165,7 @@ fn a_spool_has_one_owner() {
     Spool::open(dir.path(), u64::MAX).unwrap();
 }
 
-/// A journal in version 2 of the format.
+/// A journal in version 1 of the format.
 const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"started\":{\"job\":{\"tag\":\"7-1/ab\",\"cgroup\":null}}}\n\
     {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n\n\
@@ -183,7 +186,7 @@ fn process_records() -> Vec<ProcessRecord> {
 }
 
 #[test]
-fn journal_sample_of_version_2_is_read() {
+fn journal_sample_of_version_1_is_read() {
     let request = Some(RunRequest { id: "7-1".to_owned(), ..RunRequest::default() });
     let boot = Some("one".to_owned());
     assert_eq!(
@@ -200,8 +203,8 @@ fn process_records_of_an_earlier_boot_are_dropped() {
     let leader = |pid| ProcessRecord::Leader { pid, start_ticks: 1 };
     let journal = Journal::create(&dir.path().join("journal"), &RunRequest::default()).unwrap();
     for (boot, pid) in [("one", 7), ("two", 8)] {
-        journal.boot(boot).unwrap();
-        journal.started(&leader(pid)).unwrap();
+        journal.record_boot(boot).unwrap();
+        journal.record_process(&leader(pid)).unwrap();
     }
     let contents = JournalContents::read(dir.path()).unwrap();
     assert_eq!(
@@ -211,17 +214,17 @@ fn process_records_of_an_earlier_boot_are_dropped() {
 }
 
 #[test]
-fn truncated_journal_has_no_result_and_may_have_run() {
+fn truncated_journal_has_no_result_and_counts_as_run() {
     let lines: Vec<usize> = (0..SAMPLE.len()).filter(|at| SAMPLE[*at] == b'\n').map(|at| at + 1).collect();
     for length in 0..SAMPLE.len() {
         let contents = sample(&SAMPLE[..length]).unwrap();
-        let head = "muster job 1 5\n".len() + 5;
-        assert_eq!(contents.request.is_some(), length > head, "{length}");
+        let request_end = "muster job 1 5\n".len() + 5;
+        assert_eq!(contents.request.is_some(), length > request_end, "{length}");
         // The last byte of a line is the line break, which may be missing.
-        let whole = lines.contains(&length) || lines.contains(&(length + 1));
+        let is_complete = lines.contains(&length) || lines.contains(&(length + 1));
         assert!(
-            whole || length <= head || contents.user_code,
-            "{length}: a torn line may have said anything: {contents:?}"
+            is_complete || length <= request_end || contents.user_code,
+            "{length}: an incomplete line must count as user code: {contents:?}"
         );
         assert_eq!(contents.result.is_some(), length == SAMPLE.len() - 1, "{length}");
     }
@@ -229,13 +232,13 @@ fn truncated_journal_has_no_result_and_may_have_run() {
 }
 
 #[test]
-fn a_result_that_follows_a_torn_line_counts() {
+fn result_after_an_incomplete_line_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let journal = Journal::create(&path, &RunRequest::default()).unwrap();
-    let mut torn = File::options().append(true).open(&path).unwrap();
-    torn.write_all(b"{\"result\":{\"outc").unwrap();
-    journal.result(&result()).unwrap();
+    let mut file = File::options().append(true).open(&path).unwrap();
+    file.write_all(b"{\"result\":{\"outc").unwrap();
+    journal.record_result(&result()).unwrap();
     assert_eq!(JournalContents::read(dir.path()).unwrap().result, Some(result()));
 }
 
@@ -257,7 +260,7 @@ fn quota_covers_all_jobs_except_final_messages() {
     log.append(&[b'x'; 4000]).unwrap_err();
     let three = spool.entry("3-1").unwrap();
     assert_eq!(three.create(&request("3-1")).unwrap_err().kind(), io::ErrorKind::QuotaExceeded);
-    assert!(!three.dir.exists(), "what is refused leaves nothing");
+    assert!(!three.dir.exists(), "a refused job leaves no directory");
     one.remove().unwrap();
     three.create(&request("3-1")).unwrap();
     drop(spool);
@@ -288,6 +291,6 @@ async fn readers_start_anywhere_and_end_with_the_log() {
     for (reader, expected) in readers.into_iter().zip(["hello world\n", "lo world\n", "world\n", ""]) {
         assert_eq!(reader.await.unwrap().unwrap(), expected.as_bytes());
     }
-    let again = LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).job("7-1")).unwrap();
-    assert_eq!((again.bytes(), again.crc32(), again.ends_with_line_break()), (12, log.crc32(), true));
+    let reopened = LogFile::open(&dir.path().join("log"), Quota::new(u64::MAX).job("7-1")).unwrap();
+    assert_eq!((reopened.bytes(), reopened.crc32(), reopened.ends_with_line_break()), (12, log.crc32(), true));
 }

@@ -54,7 +54,7 @@ fn download(token: &str) -> Step {
     step("download_artifacts", When::OnSuccess, Call::builtin(&ArtifactsDownload { from }))
 }
 
-const MAKE: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.txt; echo c > out/c.log; \
+const CREATE_FILES: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > out/skip.txt; echo c > out/c.log; \
                     printf '#!/bin/sh\\necho ran' > out/run; chmod 755 out/run; export NAME=x; echo NAME=x >> $GITLAB_ENV";
 
 #[tokio::test]
@@ -62,7 +62,8 @@ async fn archive_is_uploaded_and_downloaded_by_another_job() {
     let (coordinator, served) = coordinator().await;
     coordinator.fail(Exchange::UploadArtifact, [Fault::FailBefore]);
     let mut agent = Agent::start().await;
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload(archive())]))).await;
+    let (log, result) =
+        agent.complete(&to(&served, agent.plan(vec![script(&[CREATE_FILES]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     for text in [
         "out/**/*.txt: found 1 matching artifact files and directories",
@@ -75,8 +76,8 @@ async fn archive_is_uploaded_and_downloaded_by_another_job() {
     assert_eq!(coordinator.job(JOB).unwrap().artifacts.keys().collect::<Vec<_>>(), ["out-x.zip"]);
 
     std::fs::remove_dir_all(agent.project()).unwrap();
-    let look = script(&["find out -type f | sort; out/run"]);
-    let (log, _) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    let inspect = script(&["find out -type f | sort; out/run"]);
+    let (log, _) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert!(log.contains("Downloading artifacts for build (7)...") && log.contains("... ok id=7"), "{log}");
     assert!(log.contains("\nout/run\nout/sub/a.txt\nran"), "{log}");
 }
@@ -92,7 +93,7 @@ async fn provenance_statement_is_uploaded_with_the_files() {
     };
     let upload = upload(ArtifactsUpload { provenance: Some(origin), ..archive() });
     let before = OffsetDateTime::now_utc() - Duration::SECOND;
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[MAKE]), upload]))).await;
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[CREATE_FILES]), upload]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let archive = coordinator.job(JOB).unwrap().artifacts["out-x.zip"].clone();
     let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
@@ -127,7 +128,7 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
 
     coordinator.set_status(JOB, JobStatus::Canceled);
     let (log, result) = agent.complete(&plan).await;
-    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)));
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(1)));
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
@@ -138,18 +139,18 @@ async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let mut agent = Agent::start().await;
     let archive =
         || ArtifactsUpload { paths: vec!["out".to_owned()], exclude: vec!["out/not/*".to_owned()], ..archive() };
-    for make in
+    for create in
         [r"mkdir out; echo a > out/$(printf 'r\351')", r"rm -r out; mkdir out; ln -s $(printf 'r\350') out/link"]
     {
-        let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[make]), upload(archive())]))).await;
-        assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)), "{log}");
+        let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
+        assert_eq!(failure(&result), ("script_failure".to_owned(), Some(1)), "{log}");
         assert!(log.contains("r\\xe"), "{log}");
-        assert!(log.contains("rename it, or leave it out with `exclude`"), "{log}");
+        assert!(log.contains("rename the file, or exclude it with `exclude`"), "{log}");
     }
     assert!(coordinator.job(JOB).unwrap().artifacts.is_empty());
 
-    let make = r"rm -r out; mkdir -p out/not; echo a > out/a; echo b > out/not/$(printf 'r\351')";
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[make]), upload(archive())]))).await;
+    let create = r"rm -r out; mkdir -p out/not; echo a > out/a; echo b > out/not/$(printf 'r\351')";
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
 }
 
@@ -159,7 +160,7 @@ async fn missing_artifacts_fail_the_job_before_its_script() {
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![download("wrong"), script(&["echo never"]), after_script(&["echo never"])]);
     let (log, result) = agent.complete(&to(&served, plan)).await;
-    assert_eq!(failed(&result).0, "script_failure");
+    assert_eq!(failure(&result).0, "script_failure");
     assert!(
         log.contains("Downloading artifacts from coordinator... forbidden id=7") && !log.contains("never"),
         "{log}"
@@ -181,8 +182,8 @@ async fn untracked_files_are_listed_despite_git_warnings() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let untracked = ArtifactsUpload { untracked: true, paths: Vec::new(), ..archive() };
-    let make = "git init -q . && echo a > 'new file' && git add 'new file' && echo b > other";
-    let plan = to(&served, agent.plan(vec![script(&[make]), upload(untracked)]));
+    let create = "git init -q . && echo a > 'new file' && git add 'new file' && echo b > other";
+    let plan = to(&served, agent.plan(vec![script(&[create]), upload(untracked)]));
     agent.run("1-1", &plan, &[variable("GIT_TRACE", "1")]).await;
     let log = agent.log("1-1").await;
     assert!(log.contains("untracked: found 1 files\n") && log.contains("201 Created id=7"), "{log}");
@@ -197,10 +198,10 @@ async fn links_are_uploaded_as_links_without_their_targets() {
     let outside = agent.dir.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
     std::fs::write(outside.join("file"), "TOPSECRET").unwrap();
-    let make = format!("mkdir -p v1/sub; echo 1 > v1/sub/f; ln -sfn v1 cur; ln -sfn {} lnk", outside.display());
+    let create = format!("mkdir -p v1/sub; echo 1 > v1/sub/f; ln -sfn v1 cur; ln -sfn {} lnk", outside.display());
     let paths = ["v1", "cur/", "lnk"].map(str::to_owned).into();
     let links = ArtifactsUpload { name: "links".to_owned(), paths, ..archive() };
-    let (log, _) = agent.complete(&to(&served, agent.plan(vec![script(&[&make]), upload(links)]))).await;
+    let (log, _) = agent.complete(&to(&served, agent.plan(vec![script(&[&create]), upload(links)]))).await;
     assert!(log.contains("cur/: found 1 matching") && log.contains("lnk: found 1 matching"), "{log}");
     let bytes = coordinator.job(JOB).unwrap().artifacts["links.zip"].clone();
     let names = zip::ZipArchive::new(std::io::Cursor::new(bytes)).unwrap();
@@ -209,8 +210,8 @@ async fn links_are_uploaded_as_links_without_their_targets() {
     assert_eq!(names, ["cur", "lnk", "v1/", "v1/sub/", "v1/sub/f"]);
 
     std::fs::remove_dir_all(agent.project()).unwrap();
-    let look = script(&["readlink cur; cat cur/sub/f"]);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    let inspect = script(&["readlink cur; cat cur/sub/f"]);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nv1\n1\n"), "{log}");
 }
@@ -221,16 +222,16 @@ async fn artifact_over_a_directory_is_a_warning() {
     let mut agent = Agent::start().await;
     let paths = ["d1", "site", "other"].map(str::to_owned).into();
     let files = ArtifactsUpload { name: "files".to_owned(), paths, ..archive() };
-    let make = script(&["echo file > d1; ln -s d1 site; echo other > other"]);
-    agent.complete(&to(&served, agent.plan(vec![make, upload(files)]))).await;
+    let create = script(&["echo file > d1; ln -s d1 site; echo other > other"]);
+    agent.complete(&to(&served, agent.plan(vec![create, upload(files)]))).await;
     for name in ["d1", "site"] {
         let path = agent.project().join(name);
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         std::fs::write(path.join("tracked"), "").unwrap();
     }
-    let look = script(&["ls d1 site; cat other"]);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), look]))).await;
+    let inspect = script(&["ls d1 site; cat other"]);
+    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     for text in ["WARNING: d1: skipped", "WARNING: site: skipped", "\nother\n"] {
         assert!(log.contains(text), "{text} in {log}");

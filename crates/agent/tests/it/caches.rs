@@ -31,9 +31,9 @@ fn save(entry: CacheEntry) -> Step {
 }
 
 /// Runs a job that saves a cache with `content` under `key`.
-async fn kept(agent: &mut Agent, key: &str, content: &str) {
-    let make = format!("mkdir -p vendor; echo {content} > vendor/lib");
-    let plan = agent.plan(vec![script(&[&make]), save(entry(agent, key))]);
+async fn run_job_with_cache(agent: &mut Agent, key: &str, content: &str) {
+    let create = format!("mkdir -p vendor; echo {content} > vendor/lib");
+    let plan = agent.plan(vec![script(&[&create]), save(entry(agent, key))]);
     agent.complete(&plan).await;
     fs::remove_dir_all(agent.project()).unwrap();
 }
@@ -60,13 +60,13 @@ async fn a_cache_is_saved_and_restored() {
     };
     let both = CacheSave { caches: vec![other(), cache("pull-push")] };
     let save = step("archive_cache", When::OnSuccess, Call::builtin(&both));
-    let make = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
-    let plan = agent.plan(vec![restore("pull-push"), script(&[make]), save]);
+    let create = "mkdir -p vendor; [ -e vendor/lib ] && echo cached || echo made > vendor/lib";
+    let plan = agent.plan(vec![restore("pull-push"), script(&[create]), save]);
     let (first, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(first.contains("Cache file does not exist") && first.contains("Created cache"), "{first}");
     assert!(first.contains("Not uploading cache other due to policy"), "{first}");
-    assert_eq!(states(&result).len(), 4, "one phase for all caches: {result:?}");
+    assert_eq!(states(&result).len(), 4, "one step for all caches: {result:?}");
     std::fs::remove_dir_all(agent.project()).unwrap();
     let (second, _) = agent.complete(&plan).await;
     for text in
@@ -81,23 +81,26 @@ async fn a_cache_is_saved_and_restored() {
 #[tokio::test]
 async fn first_existing_fallback_key_is_restored() {
     let mut agent = Agent::start().await;
-    kept(&mut agent, "main", "from-main").await;
-    let fallback = vec!["gone".to_owned(), "main".to_owned()];
-    let names = ["Branch", "Gone", "Main"].map(str::to_owned).into();
-    let own = CacheEntry { fallback_keys: fallback, names, ..entry(&agent, "branch") };
-    let plan = agent.plan(vec![restore(own), script(&["cat vendor/lib"])]);
+    run_job_with_cache(&mut agent, "main", "from-main").await;
+    let fallback = vec!["missing".to_owned(), "main".to_owned()];
+    let names = ["Branch", "Missing", "Main"].map(str::to_owned).into();
+    let cache = CacheEntry { fallback_keys: fallback, names, ..entry(&agent, "branch") };
+    let plan = agent.plan(vec![restore(cache), script(&["cat vendor/lib"])]);
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    let told: Vec<&str> = log.lines().filter(|line| line.contains("Checking cache for")).collect();
-    assert_eq!(told.len(), 3, "{log}");
-    assert!(told[0].contains("Checking cache for Branch..."), "people know the key, not the directory: {log}");
+    let messages: Vec<&str> = log.lines().filter(|line| line.contains("Checking cache for")).collect();
+    assert_eq!(messages.len(), 3, "{log}");
+    assert!(
+        messages[0].contains("Checking cache for Branch..."),
+        "the message has the name of the key, not its directory: {log}"
+    );
     assert!(log.contains("\nfrom-main\n"), "{log}");
 }
 
 #[tokio::test]
 async fn cache_under_the_alternate_key_is_restored() {
     let mut agent = Agent::start().await;
-    kept(&mut agent, "plain", "old").await;
+    run_job_with_cache(&mut agent, "plain", "old").await;
     let hashed = CacheEntry { alternate: "plain".to_owned(), ..entry(&agent, "0123abcd") };
     let plan = agent.plan(vec![restore(hashed.clone()), script(&["cat vendor/lib"]), save(hashed)]);
     let (log, _) = agent.complete(&plan).await;
@@ -108,7 +111,7 @@ async fn cache_under_the_alternate_key_is_restored() {
 #[tokio::test]
 async fn broken_archive_is_a_warning_and_is_cleaned_up() {
     let mut agent = Agent::start().await;
-    kept(&mut agent, "main", "content").await;
+    run_job_with_cache(&mut agent, "main", "content").await;
     let mut bytes = fs::read(archive(&agent, "main")).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 8].fill(0);
@@ -117,20 +120,20 @@ async fn broken_archive_is_a_warning_and_is_cleaned_up() {
     let plan = agent.plan(vec![
         script(&["mkdir -p vendor/sub; touch vendor/sub/half"]),
         restore(strict),
-        script(&["[ -e vendor ] || echo nothing is left"]),
+        script(&["[ -e vendor ] || echo vendor was removed"]),
     ]);
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("WARNING: Failed to extract cache") && log.contains("\nRemoving vendor/\n"), "{log}");
-    assert!(log.contains("\nnothing is left\n"), "{log}");
+    assert!(log.contains("\nvendor was removed\n"), "{log}");
 }
 
 #[tokio::test]
 async fn cache_key_cannot_leave_the_cache_directory() {
     let mut agent = Agent::start().await;
-    let make = script(&["mkdir -p vendor; touch vendor/lib"]);
+    let create = script(&["mkdir -p vendor; touch vendor/lib"]);
     for key in ["../outside", "/outside", ""] {
-        let plan = agent.plan(vec![restore(entry(&agent, key)), make.clone(), save(entry(&agent, key))]);
+        let plan = agent.plan(vec![restore(entry(&agent, key)), create.clone(), save(entry(&agent, key))]);
         let (log, result) = agent.complete(&plan).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("Skipping cache archiving due to empty cache key"), "{log}");
@@ -143,8 +146,8 @@ async fn a_link_in_a_cache_is_restored_as_a_link() {
     let mut agent = Agent::start().await;
     let paths = ["v1", "cur"].map(str::to_owned).into();
     let linked = CacheEntry { paths, ..entry(&agent, "linked") };
-    let make = script(&["mkdir v1; echo 1 > v1/f; ln -s v1 cur"]);
-    agent.complete(&agent.plan(vec![make, save(linked.clone())])).await;
+    let create = script(&["mkdir v1; echo 1 > v1/f; ln -s v1 cur"]);
+    agent.complete(&agent.plan(vec![create, save(linked.clone())])).await;
     fs::remove_dir_all(agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore(linked), script(&["readlink cur; cat cur/f"])])).await;
     assert!(log.contains("Successfully extracted cache") && log.contains("\nv1\n1\n"), "{log}");

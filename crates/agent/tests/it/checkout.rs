@@ -59,9 +59,9 @@ fn local(repository: &Path, sha: &str) -> Checkout {
 async fn local_commit_is_copied_clean_for_every_job() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
-    let look = "git status --porcelain; ./link; git log --format=%s; git describe --tags; cat .git/config";
+    let inspect = "git status --porcelain; ./link; git log --format=%s; git describe --tags; cat .git/config";
     let plan = with_sources(
-        agent.plan(vec![script(&[look, "echo dirt > dirt; echo >> run.sh; rm -r sub"])]),
+        agent.plan(vec![script(&[inspect, "echo dirt > dirt; echo >> run.sh; rm -r sub"])]),
         local(&bare, &sha),
     );
     for _ in 0..2 {
@@ -111,6 +111,6 @@ async fn missing_commit_fails_the_job_before_the_script() {
     let plan =
         with_sources(agent.plan(vec![script(&["echo never"]), after_script(&["echo never"])]), local(&bare, missing));
     let (log, result) = agent.complete(&plan).await;
-    assert_eq!(failed(&result).0, "script_failure");
+    assert_eq!(failure(&result).0, "script_failure");
     assert!(!log.contains("\nnever\n"), "{log}");
 }

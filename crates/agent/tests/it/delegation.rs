@@ -11,16 +11,16 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::death::{AGENT_TEST, PROCESS, spawn_agent_with};
 use crate::harness::*;
+use crate::killed_agent::{AGENT_DIR_ENV, AGENT_TEST, spawn_agent_with};
 
-/// Directory and socket of a test's second agent.
-struct Inner {
+/// Directory and socket of the second agent of a test.
+struct SecondAgent {
     dir: PathBuf,
     socket: PathBuf,
 }
 
-impl Inner {
+impl SecondAgent {
     fn below(agent: &Agent) -> Self {
         let dir = agent.dir.path().join("inner");
         std::fs::create_dir_all(dir.join("cwd")).unwrap();
@@ -31,20 +31,22 @@ impl Inner {
     fn step(&self, steps: Vec<Step>) -> Step {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let program = text(&std::env::current_exe().unwrap());
-        let place = AgentProcess {
+        let process = AgentProcess {
             command: [&program, AGENT_TEST, "--exact", "--nocapture"].map(str::to_owned).to_vec(),
             work_dir: text(&self.dir.join("cwd")),
-            env: [(PROCESS, text(&self.dir)), ("PLACE", "inside".to_owned())].map(|(k, v)| (k.to_owned(), v)).into(),
+            env: [(AGENT_DIR_ENV, text(&self.dir)), ("PLACE", "inside".to_owned())]
+                .map(|(k, v)| (k.to_owned(), v))
+                .into(),
             socket: text(&self.socket),
             project_dir: text(&self.dir.join("builds/p")),
         };
-        let inputs = serde_json::to_value(&place).unwrap();
+        let inputs = serde_json::to_value(&process).unwrap();
         Step::new("inside", "", Call::Delegate { name: AgentProcess::BUILTIN.to_owned(), inputs, steps })
     }
 }
 
 fn system_failure(result: &JobResult) -> &str {
-    assert_eq!(failed(result).0, "runner_system_failure", "{result:?}");
+    assert_eq!(failure(result).0, "runner_system_failure", "{result:?}");
     &result.message
 }
 
@@ -56,74 +58,112 @@ async fn pids(agent: &mut Agent) -> (i32, i32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-const TELL: &str = "echo pids $$ $PPID; echo ready; sleep 600";
+const PRINT_PIDS: &str = "echo pids $$ $PPID; echo ready; sleep 600";
 
 fn signal(pid: i32, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-fn plan(agent: &Agent, inner: &Inner, steps: Vec<Step>) -> JobPlan {
-    agent.plan(vec![script(&["echo before"]), inner.step(steps), after_script(&["echo \"it was $CI_JOB_STATUS\""])])
+fn plan(agent: &Agent, second_agent: &SecondAgent, steps: Vec<Step>) -> JobPlan {
+    agent.plan(vec![
+        script(&["echo before"]),
+        second_agent.step(steps),
+        after_script(&["echo \"it was $CI_JOB_STATUS\""]),
+    ])
 }
 
 #[tokio::test]
 async fn delegated_steps_share_log_and_result_tree() {
     let mut agent = Agent::start().await;
-    let inner = Inner::below(&agent);
+    let second_agent = SecondAgent::below(&agent);
     let steps = vec![
         script(&["echo \"$PLACE, $A and $SECRET in ${PWD#$ROOT}\"; echo agent $PPID; readlink /proc/$PPID/cwd"]),
         script(&["exit 7"]),
     ];
-    let plan = plan(&agent, &inner, steps);
+    let plan = plan(&agent, &second_agent, steps);
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
     let root = variable("ROOT", &agent.dir.path().to_string_lossy());
-    agent.run("1-1", &plan, &[variable("A", "handed on"), secret, root]).await;
+    agent.run("1-1", &plan, &[variable("A", "passed on"), secret, root]).await;
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
-    assert!(log.contains("inside, handed on and [MASKED] in /inner/builds/p\n"), "{log}");
-    assert!(log.contains(&format!("\n{}\n", inner.dir.join("cwd").display())), "{log}");
+    assert!(log.contains("inside, passed on and [MASKED] in /inner/builds/p\n"), "{log}");
+    assert!(log.contains(&format!("\n{}\n", second_agent.dir.join("cwd").display())), "{log}");
     assert!(log.find("\nbefore\n").unwrap() < log.find("\ninside, ").unwrap(), "{log}");
     assert_eq!(log.matches("Job failed").count(), 1, "{log}");
-    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)));
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)));
     let step = result.tree.steps.iter().find(|step| step.name == "inside").unwrap();
     let inside: Vec<_> = step.steps.iter().map(|step| (step.name.as_str(), step.status, step.exit_code)).collect();
     let expected = [("step_script", StepStatus::Success, None), ("step_script", StepStatus::Failure, Some(7))];
     assert_eq!((step.status, step.exit_code, inside), (StepStatus::Failure, Some(7), expected.to_vec()));
     let pid = log.lines().find_map(|line| line.strip_prefix("agent ")).unwrap();
-    assert!(!is_running(pid), "the second agent is left");
-    assert!(!inner.dir.join("spool/delegated").exists(), "the second agent has closed the job");
+    assert!(!is_running(pid), "the second agent still runs");
+    assert!(!second_agent.dir.join("spool/delegated").exists(), "the second agent has closed the job");
+}
+
+#[tokio::test]
+async fn log_section_of_delegating_step_ends_when_environment_is_ready() {
+    let mut agent = Agent::start().await;
+    let inner = SecondAgent::below(&agent);
+    let mut step = inner.step(vec![script(&["echo inside"])]);
+    step.policy.title = "Preparing".to_owned();
+    step.policy.section = "prepare_executor".to_owned();
+    let plan = JobPlan { trace_sections: true, ..agent.plan(vec![step]) };
+    agent.run("1-1", &plan, &[]).await;
+    let log = agent.log("1-1").await;
+    let position = |text: &str| log.find(text).unwrap_or_else(|| panic!("{text} is missing in {log}"));
+    assert!(position("section_start:") < position("Preparing"), "{log}");
+    assert!(position("Preparing") < position(":prepare_executor\r\x1b[0Ksection_"), "{log}");
+    assert!(position(":prepare_executor\r\x1b[0Ksection_") < position("\ninside\n"), "{log}");
+    assert_eq!(log.matches(":prepare_executor\r").count(), 2, "{log}");
+}
+
+#[tokio::test]
+async fn environment_that_machine_cannot_create_is_tried_again() {
+    let mut agent = Agent::start().await;
+    let inner = SecondAgent::below(&agent);
+    let mut step = inner.step(vec![script(&["echo inside"])]);
+    if let Call::Delegate { inputs, .. } = &mut step.call {
+        inputs["command"] = serde_json::json!(["/nonexistent"]);
+    }
+    step.policy.attempts = 2;
+    let plan = agent.plan(vec![step]);
+    agent.run("1-1", &plan, &[]).await;
+    let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
+    assert!(system_failure(&result).contains("the agent of a step did not start"), "{result:?}");
+    assert_eq!(log.matches("ERROR: Preparation failed: the agent of a step did not start").count(), 1, "{log}");
+    assert!(log.contains("Will be retried in 3s ..."), "{log}");
 }
 
 #[tokio::test]
 async fn cancel_reaches_a_delegated_script_and_its_after_script() {
     let mut agent = Agent::start().await;
-    let inner = Inner::below(&agent);
-    let steps = vec![script(&[TELL]), after_script(&["echo \"inside it was $CI_JOB_STATUS\""])];
-    let plan = plan(&agent, &inner, steps);
+    let second_agent = SecondAgent::below(&agent);
+    let steps = vec![script(&[PRINT_PIDS]), after_script(&["echo \"inside it was $CI_JOB_STATUS\""])];
+    let plan = plan(&agent, &second_agent, steps);
     agent.run("1-1", &plan, &[]).await;
     let (script, second) = pids(&mut agent).await;
     agent.cancel("1-1").await;
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
-    assert_eq!(failed(&result).0, "job_canceled");
+    assert_eq!(failure(&result).0, "job_canceled");
     assert!(log.contains("\ninside it was canceled\n"), "{log}");
     assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
 }
 
 #[tokio::test]
 async fn timeout_and_close_end_delegated_steps() {
-    for closes in [false, true] {
+    for uses_close in [false, true] {
         let mut agent = Agent::start().await;
-        let inner = Inner::below(&agent);
-        let mut plan = plan(&agent, &inner, vec![script(&[TELL]), after_script(&["echo never"])]);
-        if !closes {
+        let second_agent = SecondAgent::below(&agent);
+        let mut plan = plan(&agent, &second_agent, vec![script(&[PRINT_PIDS]), after_script(&["echo never"])]);
+        if !uses_close {
             plan.timeout_ms = 10_000;
         }
         agent.run("1-1", &plan, &[]).await;
         let (script, second) = pids(&mut agent).await;
-        if closes {
+        if uses_close {
             agent.close("1-1").await;
         } else {
             let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
-            assert_eq!(failed(&result).0, "job_execution_timeout");
+            assert_eq!(failure(&result).0, "job_execution_timeout");
             assert!(!log.contains("\nnever\n"), "{log}");
         }
         assert!(!is_running(&script.to_string()) && !is_running(&second.to_string()));
@@ -132,19 +172,20 @@ async fn timeout_and_close_end_delegated_steps() {
 
 #[tokio::test]
 async fn killed_second_agent_fails_its_step() {
-    // The first agent runs in a separate process, because it ends leftovers of the second one only while no other job runs.
+    // The first agent runs in a separate process, because it ends remaining processes of the second agent only while no other job
+    // runs.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;
-    let inner = Inner::below(&agent);
-    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    let second_agent = SecondAgent::below(&agent);
+    let plan = plan(&agent, &second_agent, vec![script(&[PRINT_PIDS])]);
     agent.run("1-1", &plan, &[]).await;
     let (script, second) = pids(&mut agent).await;
     signal(second, Signal::KILL);
     let (log, result) = (agent.log("1-1").await, agent.wait("1-1").await);
     assert!(system_failure(&result).contains("the agent of the step was lost: its process ended"), "{result:?}");
     assert!(log.contains("\nready\n"), "{log}");
-    assert!(!is_running(&script.to_string()), "the script is left");
+    assert!(!is_running(&script.to_string()), "the script still runs");
     process.kill().unwrap();
     process.wait().unwrap();
 }
@@ -152,8 +193,8 @@ async fn killed_second_agent_fails_its_step() {
 #[tokio::test]
 async fn frozen_second_agent_fails_its_step_in_time() {
     let mut agent = Agent::start().await;
-    let inner = Inner::below(&agent);
-    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    let second_agent = SecondAgent::below(&agent);
+    let plan = plan(&agent, &second_agent, vec![script(&[PRINT_PIDS])]);
     agent.run("1-1", &plan, &[]).await;
     let (script, second) = pids(&mut agent).await;
     signal(second, Signal::STOP);
@@ -165,19 +206,19 @@ async fn frozen_second_agent_fails_its_step_in_time() {
 #[tokio::test]
 async fn cut_connection_is_reopened_without_duplicate_log() {
     let mut agent = Agent::start().await;
-    let mut inner = Inner::below(&agent);
-    let real = std::mem::replace(&mut inner.socket, inner.dir.join("between.sock"));
-    let listener = UnixListener::bind(&inner.socket).unwrap();
+    let mut second_agent = SecondAgent::below(&agent);
+    let real_socket = std::mem::replace(&mut second_agent.socket, second_agent.dir.join("proxy.sock"));
+    let listener = UnixListener::bind(&second_agent.socket).unwrap();
     let (cut, _) = watch::channel(0);
-    let cuts = cut.clone();
-    let between = tokio::spawn(async move {
+    let cut_sender = cut.clone();
+    let proxy = tokio::spawn(async move {
         loop {
-            let (mut near, _) = listener.accept().await.unwrap();
-            let (real, mut cuts) = (real.clone(), cuts.subscribe());
+            let (mut client, _) = listener.accept().await.unwrap();
+            let (real_socket, mut cuts) = (real_socket.clone(), cut_sender.subscribe());
             tokio::spawn(async move {
-                let Ok(mut far) = UnixStream::connect(real).await else { return };
+                let Ok(mut server) = UnixStream::connect(real_socket).await else { return };
                 tokio::select! {
-                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
                     _ = cuts.changed() => {}
                 }
             });
@@ -185,7 +226,7 @@ async fn cut_connection_is_reopened_without_duplicate_log() {
     });
     let go = agent.dir.path().join("go");
     let wait = |number: u32| format!("until [ -e {}{number} ]; do sleep 0.01; done; echo line {number}", go.display());
-    let plan = plan(&agent, &inner, vec![script(&["echo ready", &wait(1), &wait(2), &wait(3)])]);
+    let plan = plan(&agent, &second_agent, vec![script(&["echo ready", &wait(1), &wait(2), &wait(3)])]);
     agent.run("1-1", &plan, &[]).await;
     agent.log_until("1-1", "\nready\n").await;
     for number in 1..=3 {
@@ -198,7 +239,7 @@ async fn cut_connection_is_reopened_without_duplicate_log() {
     for number in 1..=3 {
         assert_eq!(log.matches(&format!("\nline {number}\n")).count(), 1, "{log}");
     }
-    between.abort();
+    proxy.abort();
 }
 
 #[tokio::test]
@@ -206,8 +247,8 @@ async fn restarted_outer_agent_ends_the_second_agent() {
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;
-    let inner = Inner::below(&agent);
-    let plan = plan(&agent, &inner, vec![script(&[TELL])]);
+    let second_agent = SecondAgent::below(&agent);
+    let plan = plan(&agent, &second_agent, vec![script(&[PRINT_PIDS])]);
     agent.run("1-1", &plan, &[]).await;
     let (script, second) = pids(&mut agent).await;
     process.kill().unwrap();

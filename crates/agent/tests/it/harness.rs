@@ -1,4 +1,4 @@
-//! Runs an agent with a separate directory, and calls it.
+//! Runs an agent in a separate directory, and calls it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,8 +19,8 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-/// Timeout that is longer than anything here takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout that is longer than any operation of these tests on a busy machine.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running agent, and a client of it.
 pub(crate) struct Agent {
@@ -69,32 +69,35 @@ impl Agent {
         options.ready = Some(ready);
         let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
         let task = tokio::spawn(serve(options));
-        tokio::time::timeout(PATIENCE, is_ready).await.unwrap().expect("the agent serves");
+        tokio::time::timeout(TIMEOUT, is_ready).await.unwrap().expect("the agent does not accept calls");
         let channel = connect(socket).await;
         let steps = StepRunnerClient::new(channel.clone());
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
     /// Starts an agent on a separate thread and runtime, so that blocking it does not block the test.
-    pub(crate) async fn start_apart(dir: TempDir) -> Self {
+    pub(crate) async fn start_on_thread(dir: TempDir) -> Self {
         let (ready, is_ready) = oneshot::channel();
         let options = Options { ready: Some(ready), ..options(dir.path()) };
         let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
-        let (ended, end) = oneshot::channel();
+        let (result_sender, result) = oneshot::channel();
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let _ = ended.send(runtime.block_on(serve(options)));
+            let _ = result_sender.send(runtime.block_on(serve(options)));
         });
-        tokio::time::timeout(PATIENCE, is_ready).await.expect("the agent starts").expect("the agent serves");
-        let task = tokio::spawn(async { end.await.unwrap() });
+        tokio::time::timeout(TIMEOUT, is_ready)
+            .await
+            .expect("the agent starts")
+            .expect("the agent does not accept calls");
+        let task = tokio::spawn(async { result.await.unwrap() });
         let channel = connect(socket).await;
         let steps = StepRunnerClient::new(channel.clone());
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Waits until the agent has ended on its own.
-    pub(crate) async fn ended(self) {
-        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+    /// Waits until the agent exits without being stopped.
+    pub(crate) async fn wait_exit(self) {
+        tokio::time::timeout(TIMEOUT, self.task).await.unwrap().unwrap().unwrap();
     }
 
     /// Connects to an agent in `dir` that accepts calls already.
@@ -105,8 +108,8 @@ impl Agent {
         Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Drops the agent's only client. Returns a task that ends with the agent.
-    pub(crate) fn leave(self) -> (JoinHandle<Result<(), ServeError>>, TempDir) {
+    /// Drops the agent's only client. Returns the task that runs the agent, and its directory.
+    pub(crate) fn disconnect(self) -> (JoinHandle<Result<(), ServeError>>, TempDir) {
         (self.task, self.dir)
     }
 
@@ -114,11 +117,11 @@ impl Agent {
     pub(crate) async fn stop(self) -> TempDir {
         self.shutdown.cancel();
         drop((self.steps, self.extension));
-        tokio::time::timeout(PATIENCE, self.task).await.unwrap().unwrap().unwrap();
+        tokio::time::timeout(TIMEOUT, self.task).await.unwrap().unwrap().unwrap();
         self.dir
     }
 
-    /// Returns the names of the job's temporary files, whose directory is kept for the next job.
+    /// Returns the names of the job's temporary files. Their directory remains for the next job.
     pub(crate) fn temporary_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path().join("builds/p.tmp")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -135,7 +138,7 @@ impl Agent {
     /// Returns the log from `offset` to its end.
     pub(crate) async fn log_from(&mut self, id: &str, offset: i64) -> Vec<u8> {
         let mut log = Vec::new();
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TIMEOUT, async {
             let request = FollowLogsRequest { id: id.to_owned(), offset };
             let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
             while let Some(message) = stream.message().await.unwrap() {
@@ -156,9 +159,10 @@ impl Agent {
         let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
         let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
         let mut log = String::new();
-        tokio::time::timeout(PATIENCE, async {
+        tokio::time::timeout(TIMEOUT, async {
             while !log.contains(text) {
-                let message = stream.message().await.unwrap().unwrap_or_else(|| panic!("{text:?} is not in {log}"));
+                let message =
+                    stream.message().await.unwrap().unwrap_or_else(|| panic!("{text:?} is not in the log: {log}"));
                 log.push_str(&String::from_utf8_lossy(&message.data));
             }
         })
@@ -168,9 +172,9 @@ impl Agent {
     }
 
     pub(crate) async fn wait(&mut self, id: &str) -> JobResult {
-        let answer = self.extension.wait_for_result(WaitForResultRequest { id: id.to_owned() });
-        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
-        serde_json::from_str(&answer.into_inner().result).unwrap()
+        let response = self.extension.wait_for_result(WaitForResultRequest { id: id.to_owned() });
+        let response = tokio::time::timeout(TIMEOUT, response).await.unwrap().unwrap();
+        serde_json::from_str(&response.into_inner().result).unwrap()
     }
 
     pub(crate) async fn cancel(&mut self, id: &str) {
@@ -258,21 +262,23 @@ pub(crate) fn states(result: &JobResult) -> Vec<(&str, StepStatus)> {
     result.tree.steps.iter().map(|step| (step.name.as_str(), step.status)).collect()
 }
 
-pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
+/// Returns the failure reason of a job and its exit code.
+pub(crate) fn failure(result: &JobResult) -> (String, Option<i32>) {
     match &result.outcome {
-        Outcome::Success => panic!("the job passed"),
+        Outcome::Success => panic!("the job succeeded"),
         Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),
     }
 }
 
-/// Runs a test again in a separate process, and fails if it fails there. Returns true in that process.
-pub(crate) fn alone(test: &str) -> bool {
-    const ALONE: &str = "TEST_ALONE";
-    if std::env::var_os(ALONE).is_some_and(|own| own == test) {
+/// Runs a test in a separate process, and panics if it fails there. Returns true in that process, and false otherwise.
+pub(crate) fn runs_in_separate_process(test: &str) -> bool {
+    const SEPARATE_PROCESS: &str = "TEST_IN_SEPARATE_PROCESS";
+    if std::env::var_os(SEPARATE_PROCESS).is_some_and(|value| value == test) {
         return true;
     }
     let program = std::env::current_exe().unwrap();
-    let output = std::process::Command::new(program).args([test, "--exact", "--nocapture"]).env(ALONE, test).output();
+    let output =
+        std::process::Command::new(program).args([test, "--exact", "--nocapture"]).env(SEPARATE_PROCESS, test).output();
     let output = output.unwrap();
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success() && text.contains("1 passed"), "{text}");

@@ -22,30 +22,30 @@ const JOB: JobId = JobId(7);
 const SECRET: &str = "ssh-ed25519 the owner's key\n";
 
 /// Creates a directory beside the project with the file `keys`.
-fn elsewhere(agent: &Agent) -> PathBuf {
-    let elsewhere = agent.dir.path().join("elsewhere");
-    fs::create_dir(&elsewhere).unwrap();
-    fs::write(elsewhere.join("keys"), SECRET).unwrap();
-    elsewhere
+fn create_outside_dir(agent: &Agent) -> PathBuf {
+    let outside = agent.dir.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("keys"), SECRET).unwrap();
+    outside
 }
 
-/// Asserts that the directory is as [`elsewhere`] created it.
-fn assert_untouched(elsewhere: &Path, log: &str) {
-    let keys = elsewhere.join("keys");
+/// Asserts that the directory is as [`create_outside_dir`] created it.
+fn assert_untouched(outside: &Path, log: &str) {
+    let keys = outside.join("keys");
     assert!(!keys.is_symlink(), "`keys` was replaced by a link to {:?}; {log}", fs::read_link(&keys));
     assert_eq!(fs::read_to_string(keys).unwrap(), SECRET, "{log}");
-    let names: Vec<_> = fs::read_dir(elsewhere).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> = fs::read_dir(outside).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["keys"], "{log}");
 }
 
-/// Writes an archive with links that lead to `elsewhere`, directly and by a chain, each with entries below it, and one harmless file.
-fn hostile_zip(file: &Path, elsewhere: &Path) {
+/// Writes an archive with one harmless file and links to `outside`, directly and through a chain. Below each link are entries.
+fn hostile_zip(file: &Path, outside: &Path) {
     let mut zip = ZipWriter::new(File::create(file).unwrap());
     let options = SimpleFileOptions::default();
-    zip.add_symlink("a", elsewhere.to_str().unwrap(), options).unwrap();
+    zip.add_symlink("a", outside.to_str().unwrap(), options).unwrap();
     zip.add_symlink("a/keys", "/dev/null", options).unwrap();
     zip.add_symlink("b", "..", options).unwrap();
-    zip.add_symlink("b/c", "elsewhere", options).unwrap();
+    zip.add_symlink("b/c", "outside", options).unwrap();
     zip.add_symlink("b/c/keys", "/dev/null", options).unwrap();
     zip.start_file("a/new", options).unwrap();
     zip.write_all(b"hostile").unwrap();
@@ -71,9 +71,9 @@ async fn artifact_entry_below_a_link_stays_in_the_project() {
     coordinator.set_status(JOB, JobStatus::Running);
     let served = serve(coordinator.clone()).await.unwrap();
     let mut agent = Agent::start().await;
-    let elsewhere = elsewhere(&agent);
+    let outside = create_outside_dir(&agent);
     fs::create_dir_all(agent.project()).unwrap();
-    hostile_zip(&agent.project().join("evil.zip"), &elsewhere);
+    hostile_zip(&agent.project().join("evil.zip"), &outside);
     let evil = ArtifactsUpload {
         name: "evil.zip".to_owned(),
         paths: vec!["evil.zip".to_owned()],
@@ -91,7 +91,7 @@ async fn artifact_entry_below_a_link_stays_in_the_project() {
     let download = Call::builtin(&ArtifactsDownload { from });
     let download = step("download_artifacts", When::OnSuccess, download);
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![download, script(&["cat honest"])]))).await;
-    assert_untouched(&elsewhere, &log);
+    assert_untouched(&outside, &log);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("WARNING: a/keys: skipped") && log.contains("below the link `a`"), "{log}");
     assert!(log.contains("\nhonest\n"), "{log}");
@@ -100,7 +100,7 @@ async fn artifact_entry_below_a_link_stays_in_the_project() {
 #[tokio::test]
 async fn cache_links_cannot_lead_outside_the_project() {
     let mut agent = Agent::start().await;
-    let elsewhere = elsewhere(&agent);
+    let outside = create_outside_dir(&agent);
     let cache_dir = agent.dir.path().join("cache");
     let entry = CacheEntry {
         key: "main".to_owned(),
@@ -109,29 +109,29 @@ async fn cache_links_cannot_lead_outside_the_project() {
         ..CacheEntry::default()
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
-    hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
+    hostile_zip(&cache_dir.join("main/cache.zip"), &outside);
     // The previous job created links at the paths of the archive's directories.
     fs::create_dir_all(agent.project()).unwrap();
-    symlink(&elsewhere, agent.project().join("a")).unwrap();
+    symlink(&outside, agent.project().join("a")).unwrap();
     symlink("..", agent.project().join("b")).unwrap();
     let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
     let restore = step("restore_cache", When::OnSuccess, restore);
     let (log, result) = agent.complete(&agent.plan(vec![restore.clone(), script(&["cat honest"])])).await;
-    assert_untouched(&elsewhere, &log);
+    assert_untouched(&outside, &log);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nhonest\n"), "{log}");
 
     // The previous job replaced the project's directory by a link.
     fs::remove_dir_all(agent.project()).unwrap();
-    symlink(&elsewhere, agent.project()).unwrap();
+    symlink(&outside, agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
-    assert_untouched(&elsewhere, &log);
+    assert_untouched(&outside, &log);
 }
 
 #[tokio::test]
 async fn link_above_the_project_is_not_followed() {
     let mut agent = Agent::start().await;
-    let elsewhere = elsewhere(&agent);
+    let outside = create_outside_dir(&agent);
     let cache_dir = agent.dir.path().join("cache");
     let entry = CacheEntry {
         key: "main".to_owned(),
@@ -140,16 +140,16 @@ async fn link_above_the_project_is_not_followed() {
         ..CacheEntry::default()
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
-    hostile_zip(&cache_dir.join("main/cache.zip"), &elsewhere);
+    hostile_zip(&cache_dir.join("main/cache.zip"), &outside);
     let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
     let plan = agent.plan(vec![step("restore_cache", When::OnSuccess, restore)]);
     // The project is in a group whose directory a job of the same group replaced by a link.
     let group = agent.dir.path().join("group");
-    symlink(&elsewhere, &group).unwrap();
+    symlink(&outside, &group).unwrap();
     let plan = JobPlan { project_dir: group.join("app").to_string_lossy().into_owned(), ..plan };
-    fs::create_dir(elsewhere.join("app")).unwrap();
+    fs::create_dir(outside.join("app")).unwrap();
     let (log, _) = agent.complete(&plan).await;
-    assert_eq!(fs::read_dir(elsewhere.join("app")).unwrap().count(), 0, "{log}");
+    assert_eq!(fs::read_dir(outside.join("app")).unwrap().count(), 0, "{log}");
     assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
 }
 
@@ -157,16 +157,16 @@ async fn link_above_the_project_is_not_followed() {
 #[tokio::test]
 async fn checkout_does_not_follow_links_of_earlier_jobs() {
     let mut agent = Agent::start().await;
-    let elsewhere = elsewhere(&agent);
+    let outside = create_outside_dir(&agent);
     let (group, link) = (agent.dir.path().join("group"), agent.dir.path().join("builds/link"));
-    symlink(&elsewhere, &group).unwrap();
+    symlink(&outside, &group).unwrap();
     fs::create_dir_all(agent.dir.path().join("builds")).unwrap();
     for strategy in ["none", "empty", "clone", "fetch"] {
         for local in [None, Some(agent.dir.path().join("repository"))] {
             for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
                 // The previous checkout may have replaced the link by a directory.
                 let _ = fs::remove_file(&link).or_else(|_| fs::remove_dir_all(&link));
-                symlink(&elsewhere, &link).unwrap();
+                symlink(&outside, &link).unwrap();
                 let checkout = Checkout {
                     strategy: strategy.to_owned(),
                     repo_url: "/nonexistent".to_owned(),
@@ -179,7 +179,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
                 let project_dir = project.to_string_lossy().into_owned();
                 let plan = JobPlan { project_dir, steps, ..agent.plan(vec![]) };
                 let (log, result) = agent.complete(&plan).await;
-                assert_untouched(&elsewhere, &log);
+                assert_untouched(&outside, &log);
                 // A checkout that starts with an empty directory removes the link itself.
                 let is_refused = is_above || matches!((strategy, &local), ("none", _) | ("fetch", None));
                 if is_refused {
@@ -201,15 +201,15 @@ async fn oversized_cache_error_names_the_limit_and_its_key() {
     let paths = vec!["vendor/".to_owned()];
     let caches = vec![CacheEntry { key: "main".to_owned(), cache_dir, paths, ..CacheEntry::default() }];
     let save = step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: caches.clone() }));
-    let make = script(&["mkdir vendor; head -c 10000 /dev/zero > vendor/zeros"]);
-    agent.complete(&agent.plan(vec![make, save])).await;
+    let create = script(&["mkdir vendor; head -c 10000 /dev/zero > vendor/zeros"]);
+    agent.complete(&agent.plan(vec![create, save])).await;
 
     let restore = step("restore_cache", When::OnSuccess, Call::builtin(&CacheRestore { caches }));
     let unpack = UnpackLimits { max_bytes: 9999, ..UnpackLimits::default() };
-    let plan = JobPlan { unpack, ..agent.plan(vec![restore, script(&["echo goes on"])]) };
+    let plan = JobPlan { unpack, ..agent.plan(vec![restore, script(&["echo continues"])]) };
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let message = "WARNING: Failed to extract cache: the archive unpacks to more than 9999 bytes; to raise the limit, set `max_bytes` of \
                    [runners.unpack] in config.toml";
-    assert!(log.contains(message) && log.contains("\ngoes on\n"), "{log}");
+    assert!(log.contains(message) && log.contains("\ncontinues\n"), "{log}");
 }

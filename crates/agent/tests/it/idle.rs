@@ -1,4 +1,4 @@
-//! The end of an idle agent, and what keeps it running.
+//! Tests of when an idle agent exits, and what keeps it running.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::Endpoint;
 
-use crate::harness::{Agent, PATIENCE, options, script};
+use crate::harness::{Agent, TIMEOUT, options, script};
 
-/// Less than [`PATIENCE`], which would otherwise be the first timer to fire on a paused clock.
-const LIMIT: Duration = Duration::from_secs(20);
+/// Idle timeout of the agents. Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts an agent that ends after it was idle for [`LIMIT`].
+/// Starts an agent that ends after it was idle for [`IDLE_TIMEOUT`].
 async fn agent() -> Agent {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { idle_timeout: Some(LIMIT), ..options(dir.path()) };
+    let options = Options { idle_timeout: Some(IDLE_TIMEOUT), ..options(dir.path()) };
     Agent::start_with(options, dir).await
 }
 
 /// Advances the time, and lets the agent react.
-async fn pass(time: Duration) {
+async fn advance_time(time: Duration) {
     tokio::time::pause();
     // Advance in steps, so that each timer of the agent fires.
     for _ in 0..10 {
@@ -38,8 +38,8 @@ async fn pass(time: Duration) {
     tokio::time::resume();
 }
 
-async fn ended(task: JoinHandle<Result<(), ServeError>>) {
-    tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap().unwrap();
+async fn wait_exit(task: JoinHandle<Result<(), ServeError>>) {
+    tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -48,12 +48,12 @@ async fn idle_agent_ends_and_a_new_one_can_start() {
     let plan = agent.plan(vec![script(&["echo once"])]);
     agent.complete(&plan).await;
     let socket = options(agent.dir.path()).socket;
-    pass(3 * LIMIT).await;
-    assert!(agent.ids().await.is_empty(), "who is connected keeps it");
-    let (task, dir) = agent.leave();
+    advance_time(3 * IDLE_TIMEOUT).await;
+    assert!(agent.ids().await.is_empty(), "a connection keeps the agent running");
+    let (task, dir) = agent.disconnect();
     // From now on the clock advances automatically whenever all tasks wait.
     tokio::time::pause();
-    ended(task).await;
+    wait_exit(task).await;
     tokio::time::resume();
     assert!(!socket.exists());
     Agent::start_in(dir).await.stop().await;
@@ -65,21 +65,21 @@ async fn agent_with_a_job_runs_until_the_job_is_closed() {
     let go = agent.dir.path().join("go");
     let plan = agent.plan(vec![script(&[&format!("until [ -e {} ]; do sleep 0.02; done", go.display()), "echo done"])]);
     agent.run("7-1", &plan, &[]).await;
-    let (task, dir) = agent.leave();
-    pass(3 * LIMIT).await;
+    let (task, dir) = agent.disconnect();
+    advance_time(3 * IDLE_TIMEOUT).await;
     let mut agent = Agent::attach(dir).await;
-    assert_eq!(agent.ids().await, ["7-1"], "it runs");
+    assert_eq!(agent.ids().await, ["7-1"], "the job is running");
     std::fs::write(go, "").unwrap();
     agent.wait("7-1").await;
-    let (_, dir) = agent.leave();
-    pass(3 * LIMIT).await;
+    let (_, dir) = agent.disconnect();
+    advance_time(3 * IDLE_TIMEOUT).await;
     assert!(!task.is_finished());
     let mut agent = Agent::attach(dir).await;
-    assert!(agent.log("7-1").await.contains("done"), "it can be fetched");
+    assert!(agent.log("7-1").await.contains("done"), "the log can be fetched");
     agent.close("7-1").await;
-    let (_, _dir) = agent.leave();
+    let (_, _dir) = agent.disconnect();
     tokio::time::pause();
-    ended(task).await;
+    wait_exit(task).await;
 }
 
 #[tokio::test]
@@ -89,13 +89,13 @@ async fn agent_without_its_directory_ends_despite_results() {
     agent.run("7-1", &plan, &[]).await;
     agent.wait("7-1").await;
     let (socket, path) = (options(agent.dir.path()).socket, agent.dir.path().to_owned());
-    let (task, dir) = agent.leave();
+    let (task, dir) = agent.disconnect();
     std::fs::remove_dir_all(&path).unwrap();
     // The next manager created the directory again, and its agent has the same socket, which must not be touched.
     std::fs::create_dir_all(&path).unwrap();
     let next = Agent::start_in(dir).await;
     tokio::time::pause();
-    ended(task).await;
+    wait_exit(task).await;
     tokio::time::resume();
     assert!(socket.exists());
     next.stop().await;
@@ -112,45 +112,45 @@ async fn is_served(socket: &Path) -> bool {
         return false;
     };
     let mut client = AgentClient::new(channel);
-    tokio::time::timeout(PATIENCE, client.get_info(GetInfoRequest {}))
+    tokio::time::timeout(TIMEOUT, client.get_info(GetInfoRequest {}))
         .await
-        .expect("an answer, of whatever kind")
+        .expect("the agent neither answered nor refused the call")
         .is_ok()
 }
 
-async fn all_end(agents: &mut JoinSet<Result<(), ServeError>>) {
-    while let Some(end) = tokio::time::timeout(PATIENCE, agents.join_next()).await.unwrap() {
-        end.unwrap().unwrap();
+async fn wait_all_exit(agents: &mut JoinSet<Result<(), ServeError>>) {
+    while let Some(result) = tokio::time::timeout(TIMEOUT, agents.join_next()).await.unwrap() {
+        result.unwrap().unwrap();
     }
 }
 
-/// A client that connects while the agent ends is either served or refused immediately, and the agent that it then starts serves.
+/// A client that connects while the agent exits is either served or refused immediately. The next agent then accepts calls.
 #[tokio::test]
 async fn connection_during_shutdown_is_served_or_refused() {
     let seed = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("MUSTER_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let dir = tempfile::tempdir().unwrap();
-    let (mut ends, mut served) = (JoinSet::new(), 0);
+    let (mut agents, mut served) = (JoinSet::new(), 0);
     for _ in 0..150 {
-        let (ready, is_ready) = oneshot::channel();
+        let (ready_sender, ready_receiver) = oneshot::channel();
         let idle_timeout = Some(Duration::from_micros(1500));
-        let options = Options { idle_timeout, ready: Some(ready), ..options(dir.path()) };
+        let options = Options { idle_timeout, ready: Some(ready_sender), ..options(dir.path()) };
         let socket = options.socket.clone();
-        ends.spawn(muster_agent::serve(options));
-        tokio::time::timeout(PATIENCE, is_ready)
+        agents.spawn(muster_agent::serve(options));
+        tokio::time::timeout(TIMEOUT, ready_receiver)
             .await
             .unwrap()
-            .expect("the next agent serves, though the last one still ends");
-        // Not a synchronization: the test connects at a random time around the end of the agent.
+            .expect("the next agent did not become ready while the previous one was shutting down");
+        // This sleep does not synchronize anything: it makes the client connect at a random moment around the exit of the agent.
         tokio::time::sleep(Duration::from_micros(random.random_range(0..5000))).await;
         if is_served(&socket).await {
             served += 1;
-            // The client has disconnected, so that agent ends, too.
-            all_end(&mut ends).await;
+            // The client has disconnected, so the agent that served it exits, too.
+            wait_all_exit(&mut agents).await;
         }
     }
-    all_end(&mut ends).await;
+    wait_all_exit(&mut agents).await;
     println!("served {served} of 150");
     let mut agent = Agent::start_in(dir).await;
     let plan = agent.plan(vec![script(&["echo fine"])]);

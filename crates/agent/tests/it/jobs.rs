@@ -7,7 +7,7 @@ use muster_agent_api::step_runner::Variable;
 use crate::harness::*;
 
 #[tokio::test]
-async fn a_job_runs_and_its_log_has_gitlabs_bytes() {
+async fn job_log_equals_that_of_gitlab_runner() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["echo hello"]), after_script(&["echo \"it was $CI_JOB_STATUS\""])]);
     plan.header = vec!["Running with muster".to_owned()];
@@ -35,7 +35,7 @@ async fn a_job_runs_and_its_log_has_gitlabs_bytes() {
 }
 
 #[tokio::test]
-async fn a_failing_script_fails_the_job_with_its_status() {
+async fn failing_script_fails_the_job_with_its_status() {
     let mut agent = Agent::start().await;
     let on_failure = step("upload", When::OnFailure, script(&["echo saved"]).call);
     let on_success = step("never", When::OnSuccess, script(&["echo never"]).call);
@@ -46,7 +46,7 @@ async fn a_failing_script_fails_the_job_with_its_status() {
         on_success,
     ]);
     let (log, result) = agent.complete(&plan).await;
-    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(3)));
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(3)));
     assert!(log.contains("it was failed\n") && log.contains("\nsaved\n") && !log.contains("\nnever\n"), "{log}");
     let warning = "WARNING: after_script failed, but job will continue unaffected: exit status 9\x1b[0;m\n";
     assert!(log.contains(warning), "{log}");
@@ -72,13 +72,13 @@ async fn variables_reach_the_script_and_masked_ones_do_not_reach_the_log() {
 #[tokio::test]
 async fn second_run_attaches_to_running_job() {
     let mut agent = Agent::start().await;
-    let mark = agent.dir.path().join("count");
-    let plan = agent.plan(vec![script(&[&format!("echo once >> {}; cat", mark.display())])]);
+    let counter = agent.dir.path().join("count");
+    let plan = agent.plan(vec![script(&[&format!("echo once >> {}; cat", counter.display())])]);
     agent.run("3-1", &plan, &[]).await;
     agent.run("3-1", &plan, &[]).await;
     agent.wait("3-1").await;
     agent.run("3-1", &plan, &[]).await;
-    assert_eq!(std::fs::read_to_string(&mark).unwrap(), "once\n");
+    assert_eq!(std::fs::read_to_string(&counter).unwrap(), "once\n");
     assert_eq!(agent.ids().await, ["3-1"]);
     agent.close("3-1").await;
     agent.close("3-1").await;
@@ -105,13 +105,13 @@ async fn followers_start_at_any_offset_and_wait_for_the_end() {
         String::from_utf8(rest).unwrap()
     });
     std::fs::write(gate, "").unwrap();
-    let rest = tokio::time::timeout(PATIENCE, rest).await.unwrap().unwrap();
+    let rest = tokio::time::timeout(TIMEOUT, rest).await.unwrap().unwrap();
     assert_eq!(format!("{seen}{rest}"), agent.log("4-1").await);
     assert!(rest.ends_with("Job succeeded\x1b[0;m\n"));
 }
 
 #[tokio::test]
-async fn an_authors_steps_run_and_are_in_the_result_tree() {
+async fn user_steps_run_and_are_in_the_result_tree() {
     let mut agent = Agent::start().await;
     let list = serde_json::json!([
         {"name": "one", "script": "echo \"${{ vars.A }}\""},
@@ -123,7 +123,7 @@ async fn an_authors_steps_run_and_are_in_the_result_tree() {
     let log = agent.log("1-1").await;
     let result = agent.wait("1-1").await;
     assert!(log.contains("\nfrom the job\n") && !log.contains("never"), "{log}");
-    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(4)));
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(4)));
     let steps: Vec<_> = result.tree.steps[1].steps.iter().map(|step| (step.name.as_str(), step.status)).collect();
     assert_eq!(steps, [("one", StepStatus::Success), ("two", StepStatus::Failure)]);
 }

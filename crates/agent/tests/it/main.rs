@@ -1,21 +1,21 @@
-//! The real service on a socket, driven through the generated client.
+//! Tests of the service on a real socket, through the generated client.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test panics if it fails")]
 
 mod artifacts;
 mod caches;
 mod checkout;
-mod death;
 mod delegation;
-mod ending;
 mod harness;
 mod hostile_archives;
 mod idle;
+mod job_end;
 mod jobs;
+mod killed_agent;
 mod masking;
 mod output;
 mod requests;
 mod shells;
 mod sources;
-mod traps;
-mod trees;
+mod special_files;
+mod step_groups;

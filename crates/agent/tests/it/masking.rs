@@ -1,4 +1,4 @@
-//! Masked values in the errors of steps: neither the log nor the result shows them.
+//! Errors of steps do not show masked values, neither in the log nor in the result.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::step_runner::Variable;
@@ -23,7 +23,7 @@ async fn fail(list: Value, inner: Value) -> (String, Value) {
     let masked = |key, value| Variable { masked: true, ..variable(key, value) };
     agent.run("1-1", &plan, &[masked("SECRET", SECRET), masked("PLAIN", PLAIN)]).await;
     let result = agent.wait("1-1").await;
-    assert_eq!(failed(&result).0, "script_failure");
+    assert_eq!(failure(&result).0, "script_failure");
     let status = agent.steps.status(muster_agent_api::step_runner::StatusRequest { id: "1-1".to_owned() }).await;
     let jobs = status.unwrap().into_inner().jobs;
     let log = agent.log("1-1").await;
@@ -35,20 +35,20 @@ async fn step_errors_do_not_show_masked_values() {
     let call = |step: &str| json!([{"name": "it", "step": step}]);
     let exec = || call("./exec");
     let value = "${{ vars.SECRET }}";
-    let any = || json!({"exec": {"command": ["true"]}});
+    let valid = || json!({"exec": {"command": ["true"]}});
     let command = |command: &[&str]| json!({"exec": {"command": command}});
     let output = |line: &str| {
         let write = format!("printf '{line}\\n' \"$1\" > \"$2\"");
         command(&["sh", "-c", &write, "sh", "${{ vars.PLAIN }}", "${{ output_file }}"])
     };
     let cases = [
-        ("a path", call(&format!("./{value}")), any()),
-        ("an unknown kind of reference", call(value), any()),
-        ("an unknown built-in step", call(&format!("builtin://{value}")), any()),
-        ("a value that is no number", json!([{"name": "it", "script": "${{ num(vars.SECRET) }}"}]), any()),
-        ("the name of a step", json!([{"name": SECRET, "script": "exit 3"}]), any()),
-        ("the type of an input", call("./type"), any()),
-        ("an input", json!([{"name": "it", "step": "./exec", "inputs": {SECRET: 1}}]), any()),
+        ("a path", call(&format!("./{value}")), valid()),
+        ("an unknown kind of reference", call(value), valid()),
+        ("an unknown built-in step", call(&format!("builtin://{value}")), valid()),
+        ("a value that is not a number", json!([{"name": "it", "script": "${{ num(vars.SECRET) }}"}]), valid()),
+        ("the name of a step", json!([{"name": SECRET, "script": "exit 3"}]), valid()),
+        ("the type of an input", call("./type"), valid()),
+        ("an input", json!([{"name": "it", "step": "./exec", "inputs": {SECRET: 1}}]), valid()),
         ("a program", exec(), command(&[value])),
         ("a path of a program", exec(), command(&[&format!("/{value}")])),
         ("a mistake in the text of a command", exec(), command(&[&format!("${{{{ {SECRET} }}}}")])),
@@ -56,9 +56,9 @@ async fn step_errors_do_not_show_masked_values() {
         ("a key of an output", exec(), output(r#"{"name":"%s","value":1}"#)),
         ("a line of outputs that is a text", exec(), output(r#""%s""#)),
     ];
-    for (what, list, step) in cases {
+    for (case, list, step) in cases {
         let (log, result) = fail(list, step).await;
-        assert!(!result.to_string().contains("s3cret"), "{what}: {result}");
-        assert!(!log.contains("s3cret"), "{what}: {log}");
+        assert!(!result.to_string().contains("s3cret"), "{case}: {result}");
+        assert!(!log.contains("s3cret"), "{case}: {log}");
     }
 }

@@ -16,15 +16,15 @@ async fn ten_megabytes_of_output_are_complete() {
 }
 
 #[tokio::test]
-async fn output_beyond_the_limit_is_dropped_and_the_job_goes_on() {
+async fn output_beyond_the_limit_is_dropped_and_the_job_continues() {
     let mut agent = Agent::start().await;
-    let mark = agent.dir.path().join("mark");
-    let mut plan = agent.plan(vec![script(&["seq 100000", &format!("touch {}", mark.display())])]);
+    let after_output = agent.dir.path().join("mark");
+    let mut plan = agent.plan(vec![script(&["seq 100000", &format!("touch {}", after_output.display())])]);
     plan.output_limit = 5000;
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(log.contains("\n\x1b[33;1mJob's log exceeded limit of 5000 bytes.\n") && log.len() < 5300);
-    assert!(mark.exists());
+    assert!(after_output.exists());
 }
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn invalid_utf8_becomes_replacement_characters() {
 #[tokio::test]
 async fn a_secret_in_pieces_is_masked() {
     let mut agent = Agent::start().await;
-    // The pauses make the pieces arrive one by one. The echo of the command does not contain the value in one piece.
+    // The pauses separate the pieces, so that they arrive one by one. The echoed command does not contain the value in one piece.
     let plan = agent.plan(vec![script(&["printf hunt; sleep 0.05; printf er >&2; sleep 0.05; echo 22"])]);
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22") };
     agent.run("1-1", &plan, &[secret]).await;
@@ -63,15 +63,15 @@ async fn lines_have_time_and_stream_if_timestamps_are_on() {
     let mut plan = agent.plan(vec![script(&["echo out; echo err >&2"])]);
     plan.timestamps = true;
     let (log, _) = agent.complete(&plan).await;
-    let tail = |line: &str| line.get(28..).unwrap_or_default().to_owned();
-    let lines: Vec<String> = log.lines().map(tail).collect();
+    let without_timestamp = |line: &str| line.get(28..).unwrap_or_default().to_owned();
+    let lines: Vec<String> = log.lines().map(without_timestamp).collect();
     for expected in ["01O out", "01O err", "00O \x1b[32;1mJob succeeded\x1b[0;m"] {
         assert!(lines.iter().any(|line| line == expected), "{log}");
     }
 }
 
 #[tokio::test]
-async fn both_streams_come_in_the_order_of_writing() {
+async fn lines_of_both_streams_are_in_write_order() {
     let mut agent = Agent::start().await;
     let command = "for n in $(seq 1000); do echo \"o $n\"; echo \"e $n\" >&2; done";
     let mut plan = agent.plan(vec![script(&[command, "echo end"])]);
@@ -107,7 +107,7 @@ async fn unterminated_last_line_precedes_the_next_message() {
 #[tokio::test]
 async fn full_disk_fails_the_job_and_keeps_its_log() {
     if let Some(disk) = std::env::var_os("SMALL_DISK") {
-        return on_a_small_disk(std::path::Path::new(&disk)).await;
+        return run_on_small_disk(std::path::Path::new(&disk)).await;
     }
     let dir = tempfile::tempdir().unwrap();
     let child = std::process::Command::new("unshare")
@@ -119,17 +119,19 @@ async fn full_disk_fails_the_job_and_keeps_its_log() {
     let output = match child {
         Ok(output) => output,
         Err(error) => {
-            return muster_test_needs::missing(format_args!("there is no unshare (Debian: util-linux): {error}"));
+            return muster_test_needs::missing(format_args!(
+                "`unshare` is not available (Debian: util-linux): {error}"
+            ));
         }
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if text.contains("unshare:") || text.contains("mount:") {
-        return muster_test_needs::missing(format_args!("no mount namespace can be made here: {text}"));
+        return muster_test_needs::missing(format_args!("failed to create a mount namespace: {text}"));
     }
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-async fn on_a_small_disk(disk: &std::path::Path) {
+async fn run_on_small_disk(disk: &std::path::Path) {
     let dir = tempfile::tempdir().unwrap();
     let mut options = options(dir.path());
     options.spool = disk.join("spool");
@@ -145,29 +147,29 @@ async fn on_a_small_disk(disk: &std::path::Path) {
         ("runner_system_failure", Some(muster_job::TerminationCause::ResourceExhausted))
     );
     let log = agent.log("1-1").await;
-    assert!(log.starts_with(&seen), "what was read once is still there");
+    assert!(log.starts_with(&seen), "bytes that were read before the failure are in the final log");
     assert_eq!(log.len() as u64, result.log_bytes);
-    let last = "ERROR: Job failed (system failure): no space left for the job's log\x1b[0;m\n";
-    assert!(log.ends_with(last), "{}", &log[log.len() - 200..]);
+    let last_line = "ERROR: Job failed (system failure): no space left for the job's log\x1b[0;m\n";
+    assert!(log.ends_with(last_line), "{}", &log[log.len() - 200..]);
 }
 
-/// Clients, agent and the reader of the flood share one thread in this test.
+/// Clients, the agent and the reader of the endless output share one thread in this test.
 #[tokio::test]
 async fn endless_output_does_not_block_other_jobs() {
     let mut agent = Agent::start().await;
     let secrets: Vec<Variable> = (0..50)
         .map(|number| Variable { masked: true, ..variable(&format!("S{number}"), &format!("{number:02}-hunter22")) })
         .collect();
-    let mut flood = agent.plan(vec![script(&["exec yes \"$S7 and 49-hunter2 and $S31\""])]);
-    flood.output_limit = 64 << 20;
-    agent.run("1-1", &flood, &secrets).await;
+    let mut endless = agent.plan(vec![script(&["exec yes \"$S7 and 49-hunter2 and $S31\""])]);
+    endless.output_limit = 64 << 20;
+    agent.run("1-1", &endless, &secrets).await;
     agent.log_until("1-1", "\n[MASKED] and 49-hunter2 and [MASKED]\n").await;
-    let mut other = agent.plan(vec![script(&["echo done by itself"])]);
+    let mut other = agent.plan(vec![script(&["echo other job done"])]);
     other.project_dir = agent.dir.path().join("builds/q").to_string_lossy().into_owned();
     agent.run("2-1", &other, &[]).await;
-    assert!(agent.log("2-1").await.contains("\ndone by itself\n"));
+    assert!(agent.log("2-1").await.contains("\nother job done\n"));
     assert_eq!(agent.wait("2-1").await.outcome, Outcome::Success);
     assert_eq!(agent.ids().await, ["1-1", "2-1"]);
     agent.cancel("1-1").await;
-    assert_eq!(failed(&agent.wait("1-1").await).0, "job_canceled");
+    assert_eq!(failure(&agent.wait("1-1").await).0, "job_canceled");
 }

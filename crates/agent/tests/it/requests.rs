@@ -1,6 +1,6 @@
-//! Tests requests that contain a step file.
+//! Requests that contain a step file.
 //!
-//! Clients of step-runner send them (`docs/spec/steps.md`, section 6.4), while a manager sends a whole job.
+//! Clients of step-runner send such requests (`docs/spec/steps.md`, section 6.4). A manager sends a whole job instead.
 
 use muster_agent_api::step_runner::step_result::Status;
 use muster_agent_api::step_runner::{Job, RunRequest, StatusRequest, Variable};
@@ -63,7 +63,7 @@ async fn failed_and_canceled_steps_have_their_status() {
     agent.log_until("2", "ready\n").await;
     agent.cancel("2").await;
     let result = agent.wait("2").await;
-    assert_eq!(failed(&result).0, "job_canceled");
+    assert_eq!(failure(&result).0, "job_canceled");
     assert_eq!(result.tree.cause, Some(TerminationCause::CanceledByUser));
 }
 
@@ -71,7 +71,7 @@ async fn failed_and_canceled_steps_have_their_status() {
 async fn invalid_step_file_is_refused_and_not_stored() {
     let mut agent = Agent::start().await;
     for (steps, work_dir, message) in [
-        ("run: []", "/tmp/none", "loading step: a step file has two documents"),
+        ("run: []", "/tmp/none", "loading step: a step file must have two documents"),
         ("{}\n---\nrun: []", "/tmp/none", "loading step: `run` must be a list of at least one step"),
         ("{}\n---\nrun: [{script: ls}]", "", "is not a valid project directory"),
     ] {

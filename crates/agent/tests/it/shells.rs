@@ -39,16 +39,16 @@ async fn job_variables_override_the_profile() {
 
 #[tokio::test]
 async fn profile_that_exits_fails_the_job_with_a_reason() {
-    for (profile, how, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
+    for (profile, status, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
         let mut agent = Agent::start().await;
         let home = home(&agent, profile);
         let upload = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo never"]).call);
         let plan = agent.plan(vec![in_shell(&login(), &["echo never"]), after_script(&["echo never"]), upload]);
         agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
         let log = agent.log("1-1").await;
-        assert_eq!(failed(&agent.wait("1-1").await), ("script_failure".to_owned(), code));
+        assert_eq!(failure(&agent.wait("1-1").await), ("script_failure".to_owned(), code));
         let last =
-            format!("ERROR: Job failed: prepare environment: {how}. Check https://docs.gitlab.com/runner/shells/");
+            format!("ERROR: Job failed: prepare environment: {status}. Check https://docs.gitlab.com/runner/shells/");
         assert!(log.contains(&last) && !log.contains("\nnever\n"), "{log}");
     }
 }
@@ -59,7 +59,7 @@ async fn failing_command_is_not_blamed_on_the_profile() {
     let home = home(&agent, "");
     let plan = agent.plan(vec![in_shell(&login(), &["exit 4"])]);
     agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
-    assert_eq!(failed(&agent.wait("1-1").await), ("script_failure".to_owned(), Some(4)));
+    assert_eq!(failure(&agent.wait("1-1").await), ("script_failure".to_owned(), Some(4)));
     assert!(agent.log("1-1").await.ends_with("ERROR: Job failed: exit status 4\x1b[0;m\n"));
 }
 
@@ -77,7 +77,7 @@ async fn debug_trace_shows_commands_without_masked_values() {
 }
 
 #[tokio::test]
-async fn bash_env_of_a_job_applies_to_its_script_only() {
+async fn bash_env_of_a_job_applies_only_to_shells_that_its_script_starts() {
     let mut agent = Agent::start().await;
     let startup = agent.dir.path().join("startup.sh");
     fs::write(&startup, "echo sourced\n").unwrap();
@@ -93,7 +93,7 @@ async fn unknown_shell_is_a_configuration_error() {
     let mut agent = Agent::start().await;
     let fish = Script { shell: "fish".to_owned(), ..Script::default() };
     let (log, result) = agent.complete(&agent.plan(vec![in_shell(&fish, &["echo never"])])).await;
-    assert_eq!(failed(&result).0, "runner_configuration_error");
+    assert_eq!(failure(&result).0, "runner_configuration_error");
     assert!(log.contains("the shell `fish` is not supported; use `bash`, `sh`, `pwsh` or `powershell`"), "{log}");
 }
 
@@ -101,8 +101,8 @@ async fn unknown_shell_is_a_configuration_error() {
 async fn hooks_and_operator_commands_run_in_order() {
     let mut agent = Agent::start().await;
     let text = |text: &str| vec![text.to_owned()];
-    let framed = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
-    let mut plan = agent.plan(vec![in_shell(&framed, &["echo own"])]);
+    let with_hooks = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
+    let mut plan = agent.plan(vec![in_shell(&with_hooks, &["echo own"])]);
     plan.notices = text("Job triggered by policy \"p\".");
     plan.warnings = vec!["one".to_owned(), "two".to_owned()];
     let (log, result) = agent.complete(&plan).await;
@@ -116,9 +116,9 @@ async fn hooks_and_operator_commands_run_in_order() {
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
 }
 
-/// A script may remove more than its project, such as a job that cleans up the machine. Later steps must still find their files.
+/// A script may delete more than its project, for example to clean up the machine. Later steps must still find their files.
 #[tokio::test]
-async fn deleting_the_temporary_directory_breaks_nothing() {
+async fn later_steps_work_after_script_deletes_the_temporary_directory() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {
         let mut agent = Agent::start().await;
         let home = home(&agent, "");
@@ -131,14 +131,14 @@ async fn deleting_the_temporary_directory_breaks_nothing() {
         let save = step("archive_cache", When::Always, Call::builtin(&CacheSave { caches: vec![cache] }));
         let mut after = in_shell(&Script { after_script: true, ..login() }, &["cat $FILE"]);
         after.policy.when = When::Always;
-        let make = in_shell(&login(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
+        let create = in_shell(&login(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
         let file = Variable { file: true, ..variable("FILE", "of-the-file\n") };
-        agent.run("1-1", &agent.plan(vec![make, after, save]), &[variable("HOME", &home), file]).await;
+        agent.run("1-1", &agent.plan(vec![create, after, save]), &[variable("HOME", &home), file]).await;
         let log = agent.log("1-1").await;
         let result = agent.wait("1-1").await;
         match code {
             None => assert_eq!(result.outcome, Outcome::Success, "{log}"),
-            code => assert_eq!(failed(&result), ("script_failure".to_owned(), code), "{log}"),
+            code => assert_eq!(failure(&result), ("script_failure".to_owned(), code), "{log}"),
         }
         assert!(log.contains("\nof-the-file\n") && log.contains("Created cache"), "{log}");
     }

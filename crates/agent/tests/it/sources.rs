@@ -1,4 +1,4 @@
-//! Fetching sources with git: what the repository must not contain, which submodules are fetched, and what is retried.
+//! Fetching sources with git: credentials, submodules, cleanup, LFS and retries.
 
 use std::fs;
 use std::path::Path;
@@ -45,14 +45,14 @@ async fn credentials_are_not_stored_or_logged() {
     };
     let plan = with_sources(agent.plan(vec![script(&["echo never"])]), checkout);
     let (log, result) = agent.complete(&plan).await;
-    assert_eq!(failed(&result).0, "script_failure");
+    assert_eq!(failure(&result).0, "script_failure");
     assert!(log.contains("127.0.0.1:1/group/p.git") && !log.contains("s3cret-t0ken"), "{log}");
     let config = fs::read_to_string(agent.project().join(".git/config")).unwrap();
     assert!(
         config.contains("url = \"http://127.0.0.1:1/group/p.git\"") && !config.contains("s3cret-t0ken"),
         "{config}"
     );
-    assert_eq!(agent.temporary_files(), [""; 0], "the file with credentials is gone");
+    assert_eq!(agent.temporary_files(), [""; 0], "the file with credentials was deleted");
 }
 
 #[tokio::test]
@@ -82,8 +82,8 @@ async fn selected_submodules_are_fetched_by_rewritten_urls() {
         rewrites: vec![rewrite],
         ..fetch(&with_modules, &sha)
     };
-    let look = script(&["cat lib/one/run.sh; ls -A lib/two | wc -l; git -C lib/one config include.path"]);
-    let plan = with_sources(agent.plan(vec![look]), checkout);
+    let inspect = script(&["cat lib/one/run.sh; ls -A lib/two | wc -l; git -C lib/one config include.path"]);
+    let plan = with_sources(agent.plan(vec![inspect]), checkout);
     // Git itself forbids this transport for submodules. The job's own settings allow it.
     let allow = [
         variable("GIT_CONFIG_COUNT", "1"),
@@ -106,10 +106,12 @@ async fn clean_config_removes_configuration_and_hooks() {
     let (bare, sha) = repository(agent.dir.path());
     let plant = "git config alias.planted status; mkdir -p .git/hooks; \
                  printf '#!/bin/sh\\necho hooked' > .git/hooks/post-merge; touch .git/refs/heads/x.lock .git/index.lock";
-    let look = "git config alias.planted || echo clean; [ -e .git/hooks ] || echo no hooks; git status --short | wc -l";
+    let inspect =
+        "git config alias.planted || echo clean; [ -e .git/hooks ] || echo no hooks; git status --short | wc -l";
     let first = with_sources(agent.plan(vec![script(&[plant])]), fetch(&bare, &sha));
     agent.complete(&first).await;
-    let second = with_sources(agent.plan(vec![script(&[look])]), Checkout { clean_config: true, ..fetch(&bare, &sha) });
+    let second =
+        with_sources(agent.plan(vec![script(&[inspect])]), Checkout { clean_config: true, ..fetch(&bare, &sha) });
     let (log, result) = agent.complete(&second).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nclean\nno hooks\n0\n"), "{log}");
@@ -160,8 +162,8 @@ async fn lfs_files_are_pulled_if_git_lfs_is_installed() {
 async fn failed_attempt_is_cleaned_up_before_the_next() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
-    let mark = agent.dir.path().join("mark");
-    let first_fails = format!("touch dirt; [ -e {0} ] || {{ touch {0}; exit 5; }}", mark.display());
+    let failed_once = agent.dir.path().join("mark");
+    let first_fails = format!("touch dirt; [ -e {0} ] || {{ touch {0}; exit 5; }}", failed_once.display());
     let checkout = Checkout { pre_script: vec![first_fails], post_script: vec!["ls".to_owned()], ..fetch(&bare, &sha) };
     let mut plan = with_sources(agent.plan(vec![script(&["echo got here"])]), checkout);
     plan.steps[0].policy.attempts = 2;
@@ -182,14 +184,14 @@ async fn failed_attempt_is_cleaned_up_before_the_next() {
 #[tokio::test]
 async fn credential_helper_supplies_the_token() {
     let mut agent = Agent::start().await;
-    let ask = "printf 'protocol=http\\nhost=127.0.0.1:1\\n\\n' | git credential fill";
+    let fill = "printf 'protocol=http\\nhost=127.0.0.1:1\\n\\n' | git credential fill";
     let checkout = Checkout {
         strategy: "empty".to_owned(),
         repo_url: "http://gitlab-ci-token:in-the-address@127.0.0.1:1/p.git".to_owned(),
         credential_helper: true,
         ..Checkout::default()
     };
-    let plan = with_sources(agent.plan(vec![script(&[ask])]), checkout);
+    let plan = with_sources(agent.plan(vec![script(&[fill])]), checkout);
     let global = agent.dir.path().join("builds/p.tmp").join(GLOBAL_GIT_CONFIG);
     let variables =
         [variable("CI_JOB_TOKEN", "from-the-job"), variable("GIT_CONFIG_GLOBAL", &global.to_string_lossy())];

@@ -1,4 +1,4 @@
-//! Reading the entries of an archive.
+//! Reads the entries of an archive.
 
 mod tar;
 mod zip;
@@ -14,12 +14,12 @@ use crate::limits::Limits;
 use crate::meter::{Meter, Packed};
 use crate::name;
 
-/// Longest target of a symbolic link in bytes.
-pub(crate) const MAX_LINK: u64 = 4096;
-/// Longest name of an entry in bytes: what a path may have on Linux.
+/// Maximum length of a symbolic link's target in bytes.
+pub(crate) const MAX_LINK_TARGET: u64 = 4096;
+/// Maximum length of an entry's name in bytes: the maximum length of a path on Linux.
 const MAX_NAME: usize = 4096;
-/// Bytes of a longer name that its error quotes.
-const QUOTED: usize = 100;
+/// Number of bytes of a longer name that the error quotes.
+const QUOTED_NAME_BYTES: usize = 100;
 
 /// Format of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format that the first bytes stand for. Plain tar is not recognized.
+    /// Returns the format that the first bytes of an archive identify. Plain tar is not recognized.
     #[must_use]
     pub fn from_magic(head: &[u8]) -> Option<Self> {
         match head {
@@ -69,18 +69,20 @@ pub struct Entry {
     pub mode: Option<u32>,
     /// Modification time. `None` if the archive does not have it.
     pub modified: Option<FileTime>,
+    /// Size of the content in bytes, as the header declares it. `None` if there is no header.
+    pub size: Option<u64>,
 }
 
 /// Called for each entry with its content.
 type Visit<'a, E> = dyn FnMut(&Entry, &mut dyn Read) -> Result<(), E> + 'a;
 
-/// Calls `visit` for each entry of the archive, in its order. `meter` is a new one.
+/// Calls `visit` for each entry of the archive, in the order of the archive. `meter` must be new.
 ///
-/// Every entry that is visited has a name inside of the directory and is a directory, a file or a symbolic link. `visit` need not
-/// read the content.
+/// Each visited entry is a directory, a file or a symbolic link, and its path does not leave the target directory. `visit` does not
+/// have to read the content.
 ///
 /// # Errors
-/// [`UnpackError`], also what `visit` returns.
+/// [`UnpackError`], or the error that `visit` returns.
 pub fn read<R: Read + Seek, E: From<UnpackError>>(
     mut archive: R,
     format: Format,
@@ -99,11 +101,11 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
             Err(error) => Err(UnpackError::Broken(error).into()),
         },
     };
-    // A stop or a limit reaches the libraries as an error of reading, and comes back as theirs.
+    // The libraries see a stop or an exceeded limit as a read error, and return it as an error of their own.
     read.map_err(|error| meter.cause().map_or(error, E::from))
 }
 
-/// Checks that a file is a zip archive within the limits, by the headers of its entries. Contents are not read.
+/// Checks that a file is a zip archive within the limits. Reads only the headers of its entries, not their contents.
 ///
 /// # Errors
 /// [`UnpackError`]
@@ -112,25 +114,25 @@ pub fn check_zip<R: Read + Seek>(archive: R, limits: &Limits) -> Result<(), Unpa
     zip::check(archive, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 
-/// Reads one file of a zip archive. `None` if it has no such entry.
+/// Reads one file of a zip archive. Returns `None` if the archive has no such entry.
 ///
 /// # Errors
-/// [`UnpackError`], with [`Limits::bytes`] as the limit of this file.
+/// [`UnpackError`], also if the file is larger than [`Limits::bytes`].
 pub fn read_zip_file<R: Read + Seek>(archive: R, name: &str, limits: &Limits) -> Result<Option<Vec<u8>>, UnpackError> {
     let meter = Meter::new(*limits, &|| false);
     zip::find(archive, name, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 
-/// Refuses a name that no system could open.
+/// Fails if a name is longer than any path that the system can open.
 fn check_length(name: &[u8]) -> Result<(), UnpackError> {
     if name.len() <= MAX_NAME {
         return Ok(());
     }
-    let start = String::from_utf8_lossy(name.get(..QUOTED).unwrap_or_default());
-    Err(UnpackError::Kind { name: format!("{start}..."), kind: "entry with a name of more than 4096 bytes" })
+    let start = String::from_utf8_lossy(name.get(..QUOTED_NAME_BYTES).unwrap_or_default());
+    Err(UnpackError::Kind { name: format!("{start}..."), kind: "file with a name of more than 4096 bytes" })
 }
 
-/// Returns the path of an entry's name.
+/// Returns the path that an entry's name denotes.
 fn path(name: PathBuf, kind: &EntryKind) -> Result<PathBuf, UnpackError> {
     match name::relative(&name) {
         Some(path) if *kind == EntryKind::Directory || !path.as_os_str().is_empty() => Ok(path),

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use filetime::FileTime;
 use tar::{Archive, EntryType};
 
-use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
+use super::{Entry, EntryKind, MAX_LINK_TARGET, Visit, broken, check_length, path};
 use crate::UnpackError;
 use crate::meter::{Content, Headers, Meter};
 
@@ -17,10 +17,10 @@ pub(super) fn read<E: From<UnpackError>>(
 ) -> Result<(), E> {
     let mut archive = Archive::new(Headers { inner: archive, meter });
     let mut entries = archive.entries().map_err(broken)?;
-    // Between two entries only headers are read, because the content before was read to its end.
-    while let Some(file) = meter.headers(|| entries.next()) {
+    // Between two entries only headers are read, because the content of the previous entry was read to its end.
+    while let Some(file) = meter.limit_headers(|| entries.next()) {
         let mut file = file.map_err(broken)?;
-        meter.entry()?;
+        meter.count_entry()?;
         let entry = entry(&file)?;
         let mut content = Content { inner: &mut file, meter };
         if let Some(entry) = entry {
@@ -31,7 +31,7 @@ pub(super) fn read<E: From<UnpackError>>(
     Ok(())
 }
 
-/// Returns the entry, or `None` if it describes the archive and not a file.
+/// Returns the entry, or `None` if it describes the archive instead of a file.
 fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
     let header = file.header();
     check_length(&file.path_bytes())?;
@@ -39,10 +39,10 @@ fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError>
     let kind = match kind(header.entry_type()) {
         Ok(Some(EntryKind::Link(_))) => {
             let target = file.link_name().map_err(broken)?.map(Cow::into_owned).unwrap_or_default();
-            if target.as_os_str().len() as u64 > MAX_LINK {
+            if target.as_os_str().len() as u64 > MAX_LINK_TARGET {
                 return Err(UnpackError::Kind {
                     name: name.display().to_string(),
-                    kind: "link of more than 4096 bytes",
+                    kind: "link with a target of more than 4096 bytes",
                 });
             }
             EntryKind::Link(target)
@@ -57,9 +57,12 @@ fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError>
         kind,
         mode: header.mode().ok().map(|mode| mode & 0o777),
         modified: modified.map(|seconds| FileTime::from_unix_time(seconds, 0)),
+        size: Some(file.size()),
     }))
 }
 
+/// Returns the kind of an entry. `Ok(None)` means that it describes the archive. The error is the name of a kind that is not
+/// unpacked.
 fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
     match kind {
         EntryType::Directory => Ok(Some(EntryKind::Directory)),
@@ -69,6 +72,6 @@ fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
         EntryType::Link => Err("hard link"),
         EntryType::Char | EntryType::Block => Err("device"),
         EntryType::Fifo => Err("pipe"),
-        _ => Err("entry of an unknown kind"),
+        _ => Err("file of an unknown kind"),
     }
 }

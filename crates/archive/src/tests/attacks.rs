@@ -1,4 +1,4 @@
-//! Archives, and directories that an earlier job prepared, that lead out.
+//! Archives with names or links that lead out of the root, and directories in which an earlier job created such links.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
@@ -7,29 +7,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 #[test]
-fn an_entry_below_a_link_of_the_archive_is_refused() {
+fn an_entry_below_a_link_of_the_archive_is_skipped() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
-        let canary = place.canary().display().to_string();
+        let sandbox = Sandbox::new();
+        let canary = sandbox.canary().display().to_string();
         let items = [link("a", &canary), link("a/keys", "x"), file("a/new", "x"), file("honest", "yes")];
-        let left_out = place.attack(format, &archive(&items)).unwrap();
+        let skipped = sandbox.unpack_checked(format, &archive(&items)).unwrap();
         let line = |name| format!("{name}: skipped: it is below the link `a` of the archive");
-        assert_eq!(left_out, [line("a/keys"), line("a/new")], "{format:?}");
-        assert_eq!(place.inside(), [format!("a -> {canary}"), "honest: yes".to_owned()], "{format:?}");
+        assert_eq!(skipped, [line("a/keys"), line("a/new")], "{format:?}");
+        assert_eq!(sandbox.inside(), [format!("a -> {canary}"), "honest: yes".to_owned()], "{format:?}");
     }
 }
 
 #[test]
-fn a_chain_of_links_leads_nowhere_in_any_order() {
+fn a_chain_of_links_writes_nothing_outside_in_any_order() {
     let chain =
         [link("a", ".."), link("a/b", "canary"), link("a/b/keys", "x"), link("c", "a"), link("c/canary/keys", "x")];
     for (format, archive) in FORMATS {
         for turn in 0..chain.len() {
             let mut items = chain.to_vec();
             items.rotate_left(turn);
-            Place::new().attack(format, &archive(&items)).unwrap();
+            Sandbox::new().unpack_checked(format, &archive(&items)).unwrap();
             items.reverse();
-            Place::new().attack(format, &archive(&items)).unwrap();
+            Sandbox::new().unpack_checked(format, &archive(&items)).unwrap();
         }
     }
 }
@@ -37,35 +37,35 @@ fn a_chain_of_links_leads_nowhere_in_any_order() {
 #[test]
 fn a_link_never_replaces_a_directory_with_entries_of_the_archive() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let items = [link("a/keys", "x"), directory("empty/"), link("a", "../canary"), link("empty", "../canary")];
-        let left_out = place.attack(format, &archive(&items)).unwrap();
-        assert_eq!(left_out.len(), 1, "{left_out:?}");
-        assert!(left_out[0].starts_with("a: skipped: "), "{left_out:?}");
-        assert_eq!(place.inside(), ["a/", "a/keys -> x", "empty -> ../canary"], "{format:?}");
+        let skipped = sandbox.unpack_checked(format, &archive(&items)).unwrap();
+        assert_eq!(skipped.len(), 1, "{skipped:?}");
+        assert!(skipped[0].starts_with("a: skipped: "), "{skipped:?}");
+        assert_eq!(sandbox.inside(), ["a/", "a/keys -> x", "empty -> ../canary"], "{format:?}");
     }
 }
 
 #[test]
-fn a_directory_that_becomes_a_link_between_two_entries_is_refused() {
-    let place = Place::new();
+fn an_entry_below_a_directory_that_a_link_replaced_is_skipped() {
+    let sandbox = Sandbox::new();
     let items = [directory("a/"), link("a", "../canary"), file("a/keys", "evil")];
-    let left_out = place.attack(Format::Tar, &tar(&items)).unwrap();
-    assert_eq!(left_out, ["a/keys: skipped: it is below the link `a` of the archive"]);
+    let skipped = sandbox.unpack_checked(Format::Tar, &tar(&items)).unwrap();
+    assert_eq!(skipped, ["a/keys: skipped: it is below the link `a` of the archive"]);
 }
 
 #[test]
-fn a_link_that_the_job_before_left_is_not_written_through() {
+fn a_link_of_an_earlier_job_is_not_written_through() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
-        symlink(place.canary(), place.root().join("absolute")).unwrap();
-        symlink("../canary", place.root().join("relative")).unwrap();
-        symlink("relative", place.root().join("chain")).unwrap();
-        symlink("/proc/self/root", place.root().join("magic")).unwrap();
-        symlink("gone", place.root().join("dangling")).unwrap();
-        fs::create_dir(place.root().join("sub")).unwrap();
-        symlink("../..", place.root().join("sub/up")).unwrap();
-        let magic = format!("magic{}/keys", place.canary().display());
+        let sandbox = Sandbox::new();
+        symlink(sandbox.canary(), sandbox.root().join("absolute")).unwrap();
+        symlink("../canary", sandbox.root().join("relative")).unwrap();
+        symlink("relative", sandbox.root().join("chain")).unwrap();
+        symlink("/proc/self/root", sandbox.root().join("magic")).unwrap();
+        symlink("missing", sandbox.root().join("dangling")).unwrap();
+        fs::create_dir(sandbox.root().join("sub")).unwrap();
+        symlink("../..", sandbox.root().join("sub/up")).unwrap();
+        let magic = format!("magic{}/keys", sandbox.canary().display());
         let names =
             ["absolute/keys", "relative/keys", "chain/keys", &magic, "dangling/new", "sub/up/canary/keys", "absolute/"];
         let items: Vec<Item> = names
@@ -73,30 +73,30 @@ fn a_link_that_the_job_before_left_is_not_written_through() {
             .into_iter()
             .chain([link("relative/empty", "x"), file("honest", "")])
             .collect();
-        let left_out = place.attack(format, &archive(&items)).unwrap();
-        assert_eq!(left_out.len(), 8, "{left_out:?}");
-        let reason = "a link on its way leads out of the project or to no directory";
-        assert_eq!(left_out[0], format!("absolute/keys: skipped: {reason}"));
-        assert!(place.root().join("honest").is_file());
+        let skipped = sandbox.unpack_checked(format, &archive(&items)).unwrap();
+        assert_eq!(skipped.len(), 8, "{skipped:?}");
+        let reason = "a link in its path leads out of the project, or does not lead to a directory";
+        assert_eq!(skipped[0], format!("absolute/keys: skipped: {reason}"));
+        assert!(sandbox.root().join("honest").is_file());
     }
 }
 
 #[test]
 fn a_link_with_the_name_of_a_file_is_replaced_and_not_followed() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         for name in ["file", "link"] {
-            symlink("../canary/keys", place.root().join(name)).unwrap();
+            symlink("../canary/keys", sandbox.root().join(name)).unwrap();
         }
-        place.attack(format, &archive(&[file("file", "new"), link("link", "file")])).unwrap();
-        assert_eq!(place.inside(), ["file: new", "link -> file"], "{format:?}");
+        sandbox.unpack_checked(format, &archive(&[file("file", "new"), link("link", "file")])).unwrap();
+        assert_eq!(sandbox.inside(), ["file: new", "link -> file"], "{format:?}");
     }
 }
 
 #[test]
-fn a_link_that_a_job_put_into_the_path_of_the_root_is_refused_and_one_above_the_base_is_not() {
-    let place = Place::new();
-    let outer = place.outer.path();
+fn create_root_rejects_links_below_the_base_but_follows_links_above_it() {
+    let sandbox = Sandbox::new();
+    let outer = sandbox.outer.path();
     fs::create_dir(outer.join("canary/project")).unwrap();
     // The operator's builds directory may be a link, and is missing at first.
     symlink(outer.join("disk"), outer.join("mounted")).unwrap();
@@ -123,7 +123,7 @@ fn a_link_that_a_job_put_into_the_path_of_the_root_is_refused_and_one_above_the_
 }
 
 #[test]
-fn hard_links_devices_and_pipes_are_refused() {
+fn hard_links_devices_and_pipes_are_rejected() {
     for (kind, target, name) in [
         (EntryType::Link, "../canary/keys", "hard link"),
         (EntryType::Link, "before", "hard link"),
@@ -132,103 +132,105 @@ fn hard_links_devices_and_pipes_are_refused() {
         (EntryType::Block, "", "device"),
         (EntryType::Fifo, "", "pipe"),
     ] {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let items = [file("before", ""), link("link", "../canary/keys"), item(kind, "special", target)];
-        let error = place.attack(Format::TarZstd, &tar_zstd(&items)).unwrap_err();
+        let error = sandbox.unpack_checked(Format::TarZstd, &tar_zstd(&items)).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
-                "the archive's `special` is a {name}, and only files, directories and symbolic links are unpacked: \
-                 nothing more is unpacked"
+                "entry `special` of the archive is a {name}, but only files, directories and symbolic links can be unpacked; \
+                 the remaining entries were not unpacked"
             )
         );
     }
     for (kind, name) in [(EntryType::Fifo, "pipe"), (EntryType::Char, "device")] {
-        let place = Place::new();
-        let error = place.attack(Format::Zip, &zip(&[item(kind, "special", "")])).unwrap_err();
+        let sandbox = Sandbox::new();
+        let error = sandbox.unpack_checked(Format::Zip, &zip(&[item(kind, "special", "")])).unwrap_err();
         assert!(matches!(&error, UnpackError::Kind { kind, .. } if *kind == name), "{error:?}");
     }
 }
 
 #[test]
-fn names_that_lead_out_are_empty_or_invalid_are_refused() {
-    let absolute = Place::new().outer.path().join("x").display().to_string();
+fn names_that_are_empty_invalid_or_lead_out_are_rejected() {
+    let absolute = Sandbox::new().outer.path().join("x").display().to_string();
     for name in ["../x", "a/../../x", "/x", &absolute, "..", "a/..", "."] {
         for (format, archive) in FORMATS {
-            let place = Place::new();
-            let error = place.attack(format, &archive(&[file(name, "evil")])).unwrap_err();
+            let sandbox = Sandbox::new();
+            let error = sandbox.unpack_checked(format, &archive(&[file(name, "evil")])).unwrap_err();
             assert!(matches!(&error, UnpackError::Outside { .. }), "{format:?} {name}: {error:?}");
-            let place = Place::new();
-            place.attack(format, &archive(&[link(name, "evil")])).unwrap_err();
-            assert_eq!(place.inside(), [""; 0], "{format:?} {name}");
+            let sandbox = Sandbox::new();
+            sandbox.unpack_checked(format, &archive(&[link(name, "evil")])).unwrap_err();
+            assert_eq!(sandbox.inside(), [""; 0], "{format:?} {name}");
         }
     }
     // An empty name cannot be the root; a NUL would hide the rest of the name from the system.
     for name in ["", "a\0b"] {
-        let place = Place::new();
-        let error = place.attack(Format::Zip, &zip(&[file(name, "evil")])).unwrap_err();
+        let sandbox = Sandbox::new();
+        let error = sandbox.unpack_checked(Format::Zip, &zip(&[file(name, "evil")])).unwrap_err();
         assert!(matches!(&error, UnpackError::Outside { .. }), "{name:?}: {error:?}");
     }
     let pax = "12 path=a\0b\n";
     let items = [item(EntryType::XHeader, "x", pax), file("name", "evil")];
-    Place::new().attack(Format::Tar, &tar(&items)).unwrap_err();
+    Sandbox::new().unpack_checked(Format::Tar, &tar(&items)).unwrap_err();
 }
 
 #[test]
-fn a_long_name_that_leads_out_is_refused() {
+fn a_long_name_that_leads_out_is_rejected() {
     let long = format!("{}../../../x", "a/".repeat(80));
     let name = format!("{}{long}", "../".repeat(90));
     for name in [&name, &format!("/{long}")] {
-        let error = Place::new().attack(Format::Tar, &tar(&[file(name, "evil")])).unwrap_err();
+        let error = Sandbox::new().unpack_checked(Format::Tar, &tar(&[file(name, "evil")])).unwrap_err();
         assert!(matches!(&error, UnpackError::Outside { .. }), "{error:?}");
     }
     let pax = "19 path=../../../x\n";
     let items = [item(EntryType::XHeader, "x", pax), file("name", "evil")];
-    Place::new().attack(Format::Tar, &tar(&items)).unwrap_err();
+    Sandbox::new().unpack_checked(Format::Tar, &tar(&items)).unwrap_err();
 }
 
 #[test]
-fn a_name_that_no_system_can_open_is_refused_and_quoted_in_part() {
+fn a_name_over_the_length_limit_is_rejected_and_the_error_quotes_its_start() {
     for (format, archive) in FORMATS {
         let longest = format!("{}n", "long/".repeat(819));
-        Place::new().unpack(format, &archive(&[file(&longest, "")]), &Limits::default()).unwrap();
+        Sandbox::new().unpack(format, &archive(&[file(&longest, "")]), &Limits::default()).unwrap();
         for item in [file(&format!("{longest}n"), ""), directory(&"d/".repeat(30_000))] {
-            let place = Place::new();
-            let error = place.attack(format, &archive(&[item])).unwrap_err();
-            let kind = "entry with a name of more than 4096 bytes";
+            let sandbox = Sandbox::new();
+            let error = sandbox.unpack_checked(format, &archive(&[item])).unwrap_err();
+            let kind = "file with a name of more than 4096 bytes";
             assert!(error.to_string().contains(kind) && error.to_string().len() < 400, "{format:?}: {error}");
-            assert_eq!(place.inside(), [""; 0], "{format:?}");
+            assert_eq!(sandbox.inside(), [""; 0], "{format:?}");
         }
     }
 }
 
 #[test]
-fn a_backslash_is_a_letter_of_the_name() {
+fn a_backslash_is_an_ordinary_character_of_a_name() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
-        place.attack(format, &archive(&[file("a\\..\\..\\x", "text")])).unwrap();
-        assert_eq!(place.inside(), ["a\\..\\..\\x: text"], "{format:?}");
+        let sandbox = Sandbox::new();
+        sandbox.unpack_checked(format, &archive(&[file("a\\..\\..\\x", "text")])).unwrap();
+        assert_eq!(sandbox.inside(), ["a\\..\\..\\x: text"], "{format:?}");
     }
 }
 
 #[test]
-fn setuid_and_its_like_are_dropped_and_unwritable_directories_are_filled() {
+fn special_mode_bits_are_dropped_and_read_only_directories_are_filled() {
     for (format, archive) in FORMATS {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let closed = Item { mode: 0o7500, ..directory("closed/") };
         let suid = Item { mode: 0o6755, ..file("closed/suid", "x") };
-        let own = Item { mode: 0o7000, ..directory("./") };
-        place.attack(format, &archive(&[own, closed.clone(), suid, closed, file("closed/b", "")])).unwrap();
-        let mode = |name: &str| fs::metadata(place.root().join(name)).unwrap().permissions().mode() & 0o7777;
+        let root_entry = Item { mode: 0o7000, ..directory("./") };
+        sandbox
+            .unpack_checked(format, &archive(&[root_entry, closed.clone(), suid, closed, file("closed/b", "")]))
+            .unwrap();
+        let mode = |name: &str| fs::metadata(sandbox.root().join(name)).unwrap().permissions().mode() & 0o7777;
         assert_eq!((mode("closed"), mode("closed/suid")), (0o500, 0o755), "{format:?}");
         assert_ne!(mode("."), 0, "the archive does not change the directory itself");
-        fs::set_permissions(place.root().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(sandbox.root().join("closed"), fs::Permissions::from_mode(0o700)).unwrap();
     }
 }
 
 #[test]
-fn the_last_of_several_entries_with_a_name_counts() {
-    let place = Place::new();
+fn the_last_of_several_entries_with_the_same_name_is_used() {
+    let sandbox = Sandbox::new();
     let items = [
         link("a", "../canary/keys"),
         file("a", "file"),
@@ -240,40 +242,40 @@ fn the_last_of_several_entries_with_a_name_counts() {
         file("d", "1"),
         file("./d", "2"),
     ];
-    let left_out = place.attack(Format::Tar, &tar(&items)).unwrap();
-    assert_eq!(left_out, [""; 0]);
-    assert_eq!(place.inside(), ["a: file", "b -> ../canary/keys", "c/", "c/keys: file", "d: 2"]);
+    let skipped = sandbox.unpack_checked(Format::Tar, &tar(&items)).unwrap();
+    assert_eq!(skipped, [""; 0]);
+    assert_eq!(sandbox.inside(), ["a: file", "b -> ../canary/keys", "c/", "c/keys: file", "d: 2"]);
 }
 
 #[test]
-fn a_pipe_in_the_way_is_replaced_without_waiting_for_a_writer() {
-    let place = Place::new();
+fn an_existing_pipe_is_replaced_without_waiting_for_a_writer() {
+    let sandbox = Sandbox::new();
     for name in ["file", "dir", "link"] {
-        assert!(Command::new("mkfifo").arg(place.root().join(name)).status().unwrap().success());
+        assert!(Command::new("mkfifo").arg(sandbox.root().join(name)).status().unwrap().success());
     }
-    place.attack(Format::Zip, &zip(&[file("file", "x"), file("dir/x", "x"), link("link", "file")])).unwrap();
-    assert_eq!(place.inside(), ["dir/", "dir/x: x", "file: x", "link -> file"]);
+    sandbox.unpack_checked(Format::Zip, &zip(&[file("file", "x"), file("dir/x", "x"), link("link", "file")])).unwrap();
+    assert_eq!(sandbox.inside(), ["dir/", "dir/x: x", "file: x", "link -> file"]);
 }
 
 #[test]
-fn a_process_that_swaps_a_directory_for_a_link_meanwhile_gains_nothing() {
+fn nothing_outside_changes_while_a_process_swaps_a_directory_for_a_link() {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
-    let place = Place::new();
-    let (dir, trap) = (place.root().join("dir"), place.root().join("trap"));
+    let sandbox = Sandbox::new();
+    let (dir, trap) = (sandbox.root().join("dir"), sandbox.root().join("trap"));
     fs::create_dir(&dir).unwrap();
     symlink("../canary", &trap).unwrap();
-    // Every other entry opens the directory again.
+    // The entries alternate between two directories, so every second entry opens `dir` again.
     let items: Vec<Item> = (0..500).flat_map(|n| [file("dir/keys", "evil"), file(&format!("other/{n}"), "")]).collect();
     let archive = tar(&items);
-    let done = AtomicBool::new(false);
+    let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+            while !is_done.load(Ordering::Relaxed) {
                 renameat_with(CWD, &dir, CWD, &trap, RenameFlags::EXCHANGE).unwrap();
             }
         });
-        let result = std::panic::catch_unwind(|| place.attack(Format::Tar, &archive));
-        done.store(true, Ordering::Relaxed);
+        let result = std::panic::catch_unwind(|| sandbox.unpack_checked(Format::Tar, &archive));
+        is_done.store(true, Ordering::Relaxed);
         result.unwrap().unwrap();
     });
 }

@@ -2,9 +2,10 @@
 
 use super::*;
 
-fn exceeds(limit: Limit, limits: &Limits, format: Format, archive: &[u8]) -> String {
-    let place = Place::new();
-    let error = place.unpack(format, archive, limits).unwrap_err();
+/// Asserts that unpacking exceeds `limit`. Returns the error message.
+fn assert_exceeds(limit: Limit, limits: &Limits, format: Format, archive: &[u8]) -> String {
+    let sandbox = Sandbox::new();
+    let error = sandbox.unpack(format, archive, limits).unwrap_err();
     assert!(matches!(&error, UnpackError::Limit(exceeded) if exceeded.limit == limit), "{format:?}: {error:?}");
     error.to_string()
 }
@@ -14,10 +15,11 @@ fn bytes_of_all_files_together_are_limited() {
     let limits = Limits { bytes: 100_000, ..Limits::default() };
     let content = "0".repeat(60_000);
     for (format, archive) in FORMATS {
-        let message = exceeds(Limit::Bytes, &limits, format, &archive(&[file("a", &content), file("b", &content)]));
+        let message =
+            assert_exceeds(Limit::Bytes, &limits, format, &archive(&[file("a", &content), file("b", &content)]));
         assert_eq!(message, "the archive unpacks to more than 100000 bytes");
-        let place = Place::new();
-        place.unpack(format, &archive(&[file("a", &content), file("b", &content[..40_000])]), &limits).unwrap();
+        let sandbox = Sandbox::new();
+        sandbox.unpack(format, &archive(&[file("a", &content), file("b", &content[..40_000])]), &limits).unwrap();
     }
 }
 
@@ -26,18 +28,18 @@ fn a_file_is_never_larger_than_the_limit_on_disk() {
     let limits = Limits { bytes: 100_000, ..Limits::default() };
     let content = "0".repeat(16 << 20);
     for (format, archive) in FORMATS {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         let archive = archive(&[file("bomb", &content)]);
-        place.unpack(format, &archive, &limits).unwrap_err();
-        assert!(fs::metadata(place.root().join("bomb")).unwrap().len() <= limits.bytes, "{format:?}");
+        sandbox.unpack(format, &archive, &limits).unwrap_err();
+        assert!(fs::metadata(sandbox.root().join("bomb")).unwrap().len() <= limits.bytes, "{format:?}");
     }
 }
 
 #[test]
-fn content_that_is_left_out_counts_too() {
+fn content_of_skipped_entries_is_counted() {
     let limits = Limits { bytes: 100_000, ..Limits::default() };
     let items = [link("a", "b"), file("a/bomb", &"0".repeat(16 << 20))];
-    exceeds(Limit::Bytes, &limits, Format::TarZstd, &tar_zstd(&items));
+    assert_exceeds(Limit::Bytes, &limits, Format::TarZstd, &tar_zstd(&items));
 }
 
 #[test]
@@ -55,7 +57,7 @@ fn a_sparse_file_counts_with_its_holes() {
     header.set_cksum();
     let mut archive = header.as_bytes().to_vec();
     archive.resize(archive.len() + 1024, 0);
-    exceeds(Limit::Bytes, &Limits { bytes: 100_000, ..Limits::default() }, Format::Tar, &archive);
+    assert_exceeds(Limit::Bytes, &Limits { bytes: 100_000, ..Limits::default() }, Format::Tar, &archive);
 }
 
 #[test]
@@ -63,13 +65,13 @@ fn entries_are_limited() {
     let limits = Limits { entries: 10, ..Limits::default() };
     let items: Vec<Item> = (0..11).map(|n| file(&n.to_string(), "")).collect();
     for (format, archive) in FORMATS {
-        let message = exceeds(Limit::Entries, &limits, format, &archive(&items));
+        let message = assert_exceeds(Limit::Entries, &limits, format, &archive(&items));
         assert_eq!(message, "the archive has more than 10 entries");
-        Place::new().unpack(format, &archive(&items[1..]), &limits).unwrap();
+        Sandbox::new().unpack(format, &archive(&items[1..]), &limits).unwrap();
     }
 }
 
-/// The name of a directory with `depth - 1` others above it.
+/// Returns the name of a directory with `depth - 1` parent directories.
 fn nested(depth: usize) -> String {
     (1..=depth).map(|n| n.to_string()).collect::<Vec<_>>().join("/")
 }
@@ -81,64 +83,64 @@ fn directories_that_a_name_implies_count_as_entries() {
         (1..=10).flat_map(|depth| [directory(&nested(depth)), file(&format!("{}/f", nested(depth)), "")]).collect();
     for (format, archive) in FORMATS {
         for items in [vec![file(&format!("{}/f", nested(20)), "")], vec![directory(&nested(21))]] {
-            let place = Place::new();
-            let error = place.unpack(format, &archive(&items), &limits).unwrap_err();
+            let sandbox = Sandbox::new();
+            let error = sandbox.unpack(format, &archive(&items), &limits).unwrap_err();
             assert_eq!(error.to_string(), "the archive has more than 20 entries", "{format:?}");
-            assert!(place.inside().len() <= 20, "{format:?}: {} directories", place.inside().len());
+            assert!(sandbox.inside().len() <= 20, "{format:?}: {} directories", sandbox.inside().len());
         }
-        // A directory that has its own entry counts once, and so does one that many files are in.
+        // A directory with its own entry is counted once. So is a directory that contains many files.
         let shared: Vec<Item> = (0..15).map(|n| file(&format!("{}/{n}", nested(5)), "")).collect();
-        let one = vec![file(&format!("{}/f", nested(19)), "")];
-        for items in [one, vec![directory(&nested(20))], listed.clone(), shared] {
-            Place::new().unpack(format, &archive(&items), &limits).unwrap();
+        let one_deep_file = vec![file(&format!("{}/f", nested(19)), "")];
+        for items in [one_deep_file, vec![directory(&nested(20))], listed.clone(), shared] {
+            Sandbox::new().unpack(format, &archive(&items), &limits).unwrap();
         }
     }
 }
 
 #[test]
-fn an_entry_with_many_directories_stops_when_it_is_asked_to() {
+fn an_entry_with_many_directories_can_be_stopped() {
     for (format, archive) in FORMATS {
-        let (place, result) = stopped_after(3, format, &archive(&[file(&format!("{}/f", nested(500)), "")]));
+        let (sandbox, result) = stopped_after(3, format, &archive(&[file(&format!("{}/f", nested(500)), "")]));
         assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
-        assert!(nesting(&place.root()) <= 3, "{format:?}: {} directories", nesting(&place.root()));
+        assert!(nesting(&sandbox.root()) <= 3, "{format:?}: {} directories", nesting(&sandbox.root()));
     }
 }
 
 #[test]
-fn a_large_entry_stops_when_it_is_asked_to() {
+fn a_large_entry_can_be_stopped() {
     for (format, archive) in FORMATS {
-        let (place, result) = stopped_after(5, format, &archive(&[file("large", &"0".repeat(16 << 20))]));
+        let (sandbox, result) = stopped_after(5, format, &archive(&[file("large", &"0".repeat(16 << 20))]));
         assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
-        let written = fs::metadata(place.root().join("large")).map_or(0, |large| large.len());
+        let written = fs::metadata(sandbox.root().join("large")).map_or(0, |large| large.len());
         assert!(written <= 1 << 20, "{format:?}: {written} bytes");
     }
 }
 
 #[test]
-fn what_is_done_at_the_end_stops_when_it_is_asked_to() {
+fn links_and_attributes_at_the_end_can_be_stopped() {
     let links: Vec<Item> = (0..100).map(|n| link(&format!("{n:03}"), "target")).collect();
     let mut directories: Vec<Item> = (0..100).map(|n| directory(&format!("{n:03}"))).collect();
     directories.iter_mut().for_each(|item| item.mode = 0o500);
     let is_done = |path: PathBuf| {
-        fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink() || there.permissions().readonly())
+        fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_symlink() || metadata.permissions().readonly())
     };
     for (format, archive) in FORMATS {
         for items in [&links, &directories] {
-            let place = Place::new();
-            // The last ones are done first.
-            let stop = || is_done(place.root().join("099"));
+            let sandbox = Sandbox::new();
+            // The last items are processed first.
+            let stop = || is_done(sandbox.root().join("099"));
             let limits = Limits::default();
-            let result = unpack(Cursor::new(archive(items)), &place.open_root(), &limits, format, &stop);
+            let result = unpack(Cursor::new(archive(items)), &sandbox.open_root(), &limits, format, &stop);
             assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
-            assert!(!is_done(place.root().join("000")), "{format:?}");
+            assert!(!is_done(sandbox.root().join("000")), "{format:?}");
         }
     }
 }
 
-/// Content without a single entry, of which the libraries read all before they return.
+/// The content has no entry, so the libraries read all of it before they return.
 #[test]
-fn an_archive_of_nothing_stops_when_it_is_asked_to() {
-    // A frame that readers pass over: its magic and its length.
+fn an_archive_without_entries_can_be_stopped() {
+    // A frame that readers skip: its magic and its length.
     let skipped = [&b"\x50\x2a\x4d\x18\0\x10\0\0"[..], &[0; 4096]].concat().repeat(1000);
     let empty = zstd::encode_all(&b""[..], 1).unwrap().repeat(200_000);
     let mut gzip = Vec::new();
@@ -151,16 +153,16 @@ fn an_archive_of_nothing_stops_when_it_is_asked_to() {
     }
 }
 
-/// Unpacks until `stop` was asked that often.
-fn stopped_after(questions: usize, format: Format, archive: &[u8]) -> (Place, Result<LeftOut, UnpackError>) {
-    let place = Place::new();
-    let asked = std::cell::Cell::new(0);
-    let stop = || asked.replace(asked.get() + 1) >= questions;
-    let result = unpack(Cursor::new(archive), &place.open_root(), &Limits::default(), format, &stop);
-    (place, result)
+/// Unpacks an archive with a `stop` that returns false for the first `max_calls` calls.
+fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, Result<SkippedEntries, UnpackError>) {
+    let sandbox = Sandbox::new();
+    let calls = std::cell::Cell::new(0);
+    let stop = || calls.replace(calls.get() + 1) >= max_calls;
+    let result = unpack(Cursor::new(archive), &sandbox.open_root(), &Limits::default(), format, &stop);
+    (sandbox, result)
 }
 
-/// Number of directories, each in the one before.
+/// Returns the depth of nested directories.
 fn nesting(dir: &Path) -> usize {
     children(dir).first().map_or(0, |child| 1 + nesting(child))
 }
@@ -172,11 +174,11 @@ fn the_ratio_is_limited_above_its_floor() {
     for (format, archive) in
         [(Format::Zip, zip as WriteItems), (Format::TarZstd, tar_zstd), (Format::TarGzip, tar_gzip)]
     {
-        let message = exceeds(Limit::Ratio, &limits, format, &archive(&[file("bomb", &zeros)]));
+        let message = assert_exceeds(Limit::Ratio, &limits, format, &archive(&[file("bomb", &zeros)]));
         assert_eq!(message, "the archive unpacks to more than 50 times its size");
-        Place::new().unpack(format, &archive(&[file("small", &zeros[..1 << 20])]), &limits).unwrap();
+        Sandbox::new().unpack(format, &archive(&[file("small", &zeros[..1 << 20])]), &limits).unwrap();
     }
-    Place::new().unpack(Format::Tar, &tar(&[file("plain", &zeros)]), &limits).unwrap();
+    Sandbox::new().unpack(Format::Tar, &tar(&[file("plain", &zeros)]), &limits).unwrap();
 }
 
 #[test]
@@ -186,28 +188,28 @@ fn headers_are_limited() {
     for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
         let items = [item(kind, "x", &huge), file("name", "")];
         for (format, archive) in &FORMATS[1..] {
-            let message = exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
+            let message = assert_exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");
         }
     }
     let items: Vec<Item> = (0..100).map(|n| file(&format!("{n}{}", "n".repeat(1000)), "")).collect();
-    exceeds(Limit::HeaderBytes, &limits, Format::Zip, &zip(&items));
-    // Each entry of tar is read alone.
-    Place::new().unpack(Format::TarZstd, &tar_zstd(&[file(&"long/".repeat(40), "")]), &limits).unwrap();
+    assert_exceeds(Limit::HeaderBytes, &limits, Format::Zip, &zip(&items));
+    // The limit applies to each tar entry separately.
+    Sandbox::new().unpack(Format::TarZstd, &tar_zstd(&[file(&"long/".repeat(40), "")]), &limits).unwrap();
 }
 
 #[test]
-fn what_is_kept_until_the_end_is_limited() {
+fn names_and_targets_in_memory_are_limited() {
     let limits = Limits { header_bytes: 64 * 1024, ..Limits::default() };
     let targets: Vec<Item> = (0..100).map(|n| link(&n.to_string(), &"t".repeat(1000))).collect();
     let names: Vec<Item> =
         (0..100).map(|n| directory(&format!("{n}/{}", format!("{}/", "n".repeat(199)).repeat(5)))).collect();
     for items in [targets, names] {
-        // A tar has no other limit on them: each of its headers is small.
+        // No other limit applies to them in a tar, because each of its headers is small.
         for (format, archive) in &FORMATS[1..] {
-            let message = exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
+            let message = assert_exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");
-            Place::new().unpack(*format, &archive(&items[..60]), &limits).unwrap();
+            Sandbox::new().unpack(*format, &archive(&items[..60]), &limits).unwrap();
         }
     }
 }

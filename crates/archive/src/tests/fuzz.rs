@@ -4,11 +4,11 @@ use muster_fuzz::{Corpus, fuzz};
 
 use super::*;
 
-/// Small, so that an archive that unpacks to much ends soon.
+/// Small limits, so that unpacking a large archive ends soon.
 const LIMITS: Limits =
     Limits { bytes: 1 << 20, entries: 200, ratio: 1000, ratio_floor: 1 << 20, header_bytes: 1 << 20 };
 
-/// Unpacks inputs of one format. Nothing outside of the root is different afterwards.
+/// Unpacks random inputs of one format, and asserts that nothing outside of the root has changed.
 fn fuzz_format(name: &str, format: Format, write: WriteItems) {
     let long = format!("{}/long", "n".repeat(120));
     let items = [
@@ -40,10 +40,10 @@ fn fuzz_format(name: &str, format: Format, write: WriteItems) {
         "77777777777\0",
     ];
     fuzz(name, Corpus { samples: &samples, words: &words }, |archive| {
-        let place = Place::new();
-        let before = place.outside();
-        let result = place.unpack(format, archive, &LIMITS);
-        assert_eq!(place.outside(), before, "something outside of the root was changed: {result:?}");
+        let sandbox = Sandbox::new();
+        let before = sandbox.outside();
+        let result = sandbox.unpack(format, archive, &LIMITS);
+        assert_eq!(sandbox.outside(), before, "something outside of the root was changed: {result:?}");
         let _ = Format::from_magic(archive);
     });
 }

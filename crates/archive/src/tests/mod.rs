@@ -1,4 +1,4 @@
-//! Archives and directories that are hostile, and those that are not.
+//! Tests with hostile and with ordinary archives and directories.
 
 mod attacks;
 mod bombs;
@@ -19,11 +19,11 @@ use zip::write::SimpleFileOptions;
 use super::*;
 
 /// A directory `root` to unpack into, beside `canary/keys`, which nothing may change.
-struct Place {
+struct Sandbox {
     outer: TempDir,
 }
 
-impl Place {
+impl Sandbox {
     fn new() -> Self {
         let outer = tempfile::tempdir().unwrap();
         fs::create_dir_all(outer.path().join("root")).unwrap();
@@ -40,33 +40,33 @@ impl Place {
         self.outer.path().join("canary")
     }
 
-    /// Opens the root, which jobs can change with all that is above it here.
+    /// Opens the root. Jobs can change every directory of its path below `outer`.
     fn open_root(&self) -> cap_std::fs::Dir {
         create_root(&self.root(), &Root::Below(self.outer.path().to_owned())).unwrap()
     }
 
     fn unpack(&self, format: Format, archive: &[u8], limits: &Limits) -> Result<Vec<String>, UnpackError> {
         let root = self.open_root();
-        let left_out = unpack(Cursor::new(archive), &root, limits, format, &|| false)?;
-        Ok(left_out.lines().collect())
+        let skipped = unpack(Cursor::new(archive), &root, limits, format, &|| false)?;
+        Ok(skipped.lines().collect())
     }
 
-    /// Unpacks a hostile archive. Nothing outside of the root is different afterwards.
-    fn attack(&self, format: Format, archive: &[u8]) -> Result<Vec<String>, UnpackError> {
+    /// Unpacks a hostile archive, and asserts that nothing outside of the root has changed.
+    fn unpack_checked(&self, format: Format, archive: &[u8]) -> Result<Vec<String>, UnpackError> {
         let before = self.outside();
         let result = self.unpack(format, archive, &Limits::default());
         assert_eq!(self.outside(), before, "something outside of the root was changed: {result:?}");
         result
     }
 
-    /// All that is beside the root, with everything that an archive could change.
+    /// Returns a description of all files outside of the root, with every attribute that an archive could change.
     fn outside(&self) -> Vec<String> {
         let mut found = Vec::new();
         describe(self.outer.path(), Some(&self.root()), &mut found);
         found
     }
 
-    /// Names, kinds and contents below the root.
+    /// Returns names, kinds and contents of all files below the root.
     fn inside(&self) -> Vec<String> {
         let mut found = Vec::new();
         names(&self.root(), &self.root(), &mut found);
@@ -84,9 +84,9 @@ fn describe(path: &Path, except: Option<&Path>, found: &mut Vec<String>) {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::symlink_metadata(path).unwrap();
     // Reading a directory changes its access time only.
-    let facts = (metadata.mode(), metadata.ino(), metadata.nlink(), metadata.mtime(), metadata.mtime_nsec());
+    let attributes = (metadata.mode(), metadata.ino(), metadata.nlink(), metadata.mtime(), metadata.mtime_nsec());
     let content = if metadata.is_file() { fs::read(path).unwrap() } else { Vec::new() };
-    found.push(format!("{} {facts:?} {content:?}", path.display()));
+    found.push(format!("{} {attributes:?} {content:?}", path.display()));
     if metadata.is_dir() {
         children(path).iter().filter(|child| except != Some(child)).for_each(|child| describe(child, None, found));
     }
@@ -113,7 +113,7 @@ struct Item {
     name: String,
     kind: EntryType,
     mode: u32,
-    /// Target of a link, else the content.
+    /// Target if the entry is a link, otherwise the content.
     content: String,
 }
 
@@ -133,7 +133,7 @@ fn link(name: &str, target: &str) -> Item {
     item(EntryType::Symlink, name, target)
 }
 
-/// A zip archive. Kinds that it does not know are marked in the mode. Names that the writer refuses are left out.
+/// Returns a zip archive. Kinds that the zip writer does not support are set in the mode. Names that it rejects are skipped.
 fn zip(items: &[Item]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for item in items {
@@ -168,7 +168,7 @@ fn with_kind(mut bytes: Vec<u8>, kind: u32) -> Vec<u8> {
     bytes
 }
 
-/// A tar archive. Names and targets are written as they are.
+/// Returns a tar archive. Names and targets are written unchanged.
 fn tar(items: &[Item]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for item in items {
@@ -179,7 +179,7 @@ fn tar(items: &[Item]) -> Vec<u8> {
         let is_link = matches!(item.kind, EntryType::Symlink | EntryType::Link);
         let content: &[u8] = if is_link { b"" } else { item.content.as_bytes() };
         header.set_size(content.len() as u64);
-        // The builder refuses hostile names: write past it.
+        // The builder rejects hostile names, so they are written into the header directly.
         let mut long = |kind, text: &str| {
             let mut header = Header::new_gnu();
             header.set_entry_type(kind);
@@ -214,9 +214,9 @@ fn tar_gzip(items: &[Item]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Writes the items in a format.
+/// Function that writes the items in a format.
 type WriteItems = fn(&[Item]) -> Vec<u8>;
 
-/// Every format with a function that writes it.
+/// Every format, with the function that writes it.
 const FORMATS: [(Format, WriteItems); 4] =
     [(Format::Zip, zip), (Format::Tar, tar), (Format::TarZstd, tar_zstd), (Format::TarGzip, tar_gzip)];

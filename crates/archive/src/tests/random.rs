@@ -1,4 +1,4 @@
-//! Random archives over random directories: nothing outside of the root changes.
+//! Unpacks random archives into random directories, and asserts that nothing outside of the root changes.
 
 use std::os::unix::fs::symlink;
 
@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Few names, so that entries meet each other and what exists. `CANARY` stands for the canary's absolute path.
+/// Generates names from a small set, so that entries collide with each other and with existing files. `CANARY` is replaced by the
+/// absolute path of the canary.
 fn name() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         8 => prop::sample::select(vec!["a", "b", "c", "canary", "keys"]),
@@ -36,15 +37,15 @@ fn any_item() -> impl Strategy<Value = Item> {
     (kind, name(), target(), 0_u32..0o10_000).prop_map(|(kind, name, content, mode)| Item { name, kind, mode, content })
 }
 
-/// Prepares the root as a hostile job could.
-fn prepare(place: &Place, items: &[Item]) {
+/// Creates files in the root as a hostile job could.
+fn prepare(sandbox: &Sandbox, items: &[Item]) {
     for item in items {
-        let path = place.root().join(&item.name);
-        // What cannot be created is left out; all stays inside of the root.
-        let inside = path.starts_with(place.root()) && !item.name.contains("..");
+        let path = sandbox.root().join(&item.name);
+        // Items that cannot be created, or would be outside of the root, are skipped.
+        let inside = path.starts_with(sandbox.root()) && !item.name.contains("..");
         let parent = path.parent().filter(|_| inside).and_then(|parent| {
             fs::create_dir_all(parent).ok()?;
-            parent.canonicalize().ok().filter(|parent| parent.starts_with(place.root().canonicalize().unwrap()))
+            parent.canonicalize().ok().filter(|parent| parent.starts_with(sandbox.root().canonicalize().unwrap()))
         });
         let (Some(parent), Some(name)) = (parent, path.file_name()) else { continue };
         let path = parent.join(name);
@@ -72,46 +73,46 @@ proptest! {
         items in prop::collection::vec(any_item(), 0..12),
         format in 0..FORMATS.len(),
     ) {
-        let place = Place::new();
-        let canary = place.canary().display().to_string();
-        prepare(&place, &with_canary(existing, &canary));
+        let sandbox = Sandbox::new();
+        let canary = sandbox.canary().display().to_string();
+        prepare(&sandbox, &with_canary(existing, &canary));
         let (format, archive) = FORMATS[format];
         let mut items = with_canary(items, &canary);
         // A tar header cannot store a name that has a NUL in the middle.
         items.retain(|item| format == Format::Zip || !item.name.contains('\0'));
-        let before = place.outside();
-        let result = place.unpack(format, &archive(&items), &Limits { bytes: 1 << 20, ..Limits::default() });
-        prop_assert_eq!(place.outside(), before, "{:?}", result);
+        let before = sandbox.outside();
+        let result = sandbox.unpack(format, &archive(&items), &Limits { bytes: 1 << 20, ..Limits::default() });
+        prop_assert_eq!(sandbox.outside(), before, "{:?}", result);
     }
 
     #[test]
-    fn any_bytes_end_without_panic(
+    fn random_bytes_do_not_panic(
         head in prop::sample::select(vec![&b""[..], &[0x28, 0xb5, 0x2f, 0xfd], &[0x1f, 0x8b], b"PK\x03\x04", b"PK\x05\x06"]),
         bytes in prop::collection::vec(any::<u8>(), 0..600),
     ) {
-        let place = Place::new();
+        let sandbox = Sandbox::new();
         for (format, _) in FORMATS {
-            let _ = place.unpack(format, &[head, &bytes].concat(), &Limits::default());
+            let _ = sandbox.unpack(format, &[head, &bytes].concat(), &Limits::default());
         }
     }
 
     #[test]
-    fn a_damaged_archive_ends_without_panic_and_changes_nothing_outside(
+    fn a_damaged_archive_does_not_panic_and_changes_nothing_outside(
         at in any::<prop::sample::Index>(),
         byte in any::<u8>(),
         length in any::<prop::sample::Index>(),
     ) {
         let items = [directory("d/"), file("d/a", &"content".repeat(50)), link("l", "../canary"), file("z", "")];
         for (format, archive) in FORMATS {
-            let place = Place::new();
-            let before = place.outside();
+            let sandbox = Sandbox::new();
+            let before = sandbox.outside();
             let mut bytes = archive(&items);
             let at = at.index(bytes.len());
             bytes[at] = byte;
-            let _ = place.unpack(format, &bytes, &Limits::default());
+            let _ = sandbox.unpack(format, &bytes, &Limits::default());
             bytes.truncate(length.index(bytes.len()));
-            let _ = place.unpack(format, &bytes, &Limits::default());
-            prop_assert_eq!(place.outside(), before);
+            let _ = sandbox.unpack(format, &bytes, &Limits::default());
+            prop_assert_eq!(sandbox.outside(), before);
         }
     }
 }

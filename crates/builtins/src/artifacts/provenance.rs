@@ -36,24 +36,24 @@ impl Provenance {
     /// `name` is a file name without directories. An existing file is replaced; a symbolic link is not followed.
     pub(super) async fn add(
         &self,
-        site: &dyn TransferContext,
+        context: &dyn TransferContext,
         name: &str,
         mut files: Vec<PathBuf>,
         stop: &StopToken,
     ) -> Result<Vec<PathBuf>, Failure> {
-        let (root, token, own) = (site.root().to_owned(), stop.clone(), self.clone());
+        let (root, token, provenance) = (context.root().to_owned(), stop.clone(), self.clone());
         let file = PathBuf::from(format!("{name}-metadata.json"));
-        blocking(site, "reading the artifacts", stop, move || {
+        blocking(context, "reading the artifacts", stop, move || {
             let mut text = Vec::new();
-            let statement = own.statement(subjects(&root, &files, &token)?);
+            let statement = provenance.statement(subjects(&root, &files, &token)?);
             let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
             let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
             serde::Serialize::serialize(&statement, &mut serializer)
                 .map_err(io::Error::from)
                 .and_then(|()| replace(&root, &file, &text))
                 .map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
-            if let Err(place) = files.binary_search(&file) {
-                files.insert(place, file);
+            if let Err(index) = files.binary_search(&file) {
+                files.insert(index, file);
             }
             Ok(files)
         })
@@ -61,12 +61,12 @@ impl Provenance {
     }
 
     fn statement(&self, subject: Vec<Value>) -> Value {
-        let about = &self.origin;
+        let origin = &self.origin;
         let mut parameters: Map<String, Value> =
-            about.parameters.iter().map(|name| (name.clone(), Value::from(""))).collect();
-        parameters.insert("entryPoint".to_owned(), about.job_name.as_str().into());
-        parameters.insert("source".to_owned(), about.repo_url.as_str().into());
-        let version = about.version.as_str();
+            origin.parameters.iter().map(|name| (name.clone(), Value::from(""))).collect();
+        parameters.insert("entryPoint".to_owned(), origin.job_name.as_str().into());
+        parameters.insert("source".to_owned(), origin.repo_url.as_str().into());
+        let version = origin.version.as_str();
         json!({
             "_type": "https://in-toto.io/Statement/v0.1",
             "predicateType": "https://slsa.dev/provenance/v1",
@@ -76,16 +76,16 @@ impl Provenance {
                     "buildType": format!("https://gitlab.com/gitlab-org/gitlab-runner/-/blob/{version}/PROVENANCE.md"),
                     "externalParameters": parameters,
                     "internalParameters": {
-                        "name": about.runner_name,
-                        "executor": about.executor_name,
+                        "name": origin.runner_name,
+                        "executor": origin.executor_name,
                         "architecture": architecture(),
                         "job": self.job_id.to_string(),
                     },
-                    "resolvedDependencies": [{ "uri": about.repo_url, "digest": { "sha256": about.repo_digest } }],
+                    "resolvedDependencies": [{ "uri": origin.repo_url, "digest": { "sha256": origin.repo_digest } }],
                 },
                 "runDetails": {
                     "builder": {
-                        "id": format!("{}/-/runners/{}", about.repo_url, about.runner_id),
+                        "id": format!("{}/-/runners/{}", origin.repo_url, origin.runner_id),
                         "version": { "gitlab-runner": version },
                     },
                     "metadata": {
@@ -102,9 +102,9 @@ impl Provenance {
 /// Writes the file into the directory, atomically.
 fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
     let readable = Permissions::from_mode(0o644);
-    let mut fresh = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
-    fresh.write_all(text)?;
-    fresh.persist(directory.join(name))?;
+    let mut temporary = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
+    temporary.write_all(text)?;
+    temporary.persist(directory.join(name))?;
     Ok(())
 }
 

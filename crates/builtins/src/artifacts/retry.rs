@@ -58,7 +58,7 @@ impl RetryState {
     pub(super) fn next_delay(&mut self, error: &ClientError) -> Option<Duration> {
         /// Maximum number of attempts if the coordinator rejects the transfer, but perhaps not permanently.
         const MAX_REJECTED_ATTEMPTS: u32 = 3;
-        if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_gone() {
+        if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_closed() {
             return None;
         }
         let max_attempts = match (self.retry_policy, error) {

@@ -36,9 +36,9 @@ pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
         ended_at: rfc3339(OffsetDateTime::now_utc()),
     });
     let upload = Upload {
-        what: upload,
+        artifact: upload,
         level: Level::from_name(context.variables.get("ARTIFACT_COMPRESSION_LEVEL")),
-        limits: limits(context),
+        timeouts: timeouts(context),
         retry_policy: RetryPolicy::UntilTimeout,
         provenance: provenance.as_ref(),
     };
@@ -51,12 +51,12 @@ fn rfc3339(time: OffsetDateTime) -> String {
 }
 
 /// Returns the timeouts of `[runners.artifact]`, or the defaults for those that the plan does not set.
-fn limits(context: &Context) -> UploadTimeouts {
-    let given = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
+fn timeouts(context: &Context) -> UploadTimeouts {
+    let or_default = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
     let default = UploadTimeouts::default();
     UploadTimeouts {
-        total: given(context.coordinator.upload_timeout_ms, default.total),
-        response: given(context.coordinator.response_timeout_ms, default.response),
+        total: or_default(context.coordinator.upload_timeout_ms, default.total),
+        response: or_default(context.coordinator.response_timeout_ms, default.response),
     }
 }
 
@@ -64,14 +64,14 @@ fn limits(context: &Context) -> UploadTimeouts {
 #[derive(Debug)]
 pub struct Upload<'a> {
     /// Files, and name, type and format of the artifact.
-    pub what: &'a ArtifactsUpload,
+    pub artifact: &'a ArtifactsUpload,
     /// Compression level.
     pub level: Level,
     /// Timeouts of one attempt.
-    pub limits: UploadTimeouts,
+    pub timeouts: UploadTimeouts,
     /// When to retry.
     pub retry_policy: RetryPolicy,
-    /// Statement about the origin of the files, to be packed with them. `None` means that none is written.
+    /// Statement about the origin of the files, to be packed with them. `None` means that no statement is written.
     pub provenance: Option<&'a Provenance>,
 }
 
@@ -89,12 +89,13 @@ impl Upload<'_> {
         endpoint: impl AsyncFnOnce() -> Result<ArtifactEndpoint, Failure>,
         stop: &StopToken,
     ) -> Result<(), Failure> {
-        let what = self.what;
-        let wanted = FileSelection { paths: &what.paths, exclude: &what.exclude, untracked: what.untracked };
-        let mut files = select(context, wanted, stop).await?;
+        let artifact = self.artifact;
+        let selection =
+            FileSelection { paths: &artifact.paths, exclude: &artifact.exclude, untracked: artifact.untracked };
+        let mut files = select(context, selection, stop).await?;
         let env = context.environment().into_iter().collect::<HashMap<_, _>>();
         // An artifact without a name is called `artifacts`. If the name expands to an empty text, it is called `default`.
-        let name = if what.name.is_empty() { "artifacts".to_owned() } else { expand(&what.name, &env) };
+        let name = if artifact.name.is_empty() { "artifacts".to_owned() } else { expand(&artifact.name, &env) };
         if let Some(provenance) = self.provenance {
             context.report(MessageLevel::Plain, "Generating artifacts metadata");
             files = provenance.add(context, base(&name), files, stop).await?;
@@ -106,8 +107,8 @@ impl Upload<'_> {
         if files.iter().any(|file| file.starts_with(".git")) {
             context.report(MessageLevel::Warning, "part of .git directory is on the list of files to archive");
         }
-        let format = Format::of_artifact(&what.artifact_format)
-            .ok_or_else(|| Failure::Step(format!("the artifact format `{}` is not known", what.artifact_format)))?;
+        let format = Format::of_artifact(&artifact.artifact_format)
+            .ok_or_else(|| Failure::Step(format!("`{}` is not a valid artifact format", artifact.artifact_format)))?;
         let archive = self.archive(context, format, files, stop).await?;
         self.send(context, endpoint().await?, &filename(&name, format), archive.path(), stop).await
     }
@@ -123,8 +124,8 @@ impl Upload<'_> {
         let watch = stop.clone();
         blocking(context, "packing the artifacts", stop, move || {
             // The job may have removed the directory.
-            let there = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
-            let target = there.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));
+            let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&staging);
+            let target = created.and_then(|()| tempfile::Builder::new().prefix("artifacts_").tempfile_in(staging));
             let target = target.map_err(Failure::io("failed to write the archive"))?;
             pack(format, &root, &files, level, target.as_file(), &watch)?;
             Ok(target)
@@ -142,11 +143,11 @@ impl Upload<'_> {
     ) -> Result<(), Failure> {
         let not_empty = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         let query = ArtifactQuery {
-            artifact_format: not_empty(&self.what.artifact_format),
-            artifact_type: not_empty(&self.what.artifact_type),
-            expire_in: not_empty(&self.what.expire_in),
+            artifact_format: not_empty(&self.artifact.artifact_format),
+            artifact_type: not_empty(&self.artifact.artifact_type),
+            expire_in: not_empty(&self.artifact.expire_in),
         };
-        let doing = match self.what.artifact_type.as_str() {
+        let doing = match self.artifact.artifact_type.as_str() {
             "" => "Uploading artifacts to coordinator...".to_owned(),
             kind => format!("Uploading artifacts as \"{kind}\" to coordinator..."),
         };
@@ -161,7 +162,7 @@ impl Upload<'_> {
                 filename,
                 body,
                 Some(length),
-                self.limits,
+                self.timeouts,
             );
             let result = tokio::select! {
                 cause = stop.stopped() => return Err(Failure::Stopped(cause)),
@@ -193,8 +194,8 @@ impl Upload<'_> {
 }
 
 async fn open(context: &dyn TransferContext, path: &Path) -> Result<(ByteStream, u64), Failure> {
-    let own = path.to_owned();
-    let file = muster_files::apart(path, move || muster_files::open(&own)).await?;
+    let owned_path = path.to_owned();
+    let file = muster_files::run_blocking(path, move || muster_files::open(&owned_path)).await?;
     let length = file.metadata().map_err(Failure::io("failed to read the archive"))?.len();
     let mut meter: Meter = context.meter("Uploading artifacts", Some(length));
     let body = ReaderStream::with_capacity(tokio::fs::File::from_std(file), 256 * 1024);
@@ -220,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_follow_the_format() {
+    fn file_names_follow_the_format() {
         for (name, format, expected) in [
             ("", "zip", "default.zip"),
             (".", "", "default.zip"),

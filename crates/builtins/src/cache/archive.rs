@@ -2,12 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::path::Path;
 
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
+use super::unchanged::is_unchanged;
 use crate::blocking::blocking;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
@@ -41,7 +41,7 @@ pub struct Archive<'a> {
 pub enum ArchiveOutcome {
     /// The patterns match no files.
     NoFiles,
-    /// No file is newer than the existing archive.
+    /// The existing archive contains exactly these files.
     UpToDate,
     /// A new archive was written.
     Written {
@@ -51,7 +51,7 @@ pub enum ArchiveOutcome {
 }
 
 impl Archive<'_> {
-    /// Packs the files if one of them is newer than the archive. The archive is replaced atomically.
+    /// Packs the files, unless the archive contains exactly these files. The archive is replaced atomically.
     ///
     /// # Errors
     /// [`Failure`] if a file or the directory cannot be used, or the job was stopped.
@@ -62,26 +62,29 @@ impl Archive<'_> {
         }
         let (root, watch) = (context.root().to_owned(), stop.clone());
         let (archive, alternate) = (self.file.to_owned(), self.alternate.map(Path::to_owned));
+        let limits = context.extraction().limits;
         let (format, level, metadata) = (self.format, self.level, self.metadata.map(str::to_owned));
         blocking(context, "packing the cache", stop, move || {
             adopt_alternate(alternate.as_deref(), &archive);
-            if is_up_to_date(&archive, &root, &files) {
+            if is_unchanged(&archive, &root, &files, limits, &watch) {
                 return Ok(ArchiveOutcome::UpToDate);
             }
-            let problem = || Failure::io(format!("failed to write `{}`", archive.display()));
+            let write_failed = || Failure::io(format!("failed to write `{}`", archive.display()));
             let directory = archive.parent().unwrap_or(Path::new("."));
-            fs::create_dir_all(directory).map_err(problem())?;
-            let part = tempfile::Builder::new().prefix("archive_").tempfile_in(directory).map_err(problem())?;
-            pack(format, &root, &files, level, part.as_file(), &watch)?;
-            let size = part.as_file().metadata().map_err(problem())?.len();
-            part.persist(&archive).map_err(|error| problem()(error.error))?;
+            fs::create_dir_all(directory).map_err(write_failed())?;
+            let temporary =
+                tempfile::Builder::new().prefix("archive_").tempfile_in(directory).map_err(write_failed())?;
+            pack(format, &root, &files, level, temporary.as_file(), &watch)?;
+            let size = temporary.as_file().metadata().map_err(write_failed())?.len();
+            temporary.persist(&archive).map_err(|error| write_failed()(error.error))?;
             if let Some(metadata) = metadata {
                 // An existing file is replaced and never opened: another job may have put a FIFO or a symbolic link there.
                 let path = directory.join("metadata.json");
-                let problem = || Failure::io(format!("failed to write `{}`", path.display()));
-                let mut part = tempfile::Builder::new().prefix("metadata_").tempfile_in(directory).map_err(problem())?;
-                part.write_all(metadata.as_bytes()).map_err(problem())?;
-                part.persist(&path).map_err(|error| problem()(error.error))?;
+                let write_failed = || Failure::io(format!("failed to write `{}`", path.display()));
+                let mut temporary =
+                    tempfile::Builder::new().prefix("metadata_").tempfile_in(directory).map_err(write_failed())?;
+                temporary.write_all(metadata.as_bytes()).map_err(write_failed())?;
+                temporary.persist(&path).map_err(|error| write_failed()(error.error))?;
             }
             Ok(ArchiveOutcome::Written { size })
         })
@@ -98,14 +101,6 @@ fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     }
 }
 
-/// Returns whether no file has changed since the archive was written.
-fn is_up_to_date(archive: &Path, root: &Path, files: &[PathBuf]) -> bool {
-    let modified = |path: &Path| fs::symlink_metadata(path).and_then(|metadata| metadata.modified());
-    let Ok(made) = modified(archive) else { return false };
-    let newest = files.iter().filter_map(|file| modified(&root.join(file)).ok()).max();
-    newest.unwrap_or(SystemTime::UNIX_EPOCH) <= made
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -117,19 +112,19 @@ mod tests {
     #[test]
     fn existing_metadata_file_is_replaced_not_opened() {
         let dir = tempfile::tempdir().unwrap();
-        let (root, cache, kept) = (dir.path().join("project"), dir.path().join("cache"), dir.path().join("kept"));
+        let (root, cache, outside) = (dir.path().join("project"), dir.path().join("cache"), dir.path().join("outside"));
         let metadata = cache.join("metadata.json");
         fs::create_dir(&root).unwrap();
         fs::create_dir(&cache).unwrap();
         fs::write(root.join("file"), "text").unwrap();
-        fs::write(&kept, "kept").unwrap();
+        fs::write(&outside, "unchanged").unwrap();
         let fifo = || {
             rustix::fs::mknodat(rustix::fs::CWD, &metadata, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         };
-        let link = || std::os::unix::fs::symlink(&kept, &metadata).unwrap();
-        let put: [(&str, &dyn Fn()); 2] = [("a FIFO", &fifo), ("a link", &link)];
-        for (what, put) in put {
-            put();
+        let link = || std::os::unix::fs::symlink(&outside, &metadata).unwrap();
+        let replacements: [(&str, &dyn Fn()); 2] = [("a FIFO", &fifo), ("a link", &link)];
+        for (description, create) in replacements {
+            create();
             let (file, root) = (cache.join("cache.zip"), root.clone());
             let (done, written) = mpsc::channel();
             std::thread::spawn(move || {
@@ -147,12 +142,11 @@ mod tests {
                 done.send(written.unwrap()).unwrap();
             });
             let written = written.recv_timeout(Duration::from_secs(20));
-            let written =
-                written.unwrap_or_else(|_| panic!("{what} in the place of the metadata: writing does not end"));
-            assert!(matches!(written, ArchiveOutcome::Written { .. }), "{what}: {written:?}");
-            assert_eq!(fs::read_to_string(&kept).unwrap(), "kept", "{what}");
-            assert!(fs::symlink_metadata(&metadata).unwrap().is_file(), "{what}");
-            assert_eq!(fs::read_to_string(&metadata).unwrap(), "{}", "{what}");
+            let written = written.unwrap_or_else(|_| panic!("{description} in place of the metadata blocks the write"));
+            assert!(matches!(written, ArchiveOutcome::Written { .. }), "{description}: {written:?}");
+            assert_eq!(fs::read_to_string(&outside).unwrap(), "unchanged", "{description}");
+            assert!(fs::symlink_metadata(&metadata).unwrap().is_file(), "{description}");
+            assert_eq!(fs::read_to_string(&metadata).unwrap(), "{}", "{description}");
             fs::remove_file(&metadata).unwrap();
             fs::remove_file(cache.join("cache.zip")).unwrap();
         }

@@ -1,10 +1,12 @@
 //! `builtin://cache/restore` and `builtin://cache/save`: caches in a directory of this machine (docs/spec/job-execution.md, section 10).
 //!
-//! [`remote`] transfers caches to and from an object store, for other machines. A cache never fails the job. Archives are replaced
-//! atomically, so that a reader never sees an incomplete one.
+//! If the plan has signed URLs of an object store, [`store`] transfers the archives to and from it, for other machines. A cache never
+//! fails the job. Archives are replaced atomically, so that a reader never sees an incomplete one.
 
 mod archive;
 pub mod remote;
+mod store;
+mod unchanged;
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +23,9 @@ use crate::files::extract::extract;
 use crate::files::format::{Format, Level};
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
+use store::ObjectStore;
+
+use remote::RemoteError;
 
 pub use archive::{Archive, ArchiveOutcome, NO_FILES, UP_TO_DATE};
 
@@ -72,13 +77,15 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
     for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {
         context.report(MessageLevel::Notice, &format!("Checking cache for {}...", name(cache, index)));
         let Some(path) = archive_path(cache, key) else {
-            context.report(MessageLevel::Warning, &format!("cache key \"{key}\" leads out of the cache directory"));
+            context.report(MessageLevel::Warning, &format!("cache key \"{key}\" points outside the cache directory"));
             continue;
         };
-        context.report(MessageLevel::Plain, NO_DOWNLOAD);
+        if !fetch(context, cache, key, &path, stop).await? {
+            continue;
+        }
         let alternate = archive_path(cache, &cache.alternate).filter(|_| index == 0);
         let found = path.clone();
-        let opened = muster_files::apart(&path, move || {
+        let opened = muster_files::run_blocking(&path, move || {
             muster_files::open(&found).or_else(|error| alternate.map_or(Err(error), |path| muster_files::open(&path)))
         });
         let archive = match opened.await {
@@ -110,6 +117,29 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
     Ok(())
 }
 
+/// Downloads the archive of a key to `path` if there is an object store. Returns whether an archive may exist at `path`.
+async fn fetch(
+    context: &Context,
+    cache: &CacheEntry,
+    key: &str,
+    path: &Path,
+    stop: &StopToken,
+) -> Result<bool, Failure> {
+    let Some(store) = ObjectStore::for_download(context, cache, key) else {
+        context.report(MessageLevel::Plain, NO_DOWNLOAD);
+        return Ok(true);
+    };
+    match store.download(context, path, stop).await {
+        Ok(()) => Ok(true),
+        Err(RemoteError::Stopped(cause)) => Err(Failure::Stopped(cause)),
+        Err(error) => {
+            context.report(MessageLevel::Warning, &muster_job::error_chain(&error));
+            context.report(MessageLevel::Warning, "Failed to extract cache");
+            Ok(false)
+        }
+    }
+}
+
 /// Removes the files of a cache that could not be unpacked completely, for `FF_CLEAN_UP_FAILED_CACHE_EXTRACT`.
 async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let found = select(context, FileSelection { paths: &cache.paths, ..FileSelection::default() }, stop).await?;
@@ -129,7 +159,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToke
     .await
 }
 
-/// Packs the files of a cache if one of them is newer than the archive.
+/// Packs the files of a cache, unless the archive contains exactly these files, and uploads the archive.
 async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let Some(path) = archive_path(cache, &cache.key) else {
         context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key");
@@ -158,16 +188,25 @@ async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result
         level: Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL")),
         metadata: Some(&metadata),
     };
-    match archive.write(context, stop).await {
+    let created = match archive.write(context, stop).await {
         Ok(written) => {
             match written {
                 ArchiveOutcome::Written { .. } => {}
                 ArchiveOutcome::UpToDate => context.report(MessageLevel::Plain, UP_TO_DATE),
                 ArchiveOutcome::NoFiles => context.report(MessageLevel::Plain, NO_FILES),
             }
-            context.report(MessageLevel::Plain, NO_UPLOAD);
-            context.report(MessageLevel::Notice, "Created cache");
+            match ObjectStore::for_upload(context, cache) {
+                Some(store) => store.upload(context, &path, written, stop).await.map_err(Failure::from),
+                None => {
+                    context.report(MessageLevel::Plain, NO_UPLOAD);
+                    Ok(())
+                }
+            }
         }
+        Err(failure) => Err(failure),
+    };
+    match created {
+        Ok(()) => context.report(MessageLevel::Notice, "Created cache"),
         Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
         Err(failure) => context.report(MessageLevel::Warning, &format!("Failed to create cache: {failure}")),
     }
@@ -192,7 +231,7 @@ fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
     }
 }
 
-/// Returns the path of the archive of a key. `None` means that the key is empty or leads out of the cache directory.
+/// Returns the path of the archive of a key. `None` means that the key is empty or points outside the cache directory.
 fn archive_path(cache: &CacheEntry, key: &str) -> Option<PathBuf> {
     let inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
     (inside && !key.is_empty()).then(|| Path::new(&cache.cache_dir).join(key).join("cache.zip"))

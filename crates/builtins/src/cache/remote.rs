@@ -27,6 +27,15 @@ pub struct Remote {
     delay: Duration,
 }
 
+/// An object in a store.
+#[derive(Debug, Clone)]
+pub struct RemoteObject {
+    /// Signed URL for GET.
+    pub url: Url,
+    /// Signed URL for HEAD, by which the age of the object is queried. `None` means that it is unknown.
+    pub head: Option<Url>,
+}
+
 /// Error of a transfer.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
@@ -80,15 +89,67 @@ impl From<RemoteError> for Failure {
 }
 
 impl Remote {
-    /// Returns a client. `limit` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
+    /// Returns a client. `timeout` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
     ///
     /// # Errors
     /// [`RemoteError::Setup`] if the system's certificates cannot be read.
-    pub fn new(limit: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
-        let http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(limit);
+    pub fn new(timeout: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
+        let http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(timeout);
         // An archive must not be decompressed, even if the store declares a content encoding.
         let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
         Ok(Self { http, retries, delay })
+    }
+
+    /// Downloads the newest one of several objects to `file`, unless the file is as new.
+    ///
+    /// If the age of an object cannot be queried, a later object is used only if the earlier ones do not exist.
+    ///
+    /// # Errors
+    /// As for [`Self::download`].
+    pub async fn download_newest(
+        &self,
+        context: &dyn TransferContext,
+        objects: &[RemoteObject],
+        file: &Path,
+        stop: &StopToken,
+    ) -> Result<(), RemoteError> {
+        let heads: Vec<&Url> = objects.iter().filter_map(|object| object.head.as_ref()).collect();
+        let mut ordered: Vec<&Url> = objects.iter().map(|object| &object.url).collect();
+        if objects.len() > 1 && heads.len() == objects.len() {
+            let ages = futures::future::try_join_all(heads.into_iter().map(|head| self.modified(head)));
+            let ages = tokio::select! {
+                cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
+                ages = ages => ages?,
+            };
+            let mut by_age: Vec<(Option<SystemTime>, &Url)> = ages.into_iter().zip(ordered).collect();
+            by_age.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+            ordered = by_age.into_iter().map(|(_, url)| url).collect();
+        }
+        let mut result = Err(RemoteError::Missing);
+        for url in ordered {
+            result = self.download(context, url, file, stop).await;
+            if !matches!(result, Err(RemoteError::Missing)) {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Returns whether the object of an unchanged archive exists, so that the archive need not be uploaded.
+    ///
+    /// # Errors
+    /// As for [`Self::modified`].
+    pub async fn has(&self, context: &dyn TransferContext, head: &Url, stop: &StopToken) -> Result<bool, RemoteError> {
+        let modified = tokio::select! {
+            cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
+            modified = self.modified(head) => modified?,
+        };
+        let message = match modified {
+            Some(_) => "Primary cache already exists remotely, skipping upload",
+            None => "Primary cache does not exist remotely, uploading existing archive",
+        };
+        context.report(MessageLevel::Plain, message);
+        Ok(modified.is_some())
     }
 
     /// Returns when the object at `url` was last modified. `None` means that it does not exist.
@@ -107,7 +168,7 @@ impl Remote {
     /// Downloads the object at `url` to `file`, unless the file is as new. The file is replaced atomically.
     ///
     /// # Errors
-    /// [`RemoteError`]. The file is unchanged then.
+    /// [`RemoteError`]. The file is then unchanged.
     pub async fn download(
         &self,
         context: &dyn TransferContext,
@@ -115,46 +176,48 @@ impl Remote {
         file: &Path,
         stop: &StopToken,
     ) -> Result<(), RemoteError> {
-        self.with_retries(context, stop, async || self.download_once(context, url, file).await).await
+        self.with_retries(context, stop, || self.download_once(context, url, file)).await
     }
 
     async fn download_once(&self, context: &dyn TransferContext, url: &Url, file: &Path) -> Result<(), RemoteError> {
-        let local = |error| RemoteError::File(format!("write `{}`", file.display()), error);
+        let write_failed = |error| RemoteError::File(format!("write `{}`", file.display()), error);
         let response = self.http.get(url.clone()).send().await.map_err(RemoteError::network)?;
         let response = check_status(response).await?;
         let changed = last_modified(&response);
-        let own = fs::symlink_metadata(file).and_then(|metadata| metadata.modified()).ok();
+        let local_time = fs::symlink_metadata(file).and_then(|metadata| metadata.modified()).ok();
         let name = |path: Option<&std::ffi::OsStr>| path.unwrap_or_default().to_string_lossy().into_owned();
-        if own.is_some_and(|own| changed.unwrap_or(SystemTime::UNIX_EPOCH) <= own) {
+        if local_time.is_some_and(|time| changed.unwrap_or(SystemTime::UNIX_EPOCH) <= time) {
             context.report(MessageLevel::Plain, &format!("{} is up to date", name(file.file_name())));
             return Ok(());
         }
         let etag = response.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
         let etag = etag.map(|etag| format!(" ETag={etag}")).unwrap_or_default();
-        // The suffix is not printed: it is always `.zip`, in whatever format the archive is.
+        // The suffix is not printed, because it is `.zip` for every format.
         context.report(
             MessageLevel::Plain,
             &format!("Downloading {} from {}{etag}", name(file.file_stem()), without_secrets(url)),
         );
         let directory = file.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(directory).map_err(local)?;
-        let mut part = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(local)?;
+        fs::create_dir_all(directory).map_err(write_failed)?;
+        let mut temporary = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(write_failed)?;
         let mut meter = context.meter("Downloading cache", response.content_length());
         let mut body = response.bytes_stream();
         while let Some(chunk) = body.next().await {
             let chunk = chunk.map_err(RemoteError::network)?;
-            part.write_all(&chunk).map_err(local)?;
+            temporary.write_all(&chunk).map_err(write_failed)?;
             meter(chunk.len());
         }
         if let Some(time) = changed {
-            filetime::set_file_handle_times(part.as_file(), None, Some(FileTime::from_system_time(time)))
-                .map_err(local)?;
+            filetime::set_file_handle_times(temporary.as_file(), None, Some(FileTime::from_system_time(time)))
+                .map_err(write_failed)?;
         }
-        part.persist(file).map_err(|error| local(error.error))?;
+        temporary.persist(file).map_err(|error| write_failed(error.error))?;
         Ok(())
     }
 
-    /// Uploads `file` to `url`. `headers` have the form `Name: value`; those without a colon are ignored.
+    /// Uploads `file` to `url`, unless it is larger than `max_bytes` (0 means no limit).
+    ///
+    /// `headers` have the form `Name: value`; those without a colon are ignored.
     ///
     /// # Errors
     /// A header is invalid, the file cannot be read, or the store is unreachable or answers with an error.
@@ -164,10 +227,20 @@ impl Remote {
         file: &Path,
         url: &Url,
         headers: &[String],
+        max_bytes: u64,
         stop: &StopToken,
     ) -> Result<(), RemoteError> {
+        let size = || Ok(fs::symlink_metadata(file)?.len());
+        let size = size().map_err(|error| RemoteError::File(format!("read `{}`", file.display()), error))?;
+        if max_bytes != 0 && size > max_bytes {
+            let message = format!(
+                "Cache archive size ({size}) is too big (Limit is set to {max_bytes}). Cache will be stored only locally."
+            );
+            context.report(MessageLevel::Plain, &message);
+            return Ok(());
+        }
         let headers = parse_headers(headers)?;
-        self.with_retries(context, stop, async || self.upload_once(context, file, url, &headers).await).await
+        self.with_retries(context, stop, || self.upload_once(context, file, url, &headers)).await
     }
 
     async fn upload_once(
@@ -177,11 +250,12 @@ impl Remote {
         url: &Url,
         headers: &HeaderMap,
     ) -> Result<(), RemoteError> {
-        let local = |error| RemoteError::File(format!("read `{}`", file.display()), error);
-        let own = file.to_owned();
-        let content =
-            muster_files::apart(file, move || muster_files::open(&own)).await.map_err(|error| local(error.into()))?;
-        let metadata = content.metadata().map_err(local)?;
+        let read_failed = |error| RemoteError::File(format!("read `{}`", file.display()), error);
+        let path = file.to_owned();
+        let content = muster_files::run_blocking(file, move || muster_files::open(&path))
+            .await
+            .map_err(|error| read_failed(error.into()))?;
+        let metadata = content.metadata().map_err(read_failed)?;
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         context.report(MessageLevel::Plain, &format!("Uploading {name} to {}", without_secrets(url)));
         let mut meter = context.meter("Uploading cache", Some(metadata.len()));
@@ -190,33 +264,39 @@ impl Remote {
         let mut headers = headers.clone();
         headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/octet-stream"));
         headers.insert(header::CONTENT_LENGTH, metadata.len().into());
-        let time = metadata.modified().map(httpdate::fmt_http_date).map_err(local)?;
+        let time = metadata.modified().map(httpdate::fmt_http_date).map_err(read_failed)?;
         if let Ok(time) = HeaderValue::from_str(&time) {
             headers.insert(header::LAST_MODIFIED, time);
         }
         let call = self.http.put(url.clone()).headers(headers).body(Body::wrap_stream(body));
-        check_status(call.send().await.map_err(RemoteError::network)?).await.map(drop)
+        let response = check_status(call.send().await.map_err(RemoteError::network)?).await?;
+        // The next download compares the age of the object with that of the file, so both must have the time of the store's clock.
+        if let Some(time) = http_date(&response, header::DATE) {
+            filetime::set_file_mtime(file, FileTime::from_system_time(time))
+                .map_err(|error| RemoteError::File(format!("set the time of `{}`", file.display()), error))?;
+        }
+        Ok(())
     }
 
     /// Makes a transfer, and retries it after transient errors.
-    async fn with_retries(
+    async fn with_retries<F: Future<Output = Result<(), RemoteError>>>(
         &self,
         context: &dyn TransferContext,
         stop: &StopToken,
-        transfer: impl AsyncFn() -> Result<(), RemoteError>,
+        transfer: impl Fn() -> F,
     ) -> Result<(), RemoteError> {
         let mut retries_left = self.retries;
         loop {
-            let ended = tokio::select! {
+            let result = tokio::select! {
                 cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
-                ended = transfer() => ended,
+                result = transfer() => result,
             };
-            match ended {
+            match result {
                 Err(error) if error.is_transient() && retries_left > 0 => {
                     retries_left -= 1;
                     context.report(MessageLevel::Warning, &format!("Retrying... error={error}"));
                 }
-                ended => return ended,
+                result => return result,
             }
             tokio::select! {
                 cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
@@ -246,11 +326,11 @@ async fn reason(mut response: Response) -> String {
         }
     }
     let text = String::from_utf8_lossy(&body);
-    let inside = |name: &str| {
+    let element = |name: &str| {
         let after = text.split_once(&format!("<{name}>"))?.1;
         Some(after.split_once(&format!("</{name}>"))?.0.split_whitespace().collect::<Vec<_>>().join(" "))
     };
-    match (inside("Code"), inside("Message")) {
+    match (element("Code"), element("Message")) {
         (Some(code), message) => {
             format!(". Request failed with code: {code}, message: {}", message.unwrap_or_default())
         }
@@ -259,7 +339,11 @@ async fn reason(mut response: Response) -> String {
 }
 
 fn last_modified(response: &Response) -> Option<SystemTime> {
-    httpdate::parse_http_date(response.headers().get(header::LAST_MODIFIED)?.to_str().ok()?).ok()
+    http_date(response, header::LAST_MODIFIED)
+}
+
+fn http_date(response: &Response, name: HeaderName) -> Option<SystemTime> {
+    httpdate::parse_http_date(response.headers().get(name)?.to_str().ok()?).ok()
 }
 
 /// Returns the URL without parts that may be secret. The signature is in the query.
@@ -274,9 +358,53 @@ fn without_secrets(url: &Url) -> Url {
 fn parse_headers(headers: &[String]) -> Result<HeaderMap, RemoteError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers.iter().filter_map(|header| header.split_once(':')) {
-        let unusable = || RemoteError::Setup(format!("`{}` is not a valid header", name.trim()));
-        let name = HeaderName::try_from(name.trim()).map_err(|_| unusable())?;
-        map.insert(name, HeaderValue::try_from(value.trim()).map_err(|_| unusable())?);
+        let invalid = || RemoteError::Setup(format!("`{}` is not a valid header", name.trim()));
+        let name = HeaderName::try_from(name.trim()).map_err(|_| invalid())?;
+        map.insert(name, HeaderValue::try_from(value.trim()).map_err(|_| invalid())?);
     }
     Ok(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::transfer::test_support::RecordingContext;
+
+    /// Serves a store that closes the connection in the middle of each of `broken` answers, and then answers completely.
+    async fn dying_store(broken: usize) -> Url {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = Url::parse(&format!("http://{}/object", listener.local_addr().unwrap())).unwrap();
+        tokio::spawn(async move {
+            for index in 0.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await.unwrap();
+                let head = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\nConnection: close\r\n\r\n";
+                let body = if index < broken { "01234" } else { "0123456789" };
+                stream.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn store_that_dies_in_the_middle_of_a_download_leaves_the_old_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("cache.zip");
+        fs::write(&file, "old").unwrap();
+        filetime::set_file_mtime(&file, FileTime::from_unix_time(-1, 0)).unwrap();
+        let context = RecordingContext::new(directory.path().to_owned());
+        let remote = Remote::new(Duration::from_secs(60), 2, Duration::from_millis(1)).unwrap();
+        let stop = StopToken::new();
+        let error = remote.download(&context, &dying_store(3).await, &file, &stop).await.unwrap_err();
+        assert!(matches!(error, RemoteError::Network(_)), "{error:?}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        assert_eq!(context.messages.lock().iter().filter(|line| line.starts_with("Retrying...")).count(), 2);
+        remote.download(&context, &dying_store(2).await, &file, &stop).await.unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "0123456789");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
+    }
 }

@@ -34,9 +34,9 @@ pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &StopTo
         }
         _ => {
             clear(context, stop).await?;
-            let emptied = project.clone();
+            let directory = project.clone();
             blocking(context, "removing the project directory", stop, move || {
-                let _ = fs::remove_dir(emptied);
+                let _ = fs::remove_dir(directory);
                 Ok(())
             })
             .await?;

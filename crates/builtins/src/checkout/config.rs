@@ -29,11 +29,11 @@ pub(super) fn external_path(context: &Context) -> PathBuf {
 
 /// Writes the git configuration of the job. Returns the path of the file that repositories include.
 pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<PathBuf, Failure> {
-    writing(context, checkout, stop, |context, checkout| {
+    write_blocking(context, checkout, stop, |context, checkout| {
         let external = external_path(context);
-        private(&external, &external_text(context, checkout))?;
+        write_private(&external, &external_text(context, checkout))?;
         if checkout.credential_helper {
-            private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
+            write_private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
         }
         Ok(external)
     })
@@ -46,30 +46,30 @@ pub(super) async fn write_template(
     checkout: &Checkout,
     stop: &StopToken,
 ) -> Result<PathBuf, Failure> {
-    writing(context, checkout, stop, |context, checkout| {
+    write_blocking(context, checkout, stop, |context, checkout| {
         let template = context.temp_dir.join("git-template");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
-        private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
+        write_private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
         Ok(template)
     })
     .await
 }
 
-async fn writing(
+async fn write_blocking(
     context: &Arc<Context>,
     checkout: &Checkout,
     stop: &StopToken,
     write: fn(&Context, &Checkout) -> io::Result<PathBuf>,
 ) -> Result<PathBuf, Failure> {
-    let (own, checkout) = (Arc::clone(context), checkout.clone());
+    let (shared, checkout) = (Arc::clone(context), checkout.clone());
     blocking(&**context, "writing the git configuration", stop, move || {
-        write(&own, &checkout).map_err(Failure::io("failed to write the git configuration"))
+        write(&shared, &checkout).map_err(Failure::io("failed to write the git configuration"))
     })
     .await
 }
 
 /// Writes a private file. An existing file is removed first, so that the mode is right and no symbolic link is followed.
-fn private(path: &Path, text: &str) -> io::Result<()> {
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -124,7 +124,7 @@ fn external_text(context: &Context, checkout: &Checkout) -> String {
 
 /// Returns pairs of a URL with credentials and the URL that git replaces by it (docs/spec/job-execution.md, section 2.6).
 ///
-/// Each URL is replaced only once; the first pair counts.
+/// Each URL is replaced only once; the first matching pair is used.
 fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));
@@ -144,8 +144,8 @@ fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
 fn global_text(context: &Context, external: &Path) -> String {
     let home =
         context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| PathBuf::from(home));
-    let own = home.into_iter().flat_map(|home| [home.join(".config/git/config"), home.join(".gitconfig")]);
-    let all = own.filter(|file| file.is_file()).chain([external.to_owned()]);
+    let user_files = home.into_iter().flat_map(|home| [home.join(".config/git/config"), home.join(".gitconfig")]);
+    let all = user_files.filter(|file| file.is_file()).chain([external.to_owned()]);
     all.map(|file| format!("[include]\n\tpath = {}\n", quoted(&file.to_string_lossy()))).collect()
 }
 

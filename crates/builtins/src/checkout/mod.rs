@@ -120,7 +120,7 @@ async fn clear(context: &Context, stop: &StopToken) -> Result<(), Failure> {
 /// Returns whether the project directory contains a file or directory with this name.
 async fn exists(context: &Context, name: &str, stop: &StopToken) -> Result<bool, Failure> {
     let path = context.project_dir.join(name);
-    blocking(context, "looking at the project directory", stop, move || Ok(path.exists())).await
+    blocking(context, "checking the project directory", stop, move || Ok(path.exists())).await
 }
 
 /// Returns a URL without user and password, so that it can be written to a file or the trace.
@@ -137,7 +137,7 @@ fn without_credentials(url: &str) -> String {
     }
 }
 
-fn short(sha: &str) -> &str {
+fn short_sha(sha: &str) -> &str {
     sha.get(..8).unwrap_or(sha)
 }
 

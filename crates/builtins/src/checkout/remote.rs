@@ -13,7 +13,7 @@ use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
-use super::{clear, exists, short, submodules, without_credentials};
+use super::{clear, exists, short_sha, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 
@@ -28,7 +28,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     }
     let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
     let (directory, clean_config) = (project.clone(), checkout.clean_config);
-    blocking(&**context, "removing what an earlier job left", stop, move || {
+    blocking(&**context, "removing leftovers of an earlier job", stop, move || {
         remove_leftovers(&directory, with_submodules);
         if clean_config {
             remove_config(&directory, with_submodules);
@@ -59,13 +59,13 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
     }));
     if checkout.safe_directory {
         let project = project.to_string_lossy();
-        let same = format!("^{}$", regex_escaped(&project));
-        let args = ["config", "--global", "--replace-all", "safe.directory", &project, &same];
+        let pattern = format!("^{}$", regex_escaped(&project));
+        let args = ["config", "--global", "--replace-all", "safe.directory", &project, &pattern];
         git(context, &args, &context.temp_dir, stop).await?;
     }
     context.create_project_dir(stop).await?;
-    let fresh = !exists(context, ".git", stop).await?;
-    if fresh || checkout.clean_config {
+    let is_new = !exists(context, ".git", stop).await?;
+    if is_new || checkout.clean_config {
         let template = config::write_template(context, checkout, stop).await?;
         let template = template.to_string_lossy();
         let mut args = vec!["init", "--quiet", "--template", &template];
@@ -74,7 +74,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
         }
         git(context, &args, project, stop).await?;
     }
-    if fresh {
+    if is_new {
         context.print(&style::info("Created fresh repository."));
     } else {
         let (url, include) = (without_credentials(&checkout.repo_url), external.to_string_lossy());
@@ -110,7 +110,8 @@ fn options(checkout: &Checkout) -> Vec<String> {
 /// Checks out the files of the commit, including those in LFS.
 async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
-    let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&checkout.sha), checkout.ref_name);
+    let notice =
+        format!("Checking out {} as detached HEAD (ref is {})...", short_sha(&checkout.sha), checkout.ref_name);
     context.print(&style::info(&notice));
     let options = options(checkout);
     let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -144,7 +145,7 @@ pub(super) fn has_lfs(context: &Context) -> bool {
     })
 }
 
-/// Returns whether `.gitattributes` of the top directory uses the LFS filter. An unreadable file counts as no.
+/// Returns whether `.gitattributes` of the top directory uses the LFS filter. False if the file is unreadable.
 async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
@@ -166,6 +167,10 @@ async fn git_without_lfs(
     git_with(context, args, &context.project_dir, skip, stop).await
 }
 
+/// Message about an environment without git.
+const NO_GIT: &str = "failed to get the sources: there is no `git` here; use an image that has git, or set the variable GIT_STRATEGY to \
+     `none` or `empty` if the job needs no sources";
+
 /// Runs git with the job's environment, except variables that would make git use another repository.
 pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &StopToken) -> Result<(), Failure> {
     git_with(context, args, dir, None, stop).await
@@ -175,7 +180,7 @@ async fn git_with(
     context: &Context,
     args: &[&str],
     dir: &Path,
-    more: Option<(OsString, OsString)>,
+    extra: Option<(OsString, OsString)>,
     stop: &StopToken,
 ) -> Result<(), Failure> {
     let selects_other_repository = |key: &OsString| {
@@ -186,7 +191,11 @@ async fn git_with(
     let mut env: Vec<_> = context.environment().into_iter().filter(|(key, _)| !selects_other_repository(key)).collect();
     env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
     env.push(("GCM_INTERACTIVE".into(), "Never".into()));
-    env.extend(more);
+    env.extend(extra);
+    let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path.clone()).unwrap_or_default();
+    if !std::env::split_paths(&path).any(|folder| folder.join("git").exists()) {
+        return Err(Failure::Step(NO_GIT.to_owned()));
+    }
     let command = Command {
         program: PathBuf::from("git"),
         args: args.iter().map(Into::into).collect(),

@@ -82,8 +82,8 @@ fn include(context: &Context) -> String {
 }
 
 fn sync(checkout: &Checkout, recursive: bool) -> Vec<String> {
-    let words = ["submodule", "sync"].into_iter().chain(recursive.then_some(RECURSIVE)).map(str::to_owned);
-    words.chain(paths(checkout)).collect()
+    let args = ["submodule", "sync"].into_iter().chain(recursive.then_some(RECURSIVE)).map(str::to_owned);
+    args.chain(paths(checkout)).collect()
 }
 
 fn update_command(context: &Context, checkout: &Checkout, recursive: bool) -> Vec<String> {
@@ -99,8 +99,8 @@ fn update_command(context: &Context, checkout: &Checkout, recursive: bool) -> Ve
 }
 
 fn paths(checkout: &Checkout) -> Vec<String> {
-    let some = (!checkout.submodule_paths.is_empty()).then(|| "--".to_owned());
-    some.into_iter().chain(checkout.submodule_paths.iter().cloned()).collect()
+    let separator = (!checkout.submodule_paths.is_empty()).then(|| "--".to_owned());
+    separator.into_iter().chain(checkout.submodule_paths.iter().cloned()).collect()
 }
 
 fn clean_command(flags: Option<&Vec<String>>) -> Vec<String> {

@@ -19,7 +19,7 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{config, remote, short, submodules, without_credentials};
+use super::{config, remote, short_sha, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::templates::{Template, TemplateKey, Tree};
@@ -42,7 +42,7 @@ pub(super) async fn check_out(
     };
     let template = template(context, checkout, &key, stop).await?;
     if checkout.checkout {
-        let notice = format!("Checking out {} as detached HEAD (ref is {})...", short(&key.sha), checkout.ref_name);
+        let notice = format!("Checking out {} as detached HEAD (ref is {})...", short_sha(&key.sha), checkout.ref_name);
         context.print(&style::info(&notice));
     } else {
         context.print(&style::info("Skipping Git checkout"));
@@ -88,7 +88,7 @@ async fn template(
         biased;
         template = &mut template => template,
         cause = stop.stopped() => match is_building.load(Ordering::Relaxed) {
-            // This job has to wait until its git was terminated.
+            // This job must wait until its git process was terminated.
             true => template.await,
             false => return Err(Failure::Stopped(cause)),
         },
@@ -151,7 +151,7 @@ fn write_repository(root: &Path, checkout: &Checkout, key: &TemplateKey) -> io::
 
 /// Returns the packed tags of the repository, for `git describe`.
 fn tags(repository: &Path) -> String {
-    // In a linked run tree, this is a symbolic link.
+    // In a linked work tree, this is a symbolic link.
     let path = ["packed-refs", ".git/packed-refs"].iter().find_map(|name| fs::canonicalize(repository.join(name)).ok());
     let Some(path) = path else { return String::new() };
     let packed = open(&path).and_then(|file| read_open(file, &path, REFS_LIMIT)).unwrap_or_else(|error| {
@@ -173,9 +173,9 @@ fn tags(repository: &Path) -> String {
 
 /// Returns whether a ref name is valid by a simple rule, which rejects some unusual names that git permits.
 fn is_plain(name: &str) -> bool {
-    let fits_in_env = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
     !name.is_empty()
-        && name.chars().all(fits_in_env)
+        && name.chars().all(is_allowed)
         && !name.contains("..")
         && !name.contains("//")
         && !name.ends_with(['/', '.'])

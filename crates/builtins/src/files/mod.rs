@@ -26,7 +26,8 @@ impl<R: Read> Read for UntilStopped<'_, R> {
     }
 }
 
-/// Returns a function that turns an I/O error into a failure: [`Failure::Stopped`] if the job was stopped, else an error of the machine.
-fn failure(doing: impl std::fmt::Display, stop: &StopToken) -> impl FnOnce(io::Error) -> Failure {
-    move |error| stop.cause().map_or_else(|| Failure::io(doing)(error), Failure::Stopped)
+/// Returns a function that turns an I/O error into a failure: [`Failure::Stopped`] if the job was stopped,
+/// otherwise an error of the machine.
+fn failure(operation: impl std::fmt::Display, stop: &StopToken) -> impl FnOnce(io::Error) -> Failure {
+    move |error| stop.cause().map_or_else(|| Failure::io(operation)(error), Failure::Stopped)
 }

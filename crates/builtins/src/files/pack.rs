@@ -16,7 +16,7 @@ use super::format::{Format, Level};
 use super::{UntilStopped, failure};
 
 /// Size from which zip entries get 64-bit sizes. It is below the limit of 4 GiB, because a file may grow while it is packed.
-const LARGE: u64 = 2 * 1024 * 1024 * 1024;
+const LARGE_FILE_BYTES: u64 = 2 * 1024 * 1024 * 1024;
 /// ID of the extra field with the modification time in Unix seconds.
 const UNIX_TIME: u16 = 0x5455;
 
@@ -49,13 +49,17 @@ type Method = Option<(CompressionMethod, i64)>;
 
 fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut zip = ZipWriter::new(BufWriter::new(target));
-    each(files, stop, |file| add(&mut zip, root, file, method, stop))?;
+    for_each_file(files, stop, |file| add(&mut zip, root, file, method, stop))?;
     let finished = zip.finish().map_err(io::Error::from).and_then(|mut writer| writer.flush());
     finished.map_err(Failure::io("failed to write the archive"))
 }
 
 /// Calls `add` for each file. Skips files that were removed since they were found, such as temporary files.
-fn each(files: &[PathBuf], stop: &StopToken, mut add: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Failure> {
+fn for_each_file(
+    files: &[PathBuf],
+    stop: &StopToken,
+    mut add: impl FnMut(&Path) -> io::Result<()>,
+) -> Result<(), Failure> {
     for file in files {
         if let Some(cause) = stop.cause() {
             return Err(Failure::Stopped(cause));
@@ -71,7 +75,7 @@ fn each(files: &[PathBuf], stop: &StopToken, mut add: impl FnMut(&Path) -> io::R
     Ok(())
 }
 
-/// Returns a path for messages. If it is not valid UTF-8, other than printable ASCII characters are escaped as `\x..`.
+/// Returns a path for messages. If it is not valid UTF-8, all characters except printable ASCII are escaped as `\x..`.
 fn shown(path: &Path) -> impl std::fmt::Display {
     path.to_str().map_or_else(|| path.as_os_str().as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
 }
@@ -82,12 +86,12 @@ fn shown(path: &Path) -> impl std::fmt::Display {
 /// The name is not valid UTF-8. A converted name could collide with another file.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
-        let why = format!(
-            "`{}` is not UTF-8, and a zip archive can hold no other name: rename it, or leave it out with `exclude`; a cache can also \
-             set CACHE_COMPRESSION_FORMAT to tarzstd",
+        let message = format!(
+            "`{}` is not UTF-8, but a zip archive can contain only UTF-8 names: rename the file, or exclude it with `exclude`; for a \
+             cache, you can also set CACHE_COMPRESSION_FORMAT to tarzstd",
             shown(name)
         );
-        io::Error::new(io::ErrorKind::InvalidFilename, why)
+        io::Error::new(io::ErrorKind::InvalidFilename, message)
     })
 }
 
@@ -120,7 +124,7 @@ fn add(
             None => options.compression_method(CompressionMethod::Stored),
             Some((method, level)) => options.compression_method(method).compression_level(Some(level)),
         };
-        zip.start_file(name, options.large_file(metadata.len() >= LARGE))?;
+        zip.start_file(name, options.large_file(metadata.len() >= LARGE_FILE_BYTES))?;
         io::copy(&mut content, zip)?;
     }
     // Sockets, pipes and devices are skipped, because they have no content.
@@ -133,7 +137,7 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
     let out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
     let mut tar = tar::Builder::new(out);
     tar.follow_symlinks(false);
-    each(files, stop, |file| {
+    for_each_file(files, stop, |file| {
         let path = root.join(file);
         let metadata = fs::symlink_metadata(&path)?;
         if metadata.is_dir() {
@@ -153,16 +157,16 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
         // A file may grow or shrink while it is packed. Its length in the archive must be that of the header.
-        tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeroes).take(metadata.len()))
+        tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeros).take(metadata.len()))
     })?;
     let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());
     finished.map_err(failed())
 }
 
 /// Endless zeros, for the missing end of a file that shrank while it was packed.
-struct Zeroes;
+struct Zeros;
 
-impl Read for Zeroes {
+impl Read for Zeros {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         buffer.fill(0);
         Ok(buffer.len())
@@ -172,7 +176,7 @@ impl Read for Zeroes {
 /// Writes one gzip member per regular file.
 fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut out = BufWriter::new(target);
-    each(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
+    for_each_file(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
     out.flush().map_err(Failure::io("failed to write the archive"))
 }
 
@@ -199,7 +203,7 @@ fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &StopToken) -> R
         return Err(Failure::Step("an artifact of format `raw` must be exactly one file".to_owned()));
     };
     // As in gitlab-runner, the file may be a symbolic link.
-    let copied = muster_files::open_chosen(&root.join(file))
+    let copied = muster_files::open_following_links(&root.join(file))
         .map_err(io::Error::from)
         .and_then(|content| io::copy(&mut UntilStopped { content, stop }, &mut target).map(drop));
     copied.map_err(failure(format!("failed to read `{}`", file.display()), stop))

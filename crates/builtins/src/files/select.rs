@@ -32,19 +32,18 @@ pub(crate) async fn select(
     stop: &StopToken,
 ) -> Result<Vec<PathBuf>, Failure> {
     let env: HashMap<OsString, OsString> = context.environment().into_iter().collect();
-    let untracked = if selection.untracked { untracked(context, stop).await? } else { Vec::new() };
+    let untracked = if selection.untracked { list_untracked(context, stop).await? } else { Vec::new() };
     let expanded = |list: &[String]| list.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
     let (paths, exclude) = (expanded(selection.paths), expanded(selection.exclude));
     let (root, watch, include_untracked) = (context.root().to_owned(), stop.clone(), selection.untracked);
     let (found, lines) = blocking(context, "finding the files", stop, move || {
         let mut search = Search::new(&root, &watch);
-        let excludes = Excludes::new(&exclude, &mut search);
-        let mut excludes = excludes;
+        let mut excludes = Excludes::new(&exclude, &mut search);
         for path in &paths {
-            search.pattern(path, &mut excludes)?;
+            search.add_matches(path, &mut excludes)?;
         }
         if include_untracked {
-            search.untracked(untracked, &mut excludes);
+            search.add_untracked(untracked, &mut excludes);
         }
         search.remove_paths_through_links();
         excludes.report(&mut search);
@@ -79,7 +78,7 @@ impl<'a> Search<'a> {
         self.lines.push((MessageLevel::Plain, line));
     }
 
-    fn pattern(&mut self, text: &str, excludes: &mut Excludes) -> Result<(), Failure> {
+    fn add_matches(&mut self, text: &str, excludes: &mut Excludes) -> Result<(), Failure> {
         let Some(pattern) = relative_pattern(self.root, text) else {
             self.warn(format!("artifact path is not a subpath of project directory: {text}"));
             return Ok(());
@@ -113,31 +112,31 @@ impl<'a> Search<'a> {
     fn walk(&mut self, start: &Path, glob: Option<&GlobMatcher>, excludes: &mut Excludes) -> Result<usize, Failure> {
         let mut matches = 0;
         // Depth of the matching directory whose whole content is added.
-        let mut inside_of: Option<usize> = None;
-        let from_inside = glob.is_some() || start == self.root;
-        for entry in walkdir::WalkDir::new(start).follow_links(false).follow_root_links(from_inside) {
+        let mut matched_depth: Option<usize> = None;
+        let follows_root_link = glob.is_some() || start == self.root;
+        for entry in walkdir::WalkDir::new(start).follow_links(false).follow_root_links(follows_root_link) {
             if let Some(cause) = self.stop.cause() {
                 return Err(Failure::Stopped(cause));
             }
             let Ok(entry) = entry else { continue };
             let Ok(relative) = entry.path().strip_prefix(self.root) else { continue };
-            inside_of = inside_of.filter(|depth| entry.depth() > *depth);
-            let taken = inside_of.is_some() || glob.is_none_or(|glob| glob.is_match(relative));
-            if !taken || relative.as_os_str().is_empty() {
+            matched_depth = matched_depth.filter(|depth| entry.depth() > *depth);
+            let is_selected = matched_depth.is_some() || glob.is_none_or(|glob| glob.is_match(relative));
+            if !is_selected || relative.as_os_str().is_empty() {
                 continue;
             }
-            if inside_of.is_none() && entry.file_type().is_dir() {
-                inside_of = Some(entry.depth());
+            if matched_depth.is_none() && entry.file_type().is_dir() {
+                matched_depth = Some(entry.depth());
             }
             if !excludes.matches(relative) {
                 matches += 1;
-                self.take(relative.to_owned(), entry.path_is_symlink());
+                self.insert(relative.to_owned(), entry.path_is_symlink());
             }
         }
         Ok(matches)
     }
 
-    fn take(&mut self, relative: PathBuf, is_link: bool) {
+    fn insert(&mut self, relative: PathBuf, is_link: bool) {
         if is_link {
             self.links.insert(relative.clone());
         }
@@ -151,7 +150,7 @@ impl<'a> Search<'a> {
         }
         let Self { found, links, lines, .. } = self;
         found.retain(|path| {
-            let Some(link) = path.ancestors().skip(1).find(|above| links.contains(*above)) else { return true };
+            let Some(link) = path.ancestors().skip(1).find(|ancestor| links.contains(*ancestor)) else { return true };
             let (path, link) = (path.display(), link.display());
             lines.push((
                 MessageLevel::Warning,
@@ -161,13 +160,13 @@ impl<'a> Search<'a> {
         });
     }
 
-    fn untracked(&mut self, files: Vec<PathBuf>, excludes: &mut Excludes) {
+    fn add_untracked(&mut self, files: Vec<PathBuf>, excludes: &mut Excludes) {
         let mut matches = 0;
         for file in files {
             let Ok(metadata) = fs::symlink_metadata(self.root.join(&file)) else { continue };
             if !excludes.matches(&file) {
                 matches += 1;
-                self.take(file, metadata.is_symlink());
+                self.insert(file, metadata.is_symlink());
             }
         }
         self.detail(match matches {
@@ -177,7 +176,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Patterns of files to exclude, with the number of files that each excluded. `None` instead of a matcher means that it is invalid.
+/// Patterns of files to exclude, with the number of files that each excluded. A pattern without a matcher is invalid.
 struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
 
 impl Excludes {
@@ -213,7 +212,7 @@ fn glob(pattern: &str) -> Option<GlobMatcher> {
     GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build().ok().map(|g| g.compile_matcher())
 }
 
-/// Returns the pattern relative to the root. `None` means that it leads out of the root.
+/// Returns the pattern relative to the root. `None` means that it points outside the root.
 fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     let path = Path::new(text.trim());
     let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };
@@ -271,12 +270,12 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
 }
 
 /// Returns the files that git does not track, including ignored ones.
-async fn untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
+async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
-    let failed = || Failure::io("failed to store the list of untracked files");
+    let failed = || Failure::io("failed to store or read the list of untracked files");
     let list = Arc::new(tempfile::tempfile().map_err(failed())?);
     if !context.git(&["ls-files", "-o", "-z"], Arc::clone(&list), stop).await? {
-        context.report(MessageLevel::Warning, "untracked: git cannot list the files");
+        context.report(MessageLevel::Warning, "untracked: git failed to list the files");
         return Ok(Vec::new());
     }
     let mut out = Vec::new();
@@ -302,7 +301,7 @@ mod tests {
         let exclude: Vec<String> = exclude.iter().map(ToString::to_string).collect();
         let mut excludes = Excludes::new(&exclude, &mut search);
         for path in paths {
-            search.pattern(path, &mut excludes).unwrap();
+            search.add_matches(path, &mut excludes).unwrap();
         }
         search.remove_paths_through_links();
         excludes.report(&mut search);

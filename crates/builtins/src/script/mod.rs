@@ -1,8 +1,8 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
 //! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input, so that no part
-//! of it is in an argument list (J6), and so that the shell does nothing before it was moved into its cgroup. Variables are in the
-//! environment of the shell. A login shell's profile could overwrite them, so the script sets them again then.
+//! of it is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
+//! environment of the shell. The profile of a login shell could overwrite them, so the script sets them again.
 
 mod posix;
 mod powershell;
@@ -43,8 +43,9 @@ impl Builtin<Context> for Script {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        let own = if self.after_script { "after_script_step" } else { "script_step" };
-        let blocks = [("pre_build_script", &*self.before), (own, &*self.commands), ("post_build_script", &*self.after)];
+        let block = if self.after_script { "after_script_step" } else { "script_step" };
+        let blocks =
+            [("pre_build_script", &*self.before), (block, &*self.commands), ("post_build_script", &*self.after)];
         if self.after_script {
             context.print(&style::info("Running after script..."));
         }
@@ -59,7 +60,7 @@ pub(crate) async fn run_blocks(
     blocks: &[ScriptBlock<'_>],
     stop: &StopToken,
 ) -> Result<(), Failure> {
-    context.user_code_starts(stop).await?;
+    context.wait_until_user_code_may_run(stop).await?;
     let marker = if script.login { Some(ProfileMarker::new(context, stop).await?) } else { None };
     let started = marker.as_ref().map(|marker| marker.path.as_path());
     let frame = ScriptFrame { script, directory: &context.project_dir, started, blocks };
@@ -75,7 +76,7 @@ pub(crate) async fn run_blocks(
     let ended = context.wait(command, stop).await;
     let marker = marker.filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::Signal(_))));
     let Some(marker) = marker else { return ended };
-    if blocking(context, "looking at the start of the shell", stop, move || Ok(marker.is_set())).await? {
+    if blocking(context, "checking the start of the shell", stop, move || Ok(marker.is_set())).await? {
         return ended;
     }
     Err(match ended {

@@ -16,7 +16,8 @@ use crate::variables::ResolvedVariable;
 /// Read-only variables of bash.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
 /// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
-const CHECK: &str = "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
+const EXIT_CODE_CHECK: &str =
+    "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
 /// Returns the process of the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
@@ -71,7 +72,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVaria
         body.push_str(command);
         body.push('\n');
         if script.check_exit_codes {
-            body.push_str(CHECK);
+            body.push_str(EXIT_CODE_CHECK);
         }
     }
     // Not every sh supports pipefail. It is tried in a subshell, because a failure would end the shell.

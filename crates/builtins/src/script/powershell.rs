@@ -44,7 +44,7 @@ const FILE: &str = "script.ps1";
 /// Returns the process of the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let name = &frame.script.shell;
-    let file = passes_a_file(frame).then(|| context.temp_dir.join(FILE));
+    let file = uses_file(frame).then(|| context.temp_dir.join(FILE));
     let program = program(name).ok_or_else(|| not_found(&format!("`{name}`")))?;
     let text = text(frame, &context.variables.all(&context.temp_dir));
     let args = arguments(frame, file.as_deref());
@@ -57,7 +57,7 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     })
 }
 
-fn passes_a_file(frame: &ScriptFrame<'_>) -> bool {
+fn uses_file(frame: &ScriptFrame<'_>) -> bool {
     frame.script.as_file && frame.script.shell == "powershell"
 }
 
@@ -69,14 +69,14 @@ fn write(file: &Path, text: &str) -> std::io::Result<()> {
 
 /// Returns the arguments of the shell. They never contain a part of the script.
 pub(super) fn arguments(frame: &ScriptFrame<'_>, file: Option<&Path>) -> Vec<OsString> {
-    let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+    let os_strings = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     match file {
-        Some(file) => [words(&FILE_FLAGS), vec![file.into()]].concat(),
+        Some(file) => [os_strings(&FILE_FLAGS), vec![file.into()]].concat(),
         None if frame.script.shell == "pwsh" => {
-            let wide: Vec<u8> = BOOTSTRAP.encode_utf16().flat_map(u16::to_le_bytes).collect();
-            [words(&BASE_FLAGS), vec!["-EncodedCommand".into(), STANDARD.encode(wide).into()]].concat()
+            let utf16: Vec<u8> = BOOTSTRAP.encode_utf16().flat_map(u16::to_le_bytes).collect();
+            [os_strings(&BASE_FLAGS), vec!["-EncodedCommand".into(), STANDARD.encode(utf16).into()]].concat()
         }
-        None => [words(&BASE_FLAGS), words(&["-Command", "-"])].concat(),
+        None => [os_strings(&BASE_FLAGS), os_strings(&["-Command", "-"])].concat(),
     }
 }
 
@@ -109,7 +109,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) 
         lines.extend([CHECK.to_owned(), String::new()]);
     }
     let body = lines.join("\n");
-    let text = match (pwsh, passes_a_file(frame)) {
+    let text = match (pwsh, uses_file(frame)) {
         (true, _) => format!("#!/usr/bin/env pwsh\n& {{\n\n{body}\n}}\n\n"),
         (false, false) => format!("& {{\n\n{body}\n}}\n\n"),
         (false, true) => format!("{BYTE_ORDER_MARK}{body}\n"),

@@ -1,4 +1,4 @@
-//! Cache of run trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
+//! Cache of work trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
 
 mod restore;
 mod tree;
@@ -31,7 +31,7 @@ pub(crate) struct TemplateKey {
     pub(crate) url: String,
 }
 
-/// RestoreRun tree of a commit, ready to be copied.
+/// Work tree of a commit, ready to be copied.
 #[derive(Debug)]
 pub(crate) struct Template {
     /// Number that is unique in this process.

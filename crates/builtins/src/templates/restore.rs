@@ -1,6 +1,6 @@
 //! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
 //!
-//! Creating and removing files is most of the run of a checkout, and the cost of each file rises with their number: before ext4 creates
+//! Creating and removing files is most of the work of a checkout, and the cost of each file rises with their number: before ext4 creates
 //! a file, it skips the inode numbers of all files that were removed in the last minutes.
 //!
 //! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
@@ -66,7 +66,7 @@ impl Restore<'_> {
     /// Restores the directory. Returns its state for the next restore.
     ///
     /// # Errors
-    /// A file cannot be read or written, or the restore was ended. The directory is incomplete then.
+    /// A file cannot be read or written, or the restore was ended. The directory is then incomplete.
     pub(super) fn run(self) -> io::Result<FileStamps> {
         let stamps = vec![None; self.tree.entries.len() + 1];
         let mut run =
@@ -122,7 +122,7 @@ impl RestoreRun<'_> {
             Some(found) if !changed => FileStamp::new(&found),
             _ => FileStamp::new(&fs::symlink_metadata(&path)?),
         };
-        self.set(stamp, current);
+        self.record(stamp, current);
         Ok(is_new)
     }
 
@@ -159,21 +159,21 @@ impl RestoreRun<'_> {
         parent_is_new: bool,
     ) -> io::Result<bool> {
         if !parent_is_new && let Some(found) = metadata_if_exists(path)? {
-            let is_whole = self.has_same_metadata(content, &found)
+            let is_intact = self.has_same_metadata(content, &found)
                 && (self.is_unchanged(stamp, &found) || self.restore.tree.has_bytes(name, content, path)?);
-            if is_whole {
-                self.set(stamp, FileStamp::new(&found));
+            if is_intact {
+                self.record(stamp, FileStamp::new(&found));
                 return Ok(false);
             }
             self.discard(path)?;
         }
         let file = self.restore.tree.write(name, content, path)?;
-        self.set(stamp, FileStamp::new(&file.metadata()?));
+        self.record(stamp, FileStamp::new(&file.metadata()?));
         Ok(true)
     }
 
-    /// Returns whether everything except the content is right. A file with several hard links is not: a change to it could come from
-    /// outside.
+    /// Returns whether everything except the content is as in the tree. False for a file with several hard links, because it can be
+    /// changed through another path.
     fn has_same_metadata(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1
@@ -187,9 +187,9 @@ impl RestoreRun<'_> {
         self.restore.last_stamps.0.get(stamp).copied().flatten() == Some(FileStamp::new(found))
     }
 
-    fn set(&mut self, stamp: usize, now: FileStamp) {
+    fn record(&mut self, stamp: usize, current: FileStamp) {
         if let Some(slot) = self.stamps.0.get_mut(stamp) {
-            *slot = Some(now);
+            *slot = Some(current);
         }
     }
 
@@ -213,13 +213,13 @@ impl RestoreRun<'_> {
     /// Returns the indexes of the entries directly in a directory.
     fn children(&self, stamp: usize) -> Vec<usize> {
         let entries = &self.restore.tree.entries;
-        let within: Range<usize> = match stamp.checked_sub(1).and_then(|index| entries.get(index)) {
+        let range: Range<usize> = match stamp.checked_sub(1).and_then(|index| entries.get(index)) {
             Some(Entry { kind: Kind::Directory { end, .. }, .. }) => stamp..*end,
             _ => 0..entries.len(),
         };
         let mut children = Vec::new();
-        let mut index = within.start;
-        while let Some(entry) = entries.get(index).filter(|_| within.contains(&index)) {
+        let mut index = range.start;
+        while let Some(entry) = entries.get(index).filter(|_| range.contains(&index)) {
             if !self.restore.bare || is_repository(&entry.path) {
                 children.push(index);
             }

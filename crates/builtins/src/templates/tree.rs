@@ -57,7 +57,7 @@ pub(super) struct Content {
 }
 
 impl Tree {
-    /// Reads the tree below `root`. The files must not change as long as the value exists.
+    /// Reads the tree below `root`. The files must not change while the returned tree exists.
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut cached = 0;
@@ -121,10 +121,10 @@ fn read_small_file(path: &Path) -> io::Result<Box<[u8]>> {
 
 /// Sets the end of the open directories that are deeper than `depth`.
 fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
-    let behind = entries.len();
+    let next_index = entries.len();
     for index in open.drain(depth.min(open.len())..) {
         if let Some(Entry { kind: Kind::Directory { end, .. }, .. }) = entries.get_mut(index) {
-            *end = behind;
+            *end = next_index;
         }
     }
 }

@@ -100,7 +100,7 @@ impl Trace {
         }
     }
 
-    /// Ends the trace: writes the output that was incomplete back, then `last`. `last` is written even if the sink failed before.
+    /// Ends the trace: writes the output that was held back, then `last`. `last` is written even if the sink failed before.
     pub fn close(&self, last: &[u8]) {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
@@ -108,7 +108,7 @@ impl Trace {
             // The callback has freed space for this.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
-            result = result.and_then(|()| inner.put(Stream::Runner, last)).and_then(|()| inner.flush());
+            result = result.and_then(|()| inner.write(Stream::Runner, last)).and_then(|()| inner.flush());
             result = result.or_else(|error| {
                 (self.on_fault)(&error);
                 inner.sink.append(last)
@@ -122,7 +122,7 @@ impl Trace {
 
 impl Log for Trace {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        self.write_or_report(|inner| inner.put(stream, bytes));
+        self.write_or_report(|inner| inner.write(stream, bytes));
     }
 
     /// Writes an incomplete line, so that it precedes Muster's next message. Without timestamps there is only one stream, which is in
@@ -135,13 +135,13 @@ impl Log for Trace {
 }
 
 impl Inner {
-    fn put(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
-        self.pass(stream, |masker, out| masker.push(bytes, out), false)
+    fn write(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        self.process(stream, |masker, out| masker.push(bytes, out), false)
     }
 
-    /// Writes the output that is incomplete back of a stream.
+    /// Writes the output of a stream that is held back.
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
-        self.pass(stream, Masker::finish, true)
+        self.process(stream, Masker::finish, true)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -158,12 +158,12 @@ impl Inner {
         self.sink.append(out)
     }
 
-    fn pass(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
+    fn process(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
         if self.limiter.is_truncated() {
             // Output that will be dropped need not be masked.
             return Ok(());
         }
-        let index = self.channels.iter().position(|(own, _)| *own == stream).unwrap_or(0);
+        let index = self.channels.iter().position(|(known, _)| *known == stream).unwrap_or(0);
         let Some((_, channel)) = self.channels.get_mut(index) else { return Ok(()) };
         let [masked, stamped, limited] = &mut self.buffers;
         masked.clear();

@@ -14,9 +14,9 @@ struct MemorySink {
 
 impl Sink for MemorySink {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let mut own = self.bytes.lock();
-        let capacity = self.capacity.map_or(usize::MAX, |capacity| capacity.saturating_sub(own.len()));
-        own.extend_from_slice(&bytes[..bytes.len().min(capacity)]);
+        let mut written = self.bytes.lock();
+        let capacity = self.capacity.map_or(usize::MAX, |capacity| capacity.saturating_sub(written.len()));
+        written.extend_from_slice(&bytes[..bytes.len().min(capacity)]);
         if capacity < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 }
@@ -77,8 +77,8 @@ fn long_line_is_split_and_continued() {
 fn limit_truncates_at_character_with_notice() {
     let options = TraceOptions { limit: 10, ..TraceOptions::default() };
     let text = written(&options, &[(Stream::Output, "123456789é".as_bytes()), (Stream::Output, b"dropped")]);
-    let (kept, notice) = text.split_at(9);
-    assert_eq!(kept, "123456789");
+    let (output, notice) = text.split_at(9);
+    assert_eq!(output, "123456789");
     assert!(notice.starts_with("\n\x1b[33;1mJob's log exceeded limit of 10 bytes.\n"), "{notice:?}");
     assert!(notice.ends_with("\x1b[0;m\n") && !notice.contains("dropped"));
 }
@@ -107,11 +107,11 @@ proptest! {
     #[test]
     fn binary_output_becomes_valid_utf8_for_any_split(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
-        cut in any::<prop::sample::Index>(),
+        split_at in any::<prop::sample::Index>(),
     ) {
         let options = TraceOptions::default();
-        let cut = cut.index(bytes.len() + 1);
-        let (left, right) = bytes.split_at(cut);
+        let split_at = split_at.index(bytes.len() + 1);
+        let (left, right) = bytes.split_at(split_at);
         let split = written(&options, &[(Stream::Output, left), (Stream::Runner, right)]);
         prop_assert_eq!(split, String::from_utf8_lossy(&bytes));
     }

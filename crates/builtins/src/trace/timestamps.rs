@@ -1,7 +1,7 @@
 //! Adds time and stream to lines (docs/spec/runner-api.md, section 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
 //!
-//! The letter is always `O`, on purpose. gitlab-runner writes `E` for standard error, which it reads from a separate pipe, so that
-//! lines of the two streams can change places. Muster reads both from one pipe, which keeps their order.
+//! The letter is always `O`. gitlab-runner writes `E` for standard error, which it reads from a separate pipe, so
+//! lines of the two streams can appear in the wrong order. Muster reads both from one pipe, which keeps their order.
 
 use std::io::Write;
 

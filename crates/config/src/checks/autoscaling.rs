@@ -1,4 +1,4 @@
-//! Checks of instances from fleeting plugins (C070 to C079, C083 to C085).
+//! Checks of instances from fleeting plugins (checks C070 to C079, C083 to C085).
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub(super) fn check(check: &mut Check<'_>) {
             policies(check, runner, autoscaler);
             instances(check, runner, autoscaler);
             build_directory(check, runner, autoscaler);
-            one_user(check, runner, autoscaler);
+            shared_user(check, runner, autoscaler);
             amounts(check, runner, autoscaler);
             isolation(check, runner, autoscaler);
         }
@@ -29,19 +29,20 @@ fn capacity(autoscaler: &Table) -> i64 {
 }
 
 /// Returns the maximum number of instances of all groups. 0 means that one of them has no limit.
-fn most_instances(autoscaler: &Table) -> i64 {
-    let most = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
-    let groups = autoscaler.tables("groups").iter().map(most);
+fn total_max_instances(autoscaler: &Table) -> i64 {
+    let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
+    let groups = autoscaler.tables("groups").iter().map(max_instances);
     let sum = groups.reduce(|one, other| if one == 0 || other == 0 { 0 } else { one.saturating_add(other) });
-    sum.unwrap_or_else(|| most(autoscaler))
+    sum.unwrap_or_else(|| max_instances(autoscaler))
 }
 
-/// Checks policies and idle capacity (C070, C074).
+/// Checks policies and idle capacity (checks C070, C074).
 fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
     let policies = autoscaler.tables("policy");
     if policies.is_empty() {
-        let message = "no [[runners.autoscaler.policy]]: nothing is kept idle, each job waits for an instance to boot";
+        let message =
+            "no [[runners.autoscaler.policy]]: no instance is kept idle, so each job waits until one has booted";
         check.report(runner, "autoscaler", "C074", message, "add a policy with idle_count, if that is too slow");
     }
     for policy in policies {
@@ -55,13 +56,13 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
                 problem
                     .of(runner.index, &runner.name)
                     .at(&node.span)
-                    .help("write instances times capacity_per_instance"),
+                    .help("set it to the number of idle instances times capacity_per_instance"),
             );
         }
     }
 }
 
-/// Checks the limits on instances (C072, C073, C075, C076).
+/// Checks the limits on instances (checks C072, C073, C075, C076).
 fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
         let message = "state_storage is off: Muster keeps its instances across a restart anyway, but GitLab Runner would remove them all";
@@ -70,20 +71,20 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             "autoscaler.state_storage.enabled",
             "C072",
             message,
-            "set enabled = true in [runners.autoscaler.state_storage], if GitLab Runner is to use this file, too",
+            "if GitLab Runner also uses this file, set enabled = true in [runners.autoscaler.state_storage]",
         );
     }
-    let most = most_instances(autoscaler);
-    if most <= 0 {
-        let message = "max_instances = 0: only the group's own maximum limits the number of instances, and their cost";
+    let instances = total_max_instances(autoscaler);
+    if instances <= 0 {
+        let message = "max_instances is 0 or not set: only the group's own maximum limits the number of instances, and their cost";
         check.report(runner, "autoscaler.max_instances", "C075", message, "set max_instances");
     } else {
-        let jobs = most.saturating_mul(capacity(autoscaler));
+        let jobs = instances.saturating_mul(capacity(autoscaler));
         let concurrent = limits::concurrent_of(check);
         let limit = runner.table.int("limit").filter(|limit| *limit > 0);
         let (key, wanted) = limit.map_or(("concurrent", concurrent), |limit| ("limit", limit));
         if jobs < wanted {
-            let message = format!("{most} instances hold {jobs} jobs; {key} = {wanted} is never reached");
+            let message = format!("{instances} instances hold {jobs} jobs; {key} = {wanted} is never reached");
             check.report(
                 runner,
                 "autoscaler.max_instances",
@@ -96,8 +97,8 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let plugin = autoscaler.str("plugin").unwrap_or_default().to_lowercase();
     let scaling = [
         ("aws", "suspend the process AZRebalance"),
-        ("azure", "switch overprovisioning and autoscale rules off"),
-        ("google", "switch the autoscaler off"),
+        ("azure", "disable overprovisioning and autoscale rules"),
+        ("google", "disable the autoscaler"),
     ];
     if let Some((_, help)) = scaling.iter().find(|(name, _)| plugin.contains(name)) {
         let message = "the provider must not scale or balance the group: it would remove instances with jobs";
@@ -105,11 +106,12 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks `use_common_build_dir` (C079).
+/// Checks `use_common_build_dir` (check C079).
 fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
-        let message = "use_common_build_dir is ignored: jobs of one instance could share a build directory";
+        let message =
+            "use_common_build_dir is ignored, because several jobs of an instance would share a build directory";
         check.report(
             runner,
             "instance.use_common_build_dir",
@@ -120,8 +122,8 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks that jobs of several projects do not share a user (C084), unless each job has its own virtual machine.
-fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+/// Checks that jobs of several projects do not share a user (check C084), unless each job has its own virtual machine.
+fn shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") == Some(true) {
         return;
     }
@@ -134,41 +136,41 @@ fn one_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
     if capacity > 1 {
         let message = format!(
-            "capacity_per_instance = {capacity}: jobs that run at the same time on an instance are one user there, so each can \
-             read and write the files of the others, and the agent's, which have their variables"
+            "capacity_per_instance = {capacity}: jobs that run at the same time on an instance run as the same user, so each \
+             can read and write the files of the others, and the agent's files with their variables"
         );
         check.report(runner, "autoscaler.capacity_per_instance", "C084", message, HELP);
     }
 }
 
-/// Checks `vm_isolation` (C085).
+/// Checks `vm_isolation` (check C085).
 fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") != Some(true) {
         return;
     }
-    let of = |key: &str| autoscaler.str(key).unwrap_or_default().trim();
-    if of("vm_isolation.nesting_host").is_empty() {
+    let text = |key: &str| autoscaler.str(key).unwrap_or_default().trim();
+    if text("vm_isolation.nesting_host").is_empty() {
         check.report(
             runner,
             "autoscaler.vm_isolation.nesting_host",
             "C085",
             "vm_isolation without nesting_host: no virtual machines can be created, so no instance becomes ready",
-            "write where the nesting daemon listens on an instance, for example unix:///run/nesting.sock",
+            "set it to the address on which the nesting daemon listens on an instance, for example unix:///run/nesting.sock",
         );
     }
-    let protocol = of("vm_isolation.connector_config.protocol");
+    let protocol = text("vm_isolation.connector_config.protocol");
     if !matches!(protocol, "" | "ssh") {
         check.report(
             runner,
             "autoscaler.vm_isolation.connector_config.protocol",
             "C085",
-            format!("virtual machines support SSH only, not {protocol:?}: no job gets one"),
-            "leave protocol out, and let the image have an SSH server",
+            format!("virtual machines support SSH only, not {protocol:?}: no job gets a virtual machine"),
+            "remove protocol, and install an SSH server in the image",
         );
     }
 }
 
-/// Checks amounts of memory (C014).
+/// Checks amounts of memory (check C014).
 fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
@@ -178,7 +180,7 @@ fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks the number of slots (C083).
+/// Checks the number of slots (check C083).
 fn slots(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;
@@ -187,13 +189,14 @@ fn slots(check: &mut Check<'_>, runner: &Runner) {
         let template =
             runner.table.str(key).filter(|template| !template.contains("${slot}") && !template.contains("$slot"));
         if let Some(template) = template {
-            let message = format!("{key} `{}` is without ${{slot}}: all slots share one cgroup", shown_name(template));
+            let message =
+                format!("{key} `{}` does not contain ${{slot}}: all slots share one cgroup", shown_name(template));
             check.report(runner, key, "C083", message, "add ${slot} to it");
         }
     }
 }
 
-/// Checks that no two runners use the same instance group (C071).
+/// Checks that no two runners use the same instance group (check C071).
 fn shared_groups(check: &mut Check<'_>) {
     let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
     for runner in check.runners {
@@ -215,7 +218,7 @@ fn shared_groups(check: &mut Check<'_>) {
                     if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
                 };
                 let message = format!(
-                    "one group of instances is used by runners {} and {}: each removes what the other needs",
+                    "runners {} and {} use the same instance group: each deletes instances of the other",
                     name(first),
                     name(runner)
                 );
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn c071_a_group_has_one_owner() {
+    fn c071_instance_group_of_two_runners() {
         let group = |name: &str, group: &str| {
             runner(
                 name,
@@ -262,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn c084_jobs_sharing_an_instance_are_one_user() {
+    fn c084_jobs_on_one_instance_share_a_user() {
         let sticky = "[runners.autoscaler.sticky_context]\nenabled = true";
         assert!(found("C084", &runner("a", sticky)).contains("sticky contexts do not isolate jobs"));
         assert!(found("C084", &runner("a", "capacity_per_instance = 4")).contains("jobs that run at the same time"));
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn c073_instances_that_cannot_hold_the_limit() {
+    fn c073_instances_cannot_hold_limit() {
         let text = |limit: &str| {
             format!(
                 "concurrent = 20\n{}",
@@ -291,33 +294,33 @@ mod tests {
     }
 
     #[test]
-    fn c074_nothing_is_kept_idle() {
+    fn c074_without_policy_no_instance_is_kept_idle() {
         found("C074", &runner("a", "max_instances = 3"));
         clean("C074", &runner("a", "[[runners.autoscaler.policy]]\nidle_count = 1"));
     }
 
     #[test]
-    fn c075_no_limit_of_instances() {
+    fn c075_instances_without_limit() {
         found("C075", &runner("a", "max_instances = 0"));
         found("C075", &runner("a", ""));
         clean("C075", &runner("a", "max_instances = 3"));
     }
 
     #[test]
-    fn c076_one_scaler_for_one_group() {
+    fn c076_provider_must_not_scale_group() {
         assert!(found("C076", &runner("a", "plugin = \"fleeting-plugin-aws\"")).contains("AZRebalance"));
         found("C076", &runner("a", "plugin = \"azure:latest\""));
         clean("C076", &runner("a", "plugin = \"static\""));
     }
 
     #[test]
-    fn c077_many_slots_need_one_ssh_session() {
+    fn c077_one_ssh_session_serves_many_slots() {
         // gitlab-runner opens two sessions for each slot, and sshd allows ten. Muster opens one for all jobs of an instance.
         clean("C077", &runner("a", "capacity_per_instance = 64"));
     }
 
     #[test]
-    fn c014_an_amount_of_memory() {
+    fn c014_invalid_memory_amount_is_reported() {
         let text = |table: &str, key: &str, value: &str| {
             runner("a", &format!("[runners.autoscaler.{table}]\n{key} = \"{value}\""))
         };
@@ -340,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn c079_a_common_build_directory_needs_isolation() {
+    fn c079_common_build_directory_needs_isolation() {
         let text = |more: &str| runner("a", &format!("{more}\n[runners.instance]\nuse_common_build_dir = true"));
         found("C079", &text(""));
         clean("C079", &text("max_use_count = 1"));
@@ -348,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn c083_a_cgroup_for_each_slot() {
+    fn c083_cgroup_template_needs_slot() {
         let text =
             |template: &str| format!("[[runners]]\nuse_slot_cgroups = true\nslot_cgroup_template = \"{template}\"\n");
         found("C083", &text("runner/all"));

@@ -6,30 +6,34 @@ use super::super::machine;
 use super::super::problem::shown_name;
 
 /// Returns what is wrong with a pattern of `wanted` fields. `None` if it is valid, so that the scaler accepts it.
-pub(super) fn wrong(pattern: &str, wanted: usize) -> Option<String> {
+pub(super) fn pattern_error(pattern: &str, wanted: usize) -> Option<String> {
     let fields: Vec<_> = pattern.split_whitespace().collect();
     if fields.len() != wanted {
-        let counts = if wanted == 7 { "with seconds first and year last" } else { "without seconds and year" };
-        return Some(format!("{} fields found, {wanted} expected (this table counts {counts})", fields.len()));
+        let layout = if wanted == 7 { "with seconds first and year last" } else { "without seconds and year" };
+        return Some(format!("{} fields found, {wanted} expected ({layout})", fields.len()));
     }
-    let ends = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
-    let ends = ends.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
-    for (field, (low, high)) in ends {
+    let outer = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
+    let outer = outer.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
+    for (field, (low, high)) in outer {
         if !field.split(',').all(|part| is_part(part, (low, high))) {
             return Some(format!("`{}` is not a valid list of values between {low} and {high}", shown_name(field)));
         }
     }
-    let used = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
-    used.iter().find_map(|pattern| pattern.parse::<Cron>().err()).map(|error| shown_name(&error.cause().to_string()))
+    let patterns = if wanted == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    patterns
+        .iter()
+        .find_map(|pattern| pattern.parse::<Cron>().err())
+        .map(|error| shown_name(&error.cause().to_string()))
 }
 
 /// Returns whether the valid pattern never matches.
 pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
-    let used = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
-    !used.is_empty() && used.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
+    let patterns = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
+    !patterns.is_empty()
+        && patterns.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
 }
 
-/// Checks a part of a field that policies do not have: `*`, `?`, `5`, `1-5` or `*/5`.
+/// Returns whether a part of the seconds or the year is valid: `*`, `?`, `5`, `1-5` or `*/5`.
 fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     let (range, step) = part.split_once('/').map_or((part, None), |(range, step)| (range, Some(step)));
     if step.is_some_and(|step| !step.parse::<u32>().is_ok_and(|step| step > 0)) {
@@ -46,10 +50,10 @@ pub(super) fn is_always(pattern: &str) -> bool {
 
 /// Returns whether the second list of patterns covers the first one.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
-    let plain = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
-    let by_plain: Vec<_> = by.iter().map(|pattern| plain(pattern)).collect();
+    let normalized = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+    let by_normalized: Vec<_> = by.iter().map(|pattern| normalized(pattern)).collect();
     by.iter().any(|pattern| is_always(pattern))
-        || (!periods.is_empty() && periods.iter().all(|period| by_plain.contains(&plain(period))))
+        || (!periods.is_empty() && periods.iter().all(|period| by_normalized.contains(&normalized(period))))
 }
 
 #[cfg(test)]
@@ -58,7 +62,7 @@ mod tests {
 
     #[test]
     fn cron_patterns_are_validated() {
-        for (pattern, fields, fits) in [
+        for (pattern, fields, valid) in [
             ("* * * * *", 5, true),
             ("*/5 8-18 * * mon-fri", 5, true),
             ("* 8-18 * * 1,2,3", 5, true),
@@ -82,7 +86,12 @@ mod tests {
             ("; * * * *", 5, false),
             ("", 5, false),
         ] {
-            assert_eq!(wrong(pattern, fields).is_none(), fits, "{pattern}: {:?}", wrong(pattern, fields));
+            assert_eq!(
+                pattern_error(pattern, fields).is_none(),
+                valid,
+                "{pattern}: {:?}",
+                pattern_error(pattern, fields)
+            );
         }
     }
 }

@@ -1,15 +1,23 @@
 //! Checks of containers and of the cache (C050 to C060).
 
 use super::super::codes::Severity;
+use super::super::docker::read;
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
 use super::super::runtime::pull_policy;
 use super::super::tree::{Table, Value};
 use super::Check;
+use crate::settings::CONTAINER_EXECUTORS;
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
-        if let Some(docker) = runner.table.table("docker") {
+        let docker = runner.table.table("docker");
+        if docker.is_none() && CONTAINER_EXECUTORS.contains(&runner.executor.as_str()) {
+            let message = format!("executor `{}` without [runners.docker]; every job fails", runner.executor);
+            check.report(runner, "executor", "C057", message, "add the table with at least `image = \"...\"`");
+        }
+        if let Some(docker) = docker {
+            invalid_values(check, runner, docker);
             root(check, runner, docker);
             images(check, runner, docker, "docker");
             volumes(check, runner, docker);
@@ -21,9 +29,17 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
+/// Checks values that have a syntax of their own (C057).
+fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
+    for problem in read(docker).1 {
+        let message = format!("{}; every job fails", problem.message);
+        check.report(runner, &format!("docker.{}", problem.key), "C057", message, problem.help);
+    }
+}
+
 /// Checks privileged containers (C050).
 fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
-    const HELP: &str = "keep this runner for trusted projects, or allow single images by allowed_privileged_images";
+    const HELP: &str = "keep this runner for trusted projects, or allow specific images with allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
     if docker.bool("privileged") == Some(true) && !limited {
         check.report(
@@ -52,7 +68,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
             let message =
                 format!("pull_policy {policy}: jobs can use private images that other projects' jobs have pulled");
-            let help = "use \"always\" where projects do not trust each other; unchanged layers are not loaded again";
+            let help = "use \"always\" if projects do not trust each other; unchanged layers are not downloaded again";
             check.add(Problem::new("C052", message).of(runner.index, &runner.name).at(&node.span).help(help));
         }
     }
@@ -67,7 +83,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
         for (pattern, node) in table.strings(key) {
             let name = pattern.split(':').next().unwrap_or_default();
             if !pattern.contains("**") && (name == "*" || name.ends_with("/*")) {
-                let message = format!("pattern {} of {key} matches no further \"/\"", shown_name(pattern));
+                let message = format!("`*` in pattern {} of {key} does not match \"/\"", shown_name(pattern));
                 check.add(
                     Problem::new("C054", message)
                         .of(runner.index, &runner.name)
@@ -80,7 +96,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
     if let Some(image) = table.str("helper_image") {
         let version = &check.facts.version;
         if !image.contains('$') && (version.is_empty() || !image.contains(version.as_str())) {
-            let message = format!("helper_image is not of version {version}: its programs may not fit");
+            let message = format!("helper_image is not version {version}: its programs may be incompatible");
             check.report(
                 runner,
                 &format!("{section}.helper_image"),
@@ -99,7 +115,7 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
             runner,
             "docker.volume_keep",
             "C056",
-            "volumes stay after jobs; the use of the disk grows",
+            "volumes are kept after jobs; disk usage grows",
             "remove old volumes regularly",
         );
     }
@@ -117,13 +133,13 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
         check.report(runner, "cache_dir", "C058", message, "add it to volumes of [runners.docker]");
     }
     if docker.bool("disable_cache") == Some(true) && runner.table.str("cache.Type").is_some() {
-        let message = "disable_cache concerns local cache volumes only; the cache in object storage stays in use";
+        let message = "disable_cache affects only local cache volumes; the cache in object storage is still used";
         check.report(
             runner,
             "docker.disable_cache",
             "C059",
             message,
-            "remove Type of [runners.cache] to switch that off",
+            "to disable that cache, remove Type from [runners.cache]",
         );
     }
 }
@@ -155,17 +171,50 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
     if kind == "s3"
         && let Some((set, missing)) = pair("s3.AccessKey", "s3.SecretKey")
     {
-        let short = |key: &str| key.trim_start_matches("s3.").to_owned();
-        let message = format!("{} without {}: the role of this instance is used instead", short(&set), short(&missing));
+        let name = |key: &str| key.trim_start_matches("s3.").to_owned();
+        let message = format!("{} without {}: the role of this instance is used instead", name(&set), name(&missing));
         check.report(runner, &format!("cache.{set}"), "C060", message, "set both, or none");
+    }
+    if let (Some(s3), "s3") = (cache.table("s3"), kind) {
+        s3_storage(check, runner, s3);
     }
     let other = ["s3", "gcs", "azure"].into_iter().find(|section| {
         *section != kind && matches!(cache.node(section).map(|node| &node.value), Some(Value::Table(_)))
     });
     if let (Some(other), None) = (other, cache.table(kind)) {
-        let problem = Problem::new("C060", format!("Type is {kind}, but the settings are those of {other}"))
-            .severity(Severity::Error);
-        check.add(problem.of(runner.index, &runner.name).at(&cache.place(other)).help("make both the same"));
+        let problem =
+            Problem::new("C060", format!("Type is {kind}, but the settings are for {other}")).severity(Severity::Error);
+        check.add(
+            problem
+                .of(runner.index, &runner.name)
+                .at(&cache.span_of(other))
+                .help("set Type to the storage that the settings are for"),
+        );
+    }
+}
+
+/// Checks values of `[runners.cache.s3]` that gitlab-runner ignores without an error (C060).
+fn s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
+    let has = |key: &str| s3.str(key).is_some_and(|value| !value.is_empty());
+    let mut warn = |key: &str, message: &str, help: &str| {
+        let problem = Problem::new("C060", message).severity(Severity::Warning);
+        check.add(problem.of(runner.index, &runner.name).at(&s3.span_of(key)).help(help));
+    };
+    match s3.str("AuthenticationType").map(str::to_ascii_lowercase).as_deref() {
+        None | Some("" | "access-key" | "iam") => {}
+        Some(_) => {
+            warn("AuthenticationType", "AuthenticationType is not valid and is ignored", "use access-key or iam")
+        }
+    }
+    if has("AccessKey") && has("SecretKey") && !has("ServerAddress") && !has("AuthenticationType") {
+        let message =
+            "AccessKey and SecretKey have no effect without ServerAddress: the role of this instance is used instead";
+        warn("AccessKey", message, "set AuthenticationType = \"access-key\"");
+    }
+    let encryption = s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase();
+    if !["", "S3", "AES256", "KMS", "AWS:KMS", "DSSE-KMS", "AWS:KMS:DSSE"].contains(&encryption.as_str()) {
+        let message = "ServerSideEncryption is not valid; objects are not encrypted by request";
+        warn("ServerSideEncryption", message, "use S3, KMS or DSSE-KMS");
     }
 }
 
@@ -182,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn c050_ways_to_root() {
+    fn c050_jobs_that_can_gain_root() {
         assert!(found("C050", &docker("privileged = true")).contains("jobs can gain root"));
         found("C050", &docker("volumes = [\"/cache\", \"/var/run/docker.sock:/var/run/docker.sock\"]"));
         clean("C050", &docker("privileged = true\nallowed_privileged_images = [\"builder:*\"]"));
@@ -190,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn c052_images_of_others() {
+    fn c052_private_images_of_other_projects() {
         found("C052", &docker("pull_policy = \"if-not-present\""));
         found("C052", &docker("pull_policy = [\"always\", \"never\"]"));
         clean("C052", &docker("pull_policy = \"always\""));
@@ -205,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn c054_one_star_does_not_match_a_slash() {
+    fn c054_star_does_not_match_slash() {
         assert!(found("C054", &docker("allowed_images = [\"registry.example/*\"]")).contains("use **"));
         found("C054", &docker("allowed_services = [\"*:*\"]"));
         clean("C054", &docker("allowed_images = [\"registry.example/**\", \"ruby:*\", \"**/*\"]"));
     }
 
     #[test]
-    fn c055_a_helper_of_another_version() {
+    fn c055_helper_image_of_other_version() {
         let text = docker("helper_image = \"registry.example/helper:x86_64-v1.0\"");
         found_with("C055", &text, |facts| facts.version = "19.4.0".to_owned());
         clean_with("C055", &text, |facts| facts.version = "1.0".to_owned());
@@ -220,13 +269,29 @@ mod tests {
     }
 
     #[test]
-    fn c056_volumes_that_stay() {
+    fn c056_volumes_kept_after_jobs() {
         found("C056", &docker("volume_keep = true"));
         clean("C056", &docker("volume_keep = false"));
     }
 
     #[test]
-    fn c058_a_cache_that_is_lost() {
+    fn c057_settings_that_fail_every_job() {
+        let missing = found("C057", "[[runners]]\nname = \"a\"\nexecutor = \"docker-autoscaler\"\n");
+        assert!(missing.contains("executor `docker-autoscaler` without [runners.docker]"), "{missing}");
+        let invalid = found("C057", &docker("memory = \"5 apples\"\ndns = [\"192.0.2.1\", \"resolver\"]"));
+        assert!(
+            invalid.contains("6:10 ") && invalid.contains("memory of [runners.docker]: `5 apples` is not a valid size")
+        );
+        assert!(
+            invalid.contains("`resolver` is not a valid IP address; every job fails; write the address"),
+            "{invalid}"
+        );
+        clean("C057", &docker("memory = \"512m\"\ncpus = \"1/2\"\nlog_options = { env = \"A\" }"));
+        clean("C057", "[[runners]]\nname = \"a\"\nexecutor = \"shell\"\n");
+    }
+
+    #[test]
+    fn c058_cache_dir_without_volume() {
         let text = |directory: &str, volumes: &str| {
             format!("[[runners]]\ncache_dir = \"{directory}\"\n[runners.docker]\nvolumes = [{volumes}]\n")
         };
@@ -236,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn c059_disable_cache_is_about_volumes() {
+    fn c059_disable_cache_affects_only_volumes() {
         let text =
             |more: &str| format!("[[runners]]\n[runners.docker]\ndisable_cache = true\n[runners.cache]\n{more}\n");
         found("C059", &text("Type = \"s3\""));
@@ -244,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn c060_storage_without_what_it_needs() {
+    fn c060_incomplete_storage_settings() {
         assert!(
             found("C060", &cache("Type = \"s3\"\n[runners.cache.s3]\nServerAddress = \"x\""))
                 .contains("BucketName is missing")
@@ -257,12 +322,21 @@ mod tests {
         found("C060", &cache("Type = \"azure\"\n[runners.cache.azure]\nContainerName = \"x\""));
         assert!(found("C060", &cache("Type = \"s4\"")).contains("does not exist"));
         assert!(
-            found("C060", &cache("Type = \"gcs\"\n[runners.cache.s3]\nBucketName = \"b\"")).contains("those of s3")
+            found("C060", &cache("Type = \"gcs\"\n[runners.cache.s3]\nBucketName = \"b\""))
+                .contains("settings are for s3")
         );
         clean(
             "C060",
-            &cache("Type = \"s3\"\n[runners.cache.s3]\nBucketName = \"b\"\nAccessKey = \"k\"\nSecretKey = \"s\""),
+            &cache(
+                "Type = \"s3\"\n[runners.cache.s3]\nServerAddress = \"a\"\nBucketName = \"b\"\nAccessKey = \"k\"\nSecretKey = \"s\"",
+            ),
         );
         clean("C060", &cache("Path = \"x\""));
+        let s3 = |text: &str| cache(&format!("Type = \"s3\"\n[runners.cache.s3]\nBucketName = \"b\"\n{text}"));
+        let keys = "AccessKey = \"k\"\nSecretKey = \"s\"\n";
+        assert!(found("C060", &s3(keys)).contains("have no effect without ServerAddress"));
+        clean("C060", &s3(&format!("{keys}AuthenticationType = \"access-key\"\nServerSideEncryption = \"aes256\"")));
+        assert!(found("C060", &s3("AuthenticationType = \"role\"")).contains("is ignored"));
+        assert!(found("C060", &s3("ServerSideEncryption = \"rot13\"")).contains("not encrypted"));
     }
 }

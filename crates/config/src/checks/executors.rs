@@ -1,4 +1,4 @@
-//! Checks of the other executors, and of what all executors share (C100 to C107).
+//! Checks of the other executors, and of what all executors share (checks C100 to C107).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -19,7 +19,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks the custom executor (C100).
+/// Checks the custom executor (check C100).
 fn custom(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.str("custom.run_exec").is_none() {
         let help = "set it in [runners.custom] to the program that runs a job's stages";
@@ -32,12 +32,12 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
     for key in ["builds_dir", "cache_dir"] {
         if runner.table.str(key).is_none() {
             let message = format!("custom executor: {key} is mandatory");
-            check.report(runner, key, "C100", message, "set it, or tell it by config_exec");
+            check.report(runner, key, "C100", message, "set it, or print it with config_exec");
         }
     }
 }
 
-/// Checks the ssh executor (C101).
+/// Checks the ssh executor (check C101).
 fn ssh(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
         let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
@@ -49,19 +49,19 @@ fn ssh(check: &mut Check<'_>, runner: &Runner) {
             help,
         );
     }
-    let own = runner.table.str("ssh.known_hosts_file").map(std::path::PathBuf::from);
-    let path = own.or_else(|| check.facts.home.as_ref().map(|home| home.join(".ssh/known_hosts")));
-    if let Some(path) = path.filter(|path| check.facts.lacks(path)) {
+    let configured = runner.table.str("ssh.known_hosts_file").map(std::path::PathBuf::from);
+    let path = configured.or_else(|| check.facts.home.as_ref().map(|home| home.join(".ssh/known_hosts")));
+    if let Some(path) = path.filter(|path| check.facts.is_missing(path)) {
         let message = format!("known_hosts {} is missing: jobs will fail", path.display());
-        check.report(runner, "ssh.known_hosts_file", "C101", message, "make it by ssh-keyscan");
+        check.report(runner, "ssh.known_hosts_file", "C101", message, "create it with ssh-keyscan");
     }
 }
 
-/// Checks the shell executor (C102).
+/// Checks the shell executor (check C102).
 fn shell(check: &mut Check<'_>, runner: &Runner) {
     let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
     if check.facts.job_user.is_none() {
-        let message = format!("jobs run as {user} on this host, with all that this user may do");
+        let message = format!("jobs run as {user} on this host, with all permissions of this user");
         check.report(
             runner,
             "executor",
@@ -72,31 +72,31 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks values that gitlab-runner reports only in `lint` (C014).
+/// Checks values that gitlab-runner reports only in `lint` (check C014).
 fn values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
         let message = format!("shell `{}` does not exist; every job fails", shown_name(shell));
         let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
-        check.add(problem.at(&runner.table.place("shell")).help("use bash, sh, pwsh or powershell"));
+        check.add(problem.at(&runner.table.span_of("shell")).help("use bash, sh, pwsh or powershell"));
     }
-    let mut tell = |key: &str, message: String, help: &str| {
+    let mut warn = |key: &str, message: String, help: &str| {
         let problem = Problem::new("C014", message).severity(Severity::Warning).of(runner.index, &runner.name);
-        check.add(problem.at(&runner.table.place(key)).help(help));
+        check.add(problem.at(&runner.table.span_of(key)).help(help));
     };
     if let Some(count) = runner.table.int("request_concurrency").filter(|count| *count < 1) {
-        tell("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");
+        warn("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");
     }
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
-        tell("limit", format!("limit = {limit} counts as none"), "write 0 for no limit, or 1 or more");
+        warn("limit", format!("limit = {limit} counts as no limit"), "write 0 for no limit, or 1 or more");
     }
     if let Some(limit) = runner.table.int("output_limit").filter(|limit| *limit < 0) {
-        tell("output_limit", format!("output_limit = {limit} counts as the default"), "write KiB above 0");
+        warn("output_limit", format!("output_limit = {limit} counts as the default"), "write KiB above 0");
     }
     for name in ["max_bytes", "max_entries", "max_ratio", "max_header_bytes"] {
         let key = format!("unpack.{name}");
         if let Some(limit) = runner.table.int(&key).filter(|limit| *limit < 1) {
-            tell(
+            warn(
                 &key,
                 format!("{name} = {limit} counts as the default"),
                 "write 1 or more; a large number means no limit",
@@ -105,21 +105,21 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks `output_limit` (C103).
+/// Checks `output_limit` (check C103).
 fn output(check: &mut Check<'_>, runner: &Runner) {
-    /// Value in KiB above which the unit was probably taken for bytes: a million would be a log of one gigabyte.
+    /// Value from which the operator probably meant bytes: a million KiB is a log of one gigabyte.
     const MANY_KIB: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
-        let message = format!("output_limit = {kib} KiB, that is {} MiB", kib / 1024);
+        let message = format!("output_limit = {kib} KiB is {} MiB", kib / 1024);
         check.report(runner, "output_limit", "C103", message, "the unit is KiB: write 4096 for 4 MiB");
     }
 }
 
-/// Checks variables and proxies (C106, C107).
+/// Checks variables and proxies (checks C106, C107).
 fn environment(check: &mut Check<'_>, runner: &Runner) {
     for (index, (entry, node)) in runner.table.strings("environment").enumerate() {
         if !entry.contains('=') {
-            let message = format!("environment entry {} is not KEY=VALUE and is left out", index + 1);
+            let message = format!("environment entry {} is not KEY=VALUE and is ignored", index + 1);
             check.add(
                 Problem::new("C106", message).of(runner.index, &runner.name).at(&node.span).help("write KEY=VALUE"),
             );
@@ -135,7 +135,7 @@ fn environment(check: &mut Check<'_>, runner: &Runner) {
     };
     // Jobs of the shell executor have the manager's environment.
     if let Some(name) = proxies.iter().find(set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
-        let message = format!("{} is set for the manager only; jobs go without it", shown_name(name));
+        let message = format!("{} is set for the manager only; jobs do not get it", shown_name(name));
         check.report(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));
     }
 }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn c100_the_custom_executor_needs_program_and_directories() {
+    fn c100_custom_executor_needs_program_and_directories() {
         let rendered = found("C100", &runner("custom", "builds_dir = \"/b\""));
         assert!(
             rendered.contains("run_exec is mandatory")
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn c101_host_keys() {
+    fn c101_unverified_or_unknown_host_keys() {
         found("C101", &runner("ssh", "[runners.ssh]\ndisable_strict_host_key_checking = true"));
         let home = tempfile::tempdir().unwrap();
         let text = runner("ssh", "[runners.ssh]\nhost = \"h\"");
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn c102_jobs_of_the_shell_executor() {
+    fn c102_shell_executor_runs_jobs_as_manager_user() {
         assert!(
             found_with("C102", &runner("shell", ""), |facts| facts.user = "root".to_owned())
                 .contains("jobs run as root on this host")
@@ -191,7 +191,7 @@ mod tests {
     fn c014_unknown_shell_and_values_are_reported() {
         assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("error"));
         assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
-        assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as none"));
+        assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as no limit"));
         clean("C014", &runner("shell", "shell = \"pwsh\"\nrequest_concurrency = 2"));
         let unpack = |limit| runner("shell", &format!("[runners.unpack]\nmax_bytes = {limit}"));
         assert!(found("C014", &unpack(0)).contains("max_bytes = 0 counts as the default"));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn c107_a_proxy_for_the_manager_only() {
+    fn c107_proxy_for_manager_only() {
         let proxy = |facts: &mut super::super::super::HostFacts| {
             drop(facts.env.insert("HTTPS_PROXY".to_owned(), "http://p:3128".to_owned()))
         };

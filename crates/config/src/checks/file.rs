@@ -1,4 +1,4 @@
-//! Checks of the file itself and of the process (C031 to C041).
+//! Checks of the file itself and of the process (checks C031 to C041).
 
 use muster_job::GoDuration::{Negative, Positive};
 
@@ -12,52 +12,52 @@ pub(super) fn check(check: &mut Check<'_>) {
     if let Some(id) = check.facts.other_machine_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
         check.add(shared_system_id(id));
     }
-    place(check);
+    location_and_mode(check);
     addresses(check);
     log_level(check);
     log_format(check);
-    shutdown(check);
+    timeouts(check);
 }
 
-fn place(check: &mut Check<'_>) {
+fn location_and_mode(check: &mut Check<'_>) {
     if let Some(system) = &check.facts.system_config {
         let message = format!(
             "running as {} with the user's own configuration; {} is not used",
             check.facts.user,
             system.display()
         );
-        check.add(
-            Problem::new("C031", message).help("run as root, or name the file with --config, if that one is meant"),
-        );
+        check.add(Problem::new("C031", message).help("to use that file, run as root or pass it with --config"));
     }
-    let others = check.facts.mode.filter(|mode| mode & 0o077 != 0 && !check.runners.is_empty());
-    if let Some(mode) = others {
-        let message = format!("the file has mode {mode:04o}; it holds tokens, and others may read it");
+    let mode = check.facts.mode.filter(|mode| mode & 0o077 != 0 && !check.runners.is_empty());
+    if let Some(mode) = mode {
+        let message = format!("the file has mode {mode:04o}; it contains tokens, and other users can access it");
         check.add(Problem::new("C033", message).help("chmod 0600"));
     }
 }
 
-/// Checks addresses (C014, C037, C038).
+/// Checks addresses (checks C014, C037, C038).
 fn addresses(check: &mut Check<'_>) {
-    let wrong = check.tree.str("listen_address").filter(|address| !address.is_empty());
-    let wrong = wrong.and_then(|address| address.parse::<ListenAddress>().err());
-    if let Some(error) = wrong {
-        let at = check.tree.place("listen_address");
-        check.add(Problem::new("C014", error.to_string()).at(&at).help("write host:port; metrics are served there"));
+    let invalid = check.tree.str("listen_address").filter(|address| !address.is_empty());
+    let invalid = invalid.and_then(|address| address.parse::<ListenAddress>().err());
+    if let Some(error) = invalid {
+        let at = check.tree.span_of("listen_address");
+        check.add(
+            Problem::new("C014", error.to_string()).at(&at).help("set it to the host:port on which to serve metrics"),
+        );
     } else if let Some(address) = check.tree.str("listen_address").filter(|address| is_public(address)) {
         let message = format!("metrics are served without authentication on {}", shown_name(address));
         check.report_global(
             "listen_address",
             "C037",
             message,
-            "write 127.0.0.1 before the port, or let a firewall guard it",
+            "set the host to 127.0.0.1, or protect the port with a firewall",
         );
     }
     let Some(session) = check.tree.table("session_server") else { return };
     let (listen, advertise) = (session.str("listen_address"), session.str("advertise_address"));
     if advertise.is_some_and(|address| address.contains("://")) {
         let message = "advertise_address must be host:port, without http:// or https://";
-        let problem = Problem::new("C038", message).severity(Severity::Fatal).at(&session.place("advertise_address"));
+        let problem = Problem::new("C038", message).severity(Severity::Fatal).at(&session.span_of("advertise_address"));
         return check.add(problem.help("remove the scheme"));
     }
     let key = if advertise.is_some() { "session_server.advertise_address" } else { "session_server.listen_address" };
@@ -68,7 +68,7 @@ fn addresses(check: &mut Check<'_>) {
             key,
             "C038",
             "the session server's address has no port",
-            "write host:port, as GitLab can reach it",
+            "set it to a host:port that GitLab can reach",
         );
     } else if matches!(host, "" | "0.0.0.0" | "[::]") || is_loopback(host) {
         let message = "advertise_address must be a host and port that GitLab can reach: terminals will not open";
@@ -102,8 +102,8 @@ fn log_level(check: &mut Check<'_>) {
         }
         "info" | "warn" | "warning" | "error" | "fatal" | "panic" => {}
         other => {
-            let message = format!("log_level `{}` does not exist", shown_name(other));
-            let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.place("log_level"));
+            let message = format!("`{}` is not a valid log_level", shown_name(other));
+            let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.span_of("log_level"));
             check.add(problem.help("use panic, fatal, error, warn, info, debug or trace"));
         }
     }
@@ -116,26 +116,26 @@ fn log_format(check: &mut Check<'_>) {
     else {
         return;
     };
-    let message = format!("log_format `{}` does not exist", shown_name(format));
-    let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.place("log_format"));
+    let message = format!("`{}` is not a valid log_format", shown_name(format));
+    let problem = Problem::new("C014", message).severity(Severity::Error).at(&check.tree.span_of("log_format"));
     check.add(problem.help("use runner, text or json"));
 }
 
-/// Checks timeouts of the shutdown (C014, C041, C042).
-fn shutdown(check: &mut Check<'_>) {
+/// Checks the shutdown timeout and the timeouts of stages (checks C014, C041, C042).
+fn timeouts(check: &mut Check<'_>) {
     /// Drain timeout in seconds below which gitlab-runner warns.
     const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
         let message = format!("shutdown_timeout = {negative} counts as 30");
         let problem = Problem::new("C014", message).severity(Severity::Warning);
-        check.add(problem.at(&check.tree.place("shutdown_timeout")).help("write seconds above 0"));
+        check.add(problem.at(&check.tree.span_of("shutdown_timeout")).help("set it to a number of seconds above 0"));
     }
     let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
     let instances =
         check.runners.iter().any(|runner| runner.table.bool("autoscaler.delete_instances_on_shutdown") == Some(true));
     if (machines || instances) && seconds < MIN_DRAIN_SECONDS {
-        let message = format!("shutdown_timeout = {seconds} s is shorter than removing all machines needs");
+        let message = format!("shutdown_timeout = {seconds} s may be too short to remove all machines");
         check.report_global("shutdown_timeout", "C041", message, &format!("set it to {MIN_DRAIN_SECONDS} or more"));
     }
     for runner in check.runners {
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn c014_invalid_addresses_are_reported() {
         assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
-        assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: log_format `xml` does not exist"));
+        assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: `xml` is not a valid log_format"));
         assert!(found("C014", "shutdown_timeout = -5").contains("counts as 30"));
         let fine = "listen_address = \"127.0.0.1:9252\"\nlog_format = \"json\"\nshutdown_timeout = 0";
         clean("C014", fine);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn c038_terminals_need_an_address_that_gitlab_reaches() {
+    fn c038_session_server_needs_reachable_address() {
         let text = |listen: &str, advertise: &str| {
             format!("[session_server]\nlisten_address = \"{listen}\"\nadvertise_address = \"{advertise}\"\n")
         };

@@ -1,4 +1,4 @@
-//! Checks of feature flags (C009, C012, C110). The names are those of release 19.4.
+//! Checks of feature flags (checks C009, C012, C110). The names are those of release 19.4.
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -63,7 +63,7 @@ const FLAGS: &[&str] = &[
 
 /// Removed feature flags: name, version of the removal, replacement.
 const REMOVED: &[(&str, &str, &str)] = &[
-    ("FF_USE_NEW_BASH_EVAL_STRATEGY", "19.3", "FF_USE_LEGACY_BASH_EVAL is its reverse"),
+    ("FF_USE_NEW_BASH_EVAL_STRATEGY", "19.3", "use FF_USE_LEGACY_BASH_EVAL, which has the opposite meaning"),
     ("FF_SKIP_NOOP_BUILD_STAGES", "19.3", "remove it"),
     ("FF_SET_PERMISSIONS_BEFORE_CLEANUP", "19.3", "remove it"),
     ("FF_USE_NATIVE_STEPS", "18.6", "remove it"),
@@ -97,8 +97,8 @@ pub(super) fn check(check: &mut Check<'_>) {
                         .help(*hint)
                 }
                 None => {
-                    let near = if check.problems.is_full() { None } else { nearest(name) };
-                    let hint = near.map_or_else(|| "remove it".to_owned(), |near| format!("did you mean {near}?"));
+                    let nearest = if check.problems.is_full() { None } else { nearest(name) };
+                    let hint = nearest.map_or_else(|| "remove it".to_owned(), |flag| format!("did you mean {flag}?"));
                     Problem::new("C012", format!("feature flag {} does not exist", shown_name(name))).help(hint)
                 }
             };
@@ -106,37 +106,37 @@ pub(super) fn check(check: &mut Check<'_>) {
         }
     }
     metrics(check);
-    suspending(check);
+    suspension(check);
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
-    const LENGTH_MAX: usize = 80;
-    const DISTANCE_MAX: usize = 5;
-    if name.len() > LENGTH_MAX {
+    const MAX_LENGTH: usize = 80;
+    const MAX_DISTANCE: usize = 5;
+    if name.len() > MAX_LENGTH {
         return None;
     }
     let name = name.to_uppercase();
     let near = FLAGS.iter().map(|flag| (strsim::osa_distance(flag, &name), *flag)).min()?;
-    (near.0 <= DISTANCE_MAX).then_some(near.1)
+    (near.0 <= MAX_DISTANCE).then_some(near.1)
 }
 
-/// Checks the flag for metrics with many series (C110).
+/// Checks the flag for metrics with many series (check C110).
 fn metrics(check: &mut Check<'_>) {
-    const RUNNERS_MANY: usize = 10;
-    let on = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
-    let with: Vec<_> = check.runners.iter().filter(|runner| on(&runner.table)).collect();
-    if let (Some(first), true) = (with.first(), with.len() >= RUNNERS_MANY) {
-        let message = format!("{} runners add one histogram per job stage each", with.len());
+    const MANY_RUNNERS: usize = 10;
+    let is_enabled = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
+    let runners: Vec<_> = check.runners.iter().filter(|runner| is_enabled(&runner.table)).collect();
+    if let (Some(first), true) = (runners.first(), runners.len() >= MANY_RUNNERS) {
+        let message = format!("{} runners each add one histogram per job stage", runners.len());
         let key = "feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS";
-        let problem = Problem::new("C110", message).at(&first.table.place(key)).severity(Severity::Warning);
-        check.add(problem.help("switch FF_EXPORT_HIGH_CARDINALITY_METRICS on where it is needed"));
+        let problem = Problem::new("C110", message).at(&first.table.span_of(key)).severity(Severity::Warning);
+        check.add(problem.help("enable FF_EXPORT_HIGH_CARDINALITY_METRICS only for runners that need it"));
     }
 }
 
-/// Checks the flag for suspended environments (C009, C097).
-fn suspending(check: &mut Check<'_>) {
+/// Checks the flag for suspended environments (checks C009, C097).
+fn suspension(check: &mut Check<'_>) {
     const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
-    const ALONE: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \
+    const HELP: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \
                          and max_instances of at least 2";
     for runner in check.runners.iter().filter(|runner| runner.table.bool(KEY) == Some(true)) {
         if runner.executor != "instance" {
@@ -150,16 +150,16 @@ fn suspending(check: &mut Check<'_>) {
         let shared = !is_one("capacity_per_instance", 1) || !is_one("max_use_count", 0);
         let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true);
         if shared || isolated || autoscaler.int("max_instances") == Some(1) {
-            let message = "FF_SUSPENDABLE_ENVIRONMENTS is not supported: an instance is suspended only where it is one job's alone, \
-                           and never the last one";
-            check.report(runner, KEY, "C009", message, ALONE);
+            let message = "FF_SUSPENDABLE_ENVIRONMENTS is not supported: an instance can be suspended only if it runs a single job, \
+                           and if the runner can have another instance";
+            check.report(runner, KEY, "C009", message, HELP);
         }
         if autoscaler.bool("delete_instances_on_shutdown") == Some(true) {
-            let message = "delete_instances_on_shutdown removes suspended environments when the manager ends";
+            let message = "delete_instances_on_shutdown removes suspended environments when the manager exits";
             check.report(runner, KEY, "C009", message, "set delete_instances_on_shutdown = false");
         }
         if runner.id == 0 {
-            let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's number";
+            let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's ID";
             check.report(runner, KEY, "C097", message, "set id in this [[runners]] entry");
         }
     }
@@ -184,28 +184,28 @@ mod tests {
     fn c009_only_single_job_instances_are_suspended() {
         assert!(found("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = true")).contains("only the executor instance"));
         clean("C009", &flags("FF_SUSPENDABLE_ENVIRONMENTS = false"));
-        let of = |keys: &str| {
-            let on = "[runners.feature_flags]\nFF_SUSPENDABLE_ENVIRONMENTS = true";
-            format!("[[runners]]\nid = 7\nexecutor = \"instance\"\n{on}\n[runners.autoscaler]\n{keys}\n")
+        let runner = |keys: &str| {
+            let flag = "[runners.feature_flags]\nFF_SUSPENDABLE_ENVIRONMENTS = true";
+            format!("[[runners]]\nid = 7\nexecutor = \"instance\"\n{flag}\n[runners.autoscaler]\n{keys}\n")
         };
-        clean("C009", &of("max_use_count = 1\nmax_instances = 2"));
+        clean("C009", &runner("max_use_count = 1\nmax_instances = 2"));
         for keys in [
             "max_instances = 2",
             "max_use_count = 1\ncapacity_per_instance = 2",
             "max_use_count = 1\nmax_instances = 1",
         ] {
-            assert!(found("C009", &of(keys)).contains("one job's alone"), "{keys}");
+            assert!(found("C009", &runner(keys)).contains("only if it runs a single job"), "{keys}");
         }
-        let deleting = of("max_use_count = 1\ndelete_instances_on_shutdown = true");
+        let deleting = runner("max_use_count = 1\ndelete_instances_on_shutdown = true");
         assert!(found("C009", &deleting).contains("removes suspended environments"));
-        clean("C097", &of("max_use_count = 1"));
-        found("C097", &of("max_use_count = 1").replace("id = 7\n", ""));
+        clean("C097", &runner("max_use_count = 1"));
+        found("C097", &runner("max_use_count = 1").replace("id = 7\n", ""));
     }
 
     #[test]
-    fn c110_metrics_of_stages_for_many_runners() {
+    fn c110_many_runners_export_stage_metrics() {
         let one = flags("FF_EXPORT_HIGH_CARDINALITY_METRICS = true");
-        assert!(found("C110", &one.repeat(10)).contains("10 runners add"));
+        assert!(found("C110", &one.repeat(10)).contains("10 runners each add"));
         clean("C110", &one.repeat(9));
     }
 }

@@ -1,4 +1,4 @@
-//! Checks of the runner's identity and of its server (C020 to C028, C108, C109).
+//! Checks of the runner's identity and of its server (checks C020 to C028, C108, C109).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub(super) fn check(check: &mut Check<'_>) {
                 runner,
                 "tls-ca-file",
                 "C108",
-                "private authority in use: image pulls, cache storage and scripts do not know it",
+                "private certificate authority: image pulls, cache storage and scripts do not trust it",
                 help,
             );
         }
@@ -28,15 +28,15 @@ pub(super) fn check(check: &mut Check<'_>) {
     shared_tokens(check);
 }
 
-/// Checks references to the environment (C022). The text after a dollar sign is not shown if it may be part of the token.
+/// Checks references to the environment (check C022). The text after a dollar sign is not shown if it may be part of the token.
 fn references(check: &mut Check<'_>, runner: &Runner) {
     let opaque = !runner.table.str("token").is_some_and(is_reference);
-    let mut output = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for (key, variable) in &runner.unset {
         let name = if *key == "token" && opaque { "[masked]".to_owned() } else { shown_name(variable) };
         let message = format!("{key} refers to the environment variable {name}, which is not set");
-        let help = "set it for the service, for example by EnvironmentFile= of its unit; write $$ for a dollar sign";
-        if output.insert(message.clone()) {
+        let help = "set it for the service, for example with EnvironmentFile= in its unit; write $$ for a dollar sign";
+        if reported.insert(message.clone()) {
             check.report(runner, key, "C022", message, help);
         }
     }
@@ -63,7 +63,7 @@ fn token(check: &mut Check<'_>, runner: &Runner) {
             runner,
             "token",
             "C021",
-            "token has white space around it",
+            "token has whitespace around it",
             "remove it; a secret file often ends with a line break",
         );
     }
@@ -84,7 +84,7 @@ fn url(check: &mut Check<'_>, runner: &Runner) {
         return;
     }
     if url.trim() != url {
-        check.report(runner, "url", "C021", "url has white space around it", "remove it");
+        check.report(runner, "url", "C021", "url has whitespace around it", "remove it");
     } else if base_url(url).is_none() {
         check.report(
             runner,
@@ -95,7 +95,7 @@ fn url(check: &mut Check<'_>, runner: &Runner) {
         );
     }
     if url.trim_end_matches('/').ends_with("/ci") {
-        check.report(runner, "url", "C024", "url ends with /ci", "remove that end; the API is not there any more");
+        check.report(runner, "url", "C024", "url ends with /ci", "remove /ci; GitLab no longer serves its API there");
     }
 }
 
@@ -123,19 +123,19 @@ fn shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// Checks for a token that expires before the running manager can renew it (C028).
+/// Checks for a token that expires before the running manager can renew it (check C028).
 fn expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
-    let fixed = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
-    let reason = match (fixed, check.facts.writable) {
-        (true, _) => "rotation is switched off: the runner will then be refused",
-        (false, false) => "the file cannot be replaced here: a restart with the file as it is would fail from then on",
+    let rotation_disabled = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
+    let reason = match (rotation_disabled, check.facts.writable) {
+        (true, _) => "token rotation is disabled: the server will refuse the runner from then on",
+        (false, false) => "the file cannot be replaced: a restart after that date would fail",
         (false, true) => return,
     };
     let message = format!("token expires on {}, and {reason}", expires.date());
     let problem = Problem::new("C028", message).of(runner.index, &runner.name);
-    let problem = problem.at(&runner.table.place("token_expires_at"));
-    check.add(problem.help("renew it before that day with reset-token"));
+    let problem = problem.at(&runner.table.span_of("token_expires_at"));
+    check.add(problem.help("renew it before that date with reset-token"));
 }
 
 fn clone_url(check: &mut Check<'_>, runner: &Runner) {
@@ -150,7 +150,7 @@ fn clone_url(check: &mut Check<'_>, runner: &Runner) {
     if !plain || credentials {
         let message =
             "clone_url must be scheme://host[:port]: the project's path and the job's credentials are added to it";
-        check.report(runner, "clone_url", "C109", message, "remove what follows the host, and credentials");
+        check.report(runner, "clone_url", "C109", message, "remove credentials and everything after the host");
     }
 }
 
@@ -171,13 +171,13 @@ mod tests {
         found("C020", "[[runners]]\nname = \"b\"\n");
         clean("C020", &runner(URL, "t", ""));
         let out = parse(&runner(URL, "", ""), &HostFacts::default());
-        assert!(out.has(Severity::Error) && out.config.is_some(), "the others go on");
+        assert!(out.has(Severity::Error) && out.config.is_some(), "other runners still work");
     }
 
     #[test]
     fn c021_whitespace_and_invalid_urls() {
-        assert!(found("C021", &runner(URL, "t\\n", "")).contains("token has white space"));
-        assert!(found("C021", &runner(" https://gitlab.example", "t", "")).contains("url has white space"));
+        assert!(found("C021", &runner(URL, "t\\n", "")).contains("token has whitespace"));
+        assert!(found("C021", &runner(" https://gitlab.example", "t", "")).contains("url has whitespace"));
         assert!(found("C021", &runner("gitlab.example", "t", "")).contains("not a valid http or https URL"));
         assert!(found("C021", &runner("", "t", "")).contains("no url"));
         clean("C021", &runner(URL, "t", ""));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn c025_two_runners_with_one_token() {
+    fn c025_two_runners_share_a_token() {
         let output = found(
             "C025",
             &format!(
@@ -223,7 +223,7 @@ mod tests {
         let output = found_with("C028", &text, |facts| facts.writable = false);
         assert!(output.contains("error") && output.contains("expires on 2027-03-01"), "{output}");
         let fixed = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
-        assert!(found("C028", &fixed).contains("rotation is switched off"));
+        assert!(found("C028", &fixed).contains("token rotation is disabled"));
         clean("C028", &text);
         let never = runner(URL, "t", "token_expires_at = 0001-01-01T00:00:00Z");
         clean_with("C028", &never, |facts| facts.writable = false);

@@ -1,4 +1,4 @@
-//! Checks of the kubernetes executor (C090 to C097).
+//! Checks of the kubernetes executor (checks C090 to C097).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::Runner;
@@ -11,18 +11,18 @@ pub(super) fn check(check: &mut Check<'_>) {
         let Some(kubernetes) = runner.table.table("kubernetes") else { continue };
         pods(check, runner, kubernetes);
         overwrites(check, runner, kubernetes);
-        numbers(check, runner, kubernetes);
+        numeric_ids(check, runner, kubernetes);
         flags(check, runner, kubernetes);
     }
 }
 
-/// Checks the timeouts of pods (C090, C091).
+/// Checks the timeouts of pods (checks C090, C091).
 fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     /// Default poll timeout in seconds, which is already short if nodes must start first.
     const MIN_SECONDS: i64 = 180;
     if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..MIN_SECONDS).contains(seconds)) {
         let message = format!("poll_timeout = {seconds} s; a pod waits longer than that when nodes must start");
-        check.report(runner, "kubernetes.poll_timeout", "C090", message, "set it to 600 where nodes are scaled");
+        check.report(runner, "kubernetes.poll_timeout", "C090", message, "if nodes are scaled, set it to 600");
     }
     if kubernetes.str("namespace").is_none() && kubernetes.bool("namespace_per_job") != Some(true) {
         check.report(
@@ -35,7 +35,7 @@ fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// Checks for overwritten pod settings (C092), as far as the runner's own variables show them.
+/// Checks for overwritten pod settings (check C092), as far as the runner's own variables show them.
 fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for (entry, node) in runner.table.strings("environment") {
         let name = entry.split('=').next().unwrap_or_default();
@@ -45,8 +45,8 @@ fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// Checks resource limits (C095).
-fn numbers(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
+/// Checks that allowed users and groups are numbers (check C095).
+fn numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for key in ["allowed_users", "allowed_groups"] {
         for (entry, node) in kubernetes.strings(key) {
             if entry.parse::<u32>().is_err() {
@@ -62,18 +62,18 @@ fn numbers(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// Checks feature flags (C096, C097).
+/// Checks feature flags (checks C096, C097).
 fn flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
-    let on = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
-    if !kubernetes.tables("pod_spec").is_empty() && !on("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {
-        let message = "pod_spec is ignored unless FF_USE_ADVANCED_POD_SPEC_CONFIGURATION is on";
-        check.report(runner, "kubernetes.pod_spec", "C096", message, "switch it on in [runners.feature_flags]");
+    let is_enabled = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
+    if !kubernetes.tables("pod_spec").is_empty() && !is_enabled("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {
+        let message = "pod_spec is ignored unless FF_USE_ADVANCED_POD_SPEC_CONFIGURATION is enabled";
+        check.report(runner, "kubernetes.pod_spec", "C096", message, "enable it in [runners.feature_flags]");
     }
-    let suspends = on("FF_SUSPENDABLE_ENVIRONMENTS")
+    let suspends = is_enabled("FF_SUSPENDABLE_ENVIRONMENTS")
         || ["suspend_pvc_size", "suspend_pvc_storage_class"].iter().any(|key| kubernetes.node(key).is_some());
     if suspends && runner.id == 0 {
-        let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's number";
-        check.report(runner, "id", "C097", message, "write id, as GitLab's page of the runner tells it");
+        let message = "FF_SUSPENDABLE_ENVIRONMENTS needs the runner's ID";
+        check.report(runner, "id", "C097", message, "set id to the number on the runner's page in GitLab");
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn c096_pod_specs_need_their_flag() {
+    fn c096_pod_spec_needs_feature_flag() {
         let spec = "[[runners.kubernetes.pod_spec]]\nname = \"x\"\npatch = \"{}\"";
         found("C096", &kubernetes("", spec));
         clean(
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn c097_suspending_needs_the_number() {
+    fn c097_suspension_needs_runner_id() {
         found("C097", &kubernetes("", "suspend_pvc_size = \"1Gi\""));
         clean("C097", &kubernetes("id = 7", "suspend_pvc_size = \"1Gi\""));
     }

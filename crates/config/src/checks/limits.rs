@@ -1,4 +1,4 @@
-//! Checks of the limits on jobs and requests (C001 to C007).
+//! Checks of the limits on jobs and requests (checks C001 to C005 and C007).
 
 use super::super::problem::Problem;
 use super::Check;
@@ -7,7 +7,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     concurrent(check);
     long_polling(check);
     excess(check);
-    pace(check);
+    request_rate(check);
 }
 
 /// Returns `concurrent`, which is 1 if it is not set.
@@ -19,19 +19,19 @@ fn concurrent(check: &mut Check<'_>) {
     let Some(node) = check.tree.node("concurrent") else { return };
     let concurrent = concurrent_of(check);
     if concurrent < 1 {
-        let message = format!("concurrent = {concurrent}: must be at least 1; there is no unlimited value");
+        let message = format!("concurrent = {concurrent}: must be at least 1; 0 does not mean unlimited");
         check.add(
             Problem::new("C001", message)
                 .at(&node.span)
-                .help("write how many jobs this machine can run at the same time"),
+                .help("set it to the number of jobs that this machine can run at the same time"),
         );
     }
 }
 
-/// Checks long polling (C002 to C004).
+/// Checks long polling (checks C002 to C004).
 ///
-/// Muster's polls take no job slot, so these problems are about gitlab-runner with the same file. Only what applies to Muster, too, is
-/// a warning.
+/// In Muster, a held request takes no job slot. These checks are about what happens if gitlab-runner uses this file. Problems that Muster
+/// has, too, are warnings; the others are information.
 fn long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();
@@ -39,7 +39,8 @@ fn long_polling(check: &mut Check<'_>) {
     if i64::try_from(runners).is_ok_and(|runners| runners > concurrent.max(1)) {
         let message =
             format!("{runners} runners share {concurrent} job slots: jobs of one wait for jobs of the others");
-        let problem = Problem::new("C002", message).help(format!("set concurrent to {} or more", runners + 1));
+        let problem =
+            Problem::new("C002", message).help(format!("set concurrent to at least {runners}, the number of runners"));
         check.add(match node {
             Some(node) => problem.at(&node.span),
             None => problem,
@@ -48,11 +49,12 @@ fn long_polling(check: &mut Check<'_>) {
     for runner in check.runners {
         let requests = runner.table.int("request_concurrency").unwrap_or(1).max(1);
         let limit = runner.table.int("limit").unwrap_or(0);
-        let place = runner.table.node("limit").or_else(|| runner.table.node("request_concurrency"));
-        let at = place.map_or(&runner.table.header, |node| &node.span);
+        let node = runner.table.node("limit").or_else(|| runner.table.node("request_concurrency"));
+        let at = node.map_or(&runner.table.header, |node| &node.span);
         if requests == 1 && matches!(limit, 1 | 2) {
-            let message =
-                format!("limit = {limit} and request_concurrency = 1: one job request at a time, and few jobs");
+            let message = format!(
+                "limit = {limit} and request_concurrency = 1: while the server holds the only request, a free slot gets no job"
+            );
             check.add(Problem::new("C004", message).of(runner.index, &runner.name).at(at).help("raise either value"));
         } else if requests == 1 && concurrent > 1 {
             let message = "request_concurrency = 1: one job request at a time";
@@ -76,7 +78,7 @@ fn excess(check: &mut Check<'_>) {
     }
 }
 
-fn pace(check: &mut Check<'_>) {
+fn request_rate(check: &mut Check<'_>) {
     /// Number of requests per second above which a server answers 429 with its default limits for runners.
     const MAX_REQUESTS_PER_SECOND: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };
@@ -88,7 +90,7 @@ fn pace(check: &mut Check<'_>) {
     let (seconds, runners) = (seconds.unwrap_or(3), check.runners.len());
     if runners > seconds.saturating_mul(MAX_REQUESTS_PER_SECOND) {
         let message = format!(
-            "{runners} runners polled within {seconds} s, one each {} ms; expect HTTP 429 from the server",
+            "{runners} runners polled within {seconds} s, one every {} ms; expect HTTP 429 from the server",
             seconds * 1000 / runners
         );
         check.add(Problem::new("C007", message).at(&node.span).help("raise check_interval, or use fewer runners"));
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn c002_more_runners_than_job_slots() {
-        assert!(found("C002", &format!("concurrent = 2\n{}", runners(3, ""))).contains("concurrent to 4"));
+        assert!(found("C002", &format!("concurrent = 2\n{}", runners(3, ""))).contains("concurrent to at least 3"));
         clean("C002", &format!("concurrent = 3\n{}", runners(3, "")));
         clean("C002", "concurrent = 0");
     }

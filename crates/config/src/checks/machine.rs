@@ -1,4 +1,4 @@
-//! Checks of `docker+machine` (C080, C081, C082).
+//! Checks of `docker+machine` (checks C080, C081, C082).
 
 use super::super::codes::Severity;
 use super::super::problem::Problem;
@@ -16,23 +16,23 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Reports that the executor is deprecated (C082).
+/// Reports that the executor is deprecated (check C082).
 fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let unused = runner.table.table("autoscaler").is_some();
     let message = if unused {
         "[runners.machine] has no effect beside [runners.autoscaler]"
     } else {
-        "[runners.machine] is deprecated since GitLab 17.5 and planned to go with 20.0; its machines are made by the plugin \
-         `docker-machine` until then"
+        "[runners.machine] has been deprecated since GitLab 17.5 and will be removed in 20.0; until then, the plugin \
+         `docker-machine` creates its machines"
     };
     let problem = Problem::new("C082", message).of(runner.index, &runner.name).at(&machine.header);
     check.add(problem.help(
-        "`muster runner migrate-machine` prints the file with the keys that take its place: plugin, plugin_config, max_instances, \
+        "`muster runner migrate-machine` prints the file with the keys that replace it: plugin, plugin_config, max_instances, \
          max_use_count and [[runners.autoscaler.policy]] of [runners.autoscaler]",
     ));
 }
 
-/// Checks that the machines have capacity for `concurrent` jobs (C080).
+/// Checks that the machines have capacity for `concurrent` jobs (check C080).
 fn capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let concurrent = limits::concurrent_of(check);
     let limit = runner.table.int("limit").filter(|limit| *limit > 0);
@@ -47,19 +47,21 @@ fn capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     }
 }
 
-/// Checks names of machines (C081): `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
+/// Checks names of machines (check C081): `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
 fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
-    const NAME_MAX: usize = 64;
-    const AROUND: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();
+    const MAX_NAME_LENGTH: usize = 64;
+    const ADDED_LENGTH: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();
     if runner.executor == "docker+machine" || machine.node("MachineName").is_some() {
         let name = machine.str("MachineName").unwrap_or_default();
         if !name.contains("%s") {
             let problem = Problem::new("C081", "MachineName must contain %s").severity(Severity::Fatal);
-            let at = runner.table.place("machine.MachineName");
-            check.add(problem.of(runner.index, &runner.name).at(&at).help("write it such as \"ci-%s\""));
-        } else if name.len() + AROUND > NAME_MAX {
-            let message =
-                format!("machine names can reach {} characters; many systems allow {NAME_MAX}", name.len() + AROUND);
+            let at = runner.table.span_of("machine.MachineName");
+            check.add(problem.of(runner.index, &runner.name).at(&at).help("set it, for example to \"ci-%s\""));
+        } else if name.len() + ADDED_LENGTH > MAX_NAME_LENGTH {
+            let message = format!(
+                "machine names can reach {} characters; many systems allow {MAX_NAME_LENGTH}",
+                name.len() + ADDED_LENGTH
+            );
             check.report(runner, "machine.MachineName", "C081", message, "shorten MachineName");
         }
     }
@@ -71,7 +73,7 @@ fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
                 problem
                     .of(runner.index, &runner.name)
                     .at(&node.span)
-                    .help("write options without the name into MachineOptions"),
+                    .help("move options without the name to MachineOptions"),
             );
         }
     }
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn c081_names_of_machines_are_made_from_a_template() {
+    fn c081_machine_name_needs_placeholder() {
         assert!(
             found("C081", &machine("MachineName = \"ci\""))
                 .contains("fatal[C081]: runner a: MachineName must contain %s")

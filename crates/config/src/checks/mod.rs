@@ -18,7 +18,7 @@ pub(super) mod testing;
 mod text;
 mod unsupported;
 
-pub(super) use scaling::{below_zero, out_of_range};
+pub(super) use scaling::{PLUGIN_EXECUTORS, negative_durations, out_of_range};
 pub use unsupported::EXECUTORS;
 
 use super::facts::HostFacts;
@@ -39,21 +39,21 @@ impl Check<'_> {
         self.problems.add(problem);
     }
 
-    /// Reports a problem of a runner at one of its keys (`docker.image`), or where that key would be.
+    /// Reports a problem of a runner at one of its keys (`docker.image`), or at the table where that key would be.
     fn report(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
-        let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.place(key));
+        let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.span_of(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });
     }
 
     /// Reports a problem at a key that belongs to no runner.
     fn report_global(&mut self, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
-        self.add(Problem::new(code, message).at(&self.tree.place(key)).help(help));
+        self.add(Problem::new(code, message).at(&self.tree.span_of(key)).help(help));
     }
 }
 
 /// Runs all checks.
 pub(super) fn all(check: &mut Check<'_>) {
-    for theme in [
+    for check_topic in [
         unsupported::check,
         file::check,
         limits::check,
@@ -67,6 +67,6 @@ pub(super) fn all(check: &mut Check<'_>) {
         kubernetes::check,
         executors::check,
     ] {
-        theme(check);
+        check_topic(check);
     }
 }

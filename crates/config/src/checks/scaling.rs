@@ -1,4 +1,4 @@
-//! Checks for values that the scaler, its connector and its plugin do not accept (C088, C086).
+//! Checks for values that the scaler, its connector and its plugin do not accept (checks C088, C086).
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use super::super::tree::{Table, Value, visit};
 use super::Check;
 
 /// Executors whose instances are created by a plugin.
-const PLUGIN_EXECUTORS: [&str; 2] = ["instance", "docker-autoscaler"];
-/// Suffixes of keys whose kind is checked elsewhere (C014, C016).
+pub(in super::super) const PLUGIN_EXECUTORS: [&str; 2] = ["instance", "docker-autoscaler"];
+/// Suffixes of keys whose kind is checked elsewhere (checks C014, C016).
 const REPORTED_ELSEWHERE: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Reports values that the scaler rejects (C088).
+/// Reports values that the scaler rejects (check C088).
 fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for problem in out_of_range(autoscaler, &REPORTED_ELSEWHERE) {
         let problem = problem.of(runner.index, &runner.name);
@@ -37,7 +37,7 @@ fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Returns the values that the scaler rejects (C088), except those of keys that end with one of `except`.
+/// Returns the values that the scaler rejects (check C088), except those of keys that end with one of `except`.
 pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
     problems.into_iter().filter(|problem| !except.iter().any(|except| problem.key.ends_with(except))).map(|problem| {
@@ -46,9 +46,9 @@ pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator
     })
 }
 
-/// Checks for negative durations (C088).
+/// Checks for negative durations (check C088).
 fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
-    for (path, span) in below_zero(autoscaler) {
+    for (path, span) in negative_durations(autoscaler) {
         let message = format!("`{path}` is negative and ignored");
         let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&span);
         check.add(problem.help("write a duration such as \"20m0s\", or remove the line"));
@@ -56,7 +56,7 @@ fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Returns the keys with negative durations, each with the byte range of its value.
-pub(crate) fn below_zero(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
+pub(crate) fn negative_durations(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     let mut found = Vec::new();
     visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {
         if node.value == Value::Duration(GoDuration::Negative) {
@@ -66,29 +66,30 @@ pub(crate) fn below_zero(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     found
 }
 
-/// Checks ports of connectors (C088).
+/// Checks ports of connectors (check C088).
 fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in std::iter::once(autoscaler).chain(autoscaler.tables("groups")) {
         let Some(node) = table.node("connector_config.protocol_port") else { continue };
         if let Value::Int(port) = node.value
             && u16::try_from(port).is_err()
         {
-            let message = format!("protocol_port = {port} is not from 0 to {}: the usual port is taken", u16::MAX);
+            let message =
+                format!("protocol_port = {port} is not between 0 and {}, so the default port is used", u16::MAX);
             check.add(Problem::new("C088", message).of(runner.index, &runner.name).at(&node.span));
         }
     }
 }
 
-/// Checks plugins (C086).
+/// Checks plugins (check C086).
 fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let own = std::slice::from_ref(autoscaler);
     let groups = autoscaler.tables("groups");
     for table in if groups.is_empty() { own } else { groups } {
-        let holder = if table.str("plugin").is_some() { table } else { autoscaler };
-        let at = holder.place("plugin");
+        let owner = if table.str("plugin").is_some() { table } else { autoscaler };
+        let at = owner.span_of("plugin");
         let problem = |message: String| Problem::new("C086", message).of(runner.index, &runner.name).at(&at);
-        let Some(plugin) = holder.str("plugin") else {
-            let message = "no `plugin`: no plugin creates the instances of this runner".to_owned();
+        let Some(plugin) = owner.str("plugin") else {
+            let message = "`plugin` is not set, so nothing can create instances for this runner".to_owned();
             check.add(problem(message).help("name a plugin in [runners.autoscaler], such as plugin = \"static\""));
             continue;
         };
@@ -99,7 +100,7 @@ fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
             }
             NoPlugin::NotInstalled(reason) if check.facts.for_any_machine => {
                 let help =
-                    "this concerns only this machine; the machine that runs this file needs the plugin: run `verify-config` there";
+                    "this concerns only this machine; the machine that uses this file needs the plugin: run `verify-config` there";
                 problem(reason).severity(Severity::Warning).help(help)
             }
             NoPlugin::NotInstalled(reason) => problem(reason).help(
@@ -122,7 +123,7 @@ mod tests {
 
     #[test]
     fn c088_counts_and_amounts_have_ranges() {
-        for (text, place) in [
+        for (text, location) in [
             ("max_instances = -1", "6:17"),
             ("max_use_count = -1", "6:17"),
             ("capacity_per_instance = -1", "6:25"),
@@ -139,22 +140,22 @@ mod tests {
             ("[[runners.autoscaler.groups]]\nname = \"g\"\nmax_instances = -2", "8:17"),
         ] {
             let output = found("C088", &runner(text));
-            assert!(output.starts_with(&format!("{place} error[C088]: runner a: ")), "{text}: {output}");
+            assert!(output.starts_with(&format!("{location} error[C088]: runner a: ")), "{text}: {output}");
             assert_eq!(output.lines().count(), 1, "{text}: {output}");
         }
         clean("C088", &runner("max_instances = 0\nmax_use_count = 1\n[[runners.autoscaler.policy]]\nidle_count = 3"));
     }
 
     #[test]
-    fn c088_no_duration_is_below_zero() {
-        for (text, place) in [
+    fn c088_negative_duration_is_reported() {
+        for (text, location) in [
             ("update_interval = \"-3s\"", "6:19"),
             ("instance_acquire_timeout = \"-1s\"", "6:28"),
             ("[runners.autoscaler.connector_config]\nkeepalive = \"-1m\"", "7:13"),
             ("[[runners.autoscaler.policy]]\nidle_time = \"-5s\"", "7:13"),
         ] {
             let output = found("C088", &runner(text));
-            assert!(output.starts_with(place) && output.contains("is negative"), "{text}: {output}");
+            assert!(output.starts_with(location) && output.contains("is negative"), "{text}: {output}");
             assert_eq!(output.lines().count(), 1, "{text}: {output}");
         }
         clean("C088", &runner("update_interval = \"0s\""));
@@ -171,7 +172,7 @@ mod tests {
         let output = found_with("C086", &runner("").replace("\"p\"", "\"q\""), find);
         assert!(output.starts_with("5:10 error[C086]: runner a: plugin q: not here; without it"), "{output}");
         let output = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
-        assert!(output.starts_with("4:1 error[C086]: runner a: no `plugin`"), "{output}");
+        assert!(output.starts_with("4:1 error[C086]: runner a: `plugin` is not set"), "{output}");
         let group =
             "[[runners.autoscaler.groups]]\nname = \"g\"\n[[runners.autoscaler.groups]]\nname = \"h\"\nplugin = \"r\"";
         let output = found_with("C086", &runner(group), find);
@@ -191,7 +192,10 @@ mod tests {
             "{output}"
         );
         let output = found_with("C086", &runner("").replace("plugin = \"p\"", ""), find);
-        assert!(output.starts_with("4:1 error[C086]: runner a: no `plugin`"), "no machine can have it: {output}");
+        assert!(
+            output.starts_with("4:1 error[C086]: runner a: `plugin` is not set"),
+            "no machine can have it: {output}"
+        );
     }
 
     #[test]

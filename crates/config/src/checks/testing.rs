@@ -27,8 +27,12 @@ pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&m
     let line = |problem: &Problem| {
         // The rendered problem must contain the code, too.
         assert!(problem.render(Path::new("c.toml")).contains(code));
-        let place = problem.place.as_ref().map(|place| format!("{}:{} ", place.line, place.column)).unwrap_or_default();
-        format!("{place}{problem}; {}\n", problem.help.clone().unwrap_or_default())
+        let location = problem
+            .location
+            .as_ref()
+            .map(|location| format!("{}:{} ", location.line, location.column))
+            .unwrap_or_default();
+        format!("{location}{problem}; {}\n", problem.help.clone().unwrap_or_default())
     };
     found.iter().map(line).collect()
 }

@@ -1,4 +1,4 @@
-//! Checks of text values: labels, periods, time zones, expressions (C006, C011, C015 to C017, C019).
+//! Checks of text values: labels, periods, time zones, expressions (checks C006, C011, C015 to C017, C019).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::labels;
@@ -38,7 +38,7 @@ pub(super) fn check(check: &mut Check<'_>) {
 }
 
 fn expressions(check: &mut Check<'_>) {
-    let mut wrong = Vec::new();
+    let mut invalid = Vec::new();
     visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
         if let (Entry::Key(key), Value::Str(text)) = (entry, &node.value)
             && key.kind == Kind::Regex
@@ -46,12 +46,12 @@ fn expressions(check: &mut Check<'_>) {
         {
             let reason = error.to_string();
             let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            wrong.push(
+            invalid.push(
                 Problem::new("C019", format!("`{path}` is not a valid regular expression: {reason}")).at(&node.span),
             );
         }
     });
-    wrong.into_iter().for_each(|problem| check.add(problem));
+    invalid.into_iter().for_each(|problem| check.add(problem));
 }
 
 fn all_labels(check: &mut Check<'_>) {
@@ -90,22 +90,22 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
     let name = check.runners.get(runner).map(|runner| runner.name.clone()).unwrap_or_default();
     for table in tables {
         for (pattern, node) in table.strings(key) {
-            if let Some(reason) = cron::wrong(pattern, fields) {
+            if let Some(reason) = cron::pattern_error(pattern, fields) {
                 check.add(Problem::new("C015", format!("`{path}.{key}`: {reason}")).of(runner, &name).at(&node.span));
             } else if cron::is_never(pattern, fields) {
                 let message = format!("`{path}.{key}`: `{}` never matches", shown_name(pattern));
-                let help = "day, month and weekday must all fit, and a step keeps the values that it divides";
+                let help = "day, month and weekday must all match, and a step matches only its multiples";
                 check.add(Problem::new("C087", message).of(runner, &name).at(&node.span).help(help));
             }
         }
         let zone = if key == "Periods" { "Timezone" } else { "timezone" };
         if let Some(text) = table.str(zone).filter(|text| !check.facts.zone_exists(text)) {
-            let message = format!("time zone `{}` is not there", shown_name(text));
+            let message = format!("time zone `{}` does not exist on this machine", shown_name(text));
             let help = "fix the name (for example `Europe/Berlin`); if it is correct, install tzdata or set ZONEINFO to its directory";
-            check.add(Problem::new("C016", message).of(runner, &name).at(&table.place(zone)).help(help));
+            check.add(Problem::new("C016", message).of(runner, &name).at(&table.span_of(zone)).help(help));
         }
     }
-    let lists: Vec<Vec<&str>> = tables.iter().map(|table| list(table, key, fields)).collect();
+    let lists: Vec<Vec<&str>> = tables.iter().map(|table| patterns(table, key, fields)).collect();
     let zones: Vec<_> = tables.iter().map(|table| table.str("timezone").or_else(|| table.str("Timezone"))).collect();
     for (index, table) in tables.iter().enumerate() {
         let covers = |later: &usize| {
@@ -116,25 +116,25 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
         };
         if let Some(later) = (index + 1..tables.len()).find(covers) {
             let message = format!(
-                "[[{path}]] entry {} is always overridden by entry {}: the last one that fits wins",
+                "[[{path}]] entry {} is always overridden by entry {}: the last matching entry applies",
                 index + 1,
                 later + 1
             );
-            let help = "put the general entry first, and the special ones after it";
+            let help = "put the general entry first, and the specific ones after it";
             check.add(Problem::new("C017", message).of(runner, &name).at(&table.header).help(help));
         }
     }
 }
 
 /// Returns the periods of an entry. A policy without periods is always active.
-fn list<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
+fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     match (table.node(key), fields) {
         (None, 5) => vec!["* * * * *"],
         _ => table.strings(key).map(|(pattern, _)| pattern).collect(),
     }
 }
 
-/// Checks `OffPeak*` keys, which have had no effect since 14.0 (C011).
+/// Checks `OffPeak*` keys, which have had no effect since 14.0 (check C011).
 fn off_peak(check: &mut Check<'_>, table: &Table) {
     let machine = table.table("machine").map(Table::entries).into_iter().flatten();
     let set: Vec<_> =
@@ -150,7 +150,7 @@ mod tests {
     use super::super::testing::{clean, clean_with, found, found_with};
 
     #[test]
-    fn c006_labels_keep_their_rules() {
+    fn c006_invalid_labels_are_reported() {
         for text in [
             "labels = { ab = \"x\" }",
             "labels = { -abc = \"x\" }",
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn c013_a_bare_integer_counts_nanoseconds() {
+    fn c013_integer_duration_counts_nanoseconds() {
         let output = found("C013", "[[runners]]\nunhealthy_interval = 60\n");
         assert!(
             output.contains("`runners.unhealthy_interval = 60` is 60 nanoseconds; write a string such as \"60s\""),
@@ -218,19 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn c015_cron_patterns_have_5_fields_or_7_by_table() {
+    fn c015_table_decides_whether_cron_patterns_have_5_or_7_fields() {
         let machine =
             |pattern: &str| format!("[[runners]]\n[[runners.machine.autoscaling]]\nPeriods = [\"{pattern}\"]\n");
         let policy = |pattern: &str| format!("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"{pattern}\"]\n");
         let monitoring = |pattern: &str| {
             format!("[[runners]]\n[[runners.monitoring.job_queuing_durations]]\nperiods = [\"{pattern}\"]\n")
         };
-        assert!(
-            found("C015", &machine("* 8 * * *")).contains("5 fields found, 7 expected (this table counts with seconds")
-        );
-        assert!(
-            found("C015", &policy("* * 8 * * * *")).contains("7 fields found, 5 expected (this table counts without")
-        );
+        assert!(found("C015", &machine("* 8 * * *")).contains("5 fields found, 7 expected (with seconds"));
+        assert!(found("C015", &policy("* * 8 * * * *")).contains("7 fields found, 5 expected (without"));
         found("C015", &monitoring("* 8 * * *"));
         clean("C015", &machine("* * 8 * * * *"));
         clean("C015", &policy("* 8 * * *"));
@@ -283,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn c019_expressions_are_checked() {
+    fn c019_invalid_regular_expression_is_reported() {
         found("C019", "[[runners]]\n[[runners.monitoring.job_queuing_durations]]\njobs_running_for_project = \"(\"\n");
         clean(
             "C019",

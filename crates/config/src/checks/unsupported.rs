@@ -1,4 +1,4 @@
-//! Checks for keys that Muster does not support (C008, C009). Each key or table is reported once for all runners.
+//! Checks for keys that Muster does not support (checks C008, C009). Each key or table is reported once for all runners.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use super::super::tree::{Node, Value, visit};
 use super::super::unknown::header;
 use super::Check;
 
-/// Executors of gitlab-runner, and whether Muster has them.
+/// Executors of gitlab-runner, and whether Muster supports them.
 pub const EXECUTORS: [(&str, bool); 11] = [
     ("shell", true),
-    ("docker", false),
+    ("docker", true),
     ("docker-windows", false),
-    ("docker+machine", false),
-    ("docker-autoscaler", false),
+    ("docker+machine", true),
+    ("docker-autoscaler", true),
     ("instance", true),
     ("kubernetes", false),
     ("ssh", false),
@@ -27,7 +27,7 @@ pub const EXECUTORS: [(&str, bool); 11] = [
 
 pub(super) fn check(check: &mut Check<'_>) {
     executors(check);
-    not_acted_on(check);
+    unsupported_keys(check);
 }
 
 fn executors(check: &mut Check<'_>) {
@@ -37,28 +37,29 @@ fn executors(check: &mut Check<'_>) {
         let name = shown_name(&runner.executor);
         let message = match known {
             Some((_, true)) => continue,
-            Some(("docker+machine", false)) => "executor `docker+machine` runs jobs in containers, which Muster does not support yet; this \
-                                                runner requests no jobs. With executor `instance` its machines run jobs without \
-                                                containers"
-                .to_owned(),
+            Some(("docker-windows", false)) => {
+                "executor `docker-windows` is not supported, because Muster runs jobs in Linux containers only; \
+                 this runner requests no jobs"
+                    .to_owned()
+            }
             Some((_, false)) => format!("executor `{name}` is not supported yet; this runner requests no jobs"),
             None if name.is_empty() => "executor is mandatory; this runner requests no jobs".to_owned(),
             None => format!("executor `{name}` does not exist; this runner requests no jobs"),
         };
-        let names: Vec<_> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
-        let help = format!("Muster has: {}", names.join(", "));
+        let names: Vec<_> = EXECUTORS.iter().filter(|(_, supported)| *supported).map(|(name, _)| *name).collect();
+        let help = format!("Muster supports: {}", names.join(", "));
         let problem = Problem::new("C008", message).of(runner.index, &runner.name).at(span).help(help);
-        check.add(if known.is_some() { problem.not_built() } else { problem });
+        check.add(if known.is_some() { problem.unsupported() } else { problem });
     }
 }
 
 /// For each unsupported table: its first location, the reason, and the names that are set in it.
 type Unused<'a> = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
-fn not_acted_on(check: &mut Check<'_>) {
+fn unsupported_keys(check: &mut Check<'_>) {
     let mut unused: Unused<'_> = BTreeMap::new();
     visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
-        let (place, status) = match entry {
+        let (span, status) = match entry {
             Entry::Key(key) => (node.key.clone(), key.status),
             Entry::Table(table) => (node.key.clone(), table.status),
         };
@@ -67,19 +68,20 @@ fn not_acted_on(check: &mut Check<'_>) {
             return;
         }
         // A key is reported with its outermost table that has the same reason.
-        let output =
-            unused.iter().find(|(around, (_, why, _))| *why == reason && path.starts_with(&format!("{around}.")));
-        match output.map(|(around, _)| around.clone()) {
-            Some(around) => {
-                let name = path.get(around.len() + 1..).unwrap_or_default().to_owned();
-                if let (Entry::Key(_), Some((.., names))) = (entry, unused.get_mut(&around))
+        let enclosing = unused
+            .iter()
+            .find(|(table, (_, table_reason, _))| *table_reason == reason && path.starts_with(&format!("{table}.")));
+        match enclosing.map(|(table, _)| table.clone()) {
+            Some(table) => {
+                let name = path.get(table.len() + 1..).unwrap_or_default().to_owned();
+                if let (Entry::Key(_), Some((.., names))) = (entry, unused.get_mut(&table))
                     && !names.contains(&name)
                 {
                     names.push(name);
                 }
             }
             None => {
-                unused.entry(path.to_owned()).or_insert((place, reason, Vec::new()));
+                unused.entry(path.to_owned()).or_insert((span, reason, Vec::new()));
             }
         }
     });
@@ -91,9 +93,8 @@ fn not_acted_on(check: &mut Check<'_>) {
         }
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         let name_in_file = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
-        let severity = if path == "runners.cache.Type" { Severity::Warning } else { Severity::Info };
         let problem = Problem::new("C009", format!("{name_in_file} is not supported{set}: {reason}"));
-        check.add(problem.severity(severity).at(&span).not_built());
+        check.add(problem.severity(Severity::Info).at(&span).unsupported());
     }
 }
 
@@ -118,12 +119,16 @@ mod tests {
         };
         assert!(found("C008", &text("kubernetes")).contains("not supported yet"));
         assert!(found("C008", &text("sehll")).contains("does not exist"));
-        clean("C008", &text("shell"));
+        assert!(found("C008", &text("docker-windows")).contains("Linux containers only"));
+        for executor in ["shell", "docker", "docker-autoscaler", "docker+machine"] {
+            clean("C008", &text(executor));
+        }
         let facts = crate::HostFacts::default();
-        for (executor, not_built) in [("kubernetes", true), ("docker+machine", true), ("instanc", false), ("", false)] {
+        for (executor, unsupported) in [("kubernetes", true), ("docker-windows", true), ("instanc", false), ("", false)]
+        {
             let problems = crate::parse(&text(executor), &facts).problems;
             let problem = problems.iter().find(|problem| problem.code == "C008").unwrap();
-            assert_eq!(problem.not_built, not_built, "{executor}: lint tells what breaks the rules of the format");
+            assert_eq!(problem.unsupported, unsupported, "{executor}: lint reports only violations of the format");
         }
         let isolated = format!("{}[runners.autoscaler.vm_isolation]\nenabled = true\n", text("instance"));
         clean("C008", &isolated);
@@ -131,11 +136,12 @@ mod tests {
 
     #[test]
     fn unsupported_key_is_reported_once_with_reason() {
-        let runner = "[[runners]]\nproxy_exec = true\n[runners.docker]\nimage = \"a\"\nvolumes = []\n[[runners.docker.services]]\nname = \"b\"\n";
+        let runner = "[[runners]]\nproxy_exec = true\n[runners.virtualbox]\nbase_name = \"a\"\nbase_folder = \"b\"\n[runners.docker]\nisolation = \"process\"\n";
         let text = format!("concurrent = 2\n{runner}{runner}");
-        assert_eq!(count("C009", &text), 2);
+        assert_eq!(count("C009", &text), 3);
         let output = found("C009", &format!("{runner}{runner}"));
-        assert!(output.contains("[runners.docker] is not supported (image, volumes, services.name): "), "{output}");
+        assert!(output.contains("[runners.virtualbox] is not supported (base_name, base_folder): "), "{output}");
+        assert!(output.contains("`runners.docker.isolation` is not supported: it concerns Windows"), "{output}");
         assert!(output.contains("`runners.proxy_exec` is not supported: "), "{output}");
         clean("C009", "concurrent = 2\n[[runners]]\nlimit = 3\n");
     }
@@ -148,6 +154,8 @@ mod tests {
         assert!(
             found("C009", &text.replace("1800", "60")).contains("[session_server] is not supported (session_timeout)")
         );
-        assert!(found("C009", &text.replace("Size = 0", "Size = 5")).contains("MaxUploadedArchiveSize"));
+        let roles = text.replace("[runners.cache.s3]\n", "[runners.cache.s3]\nAssumeRoleMaxConcurrency = 5\n");
+        clean("C009", &roles);
+        assert!(found("C009", &roles.replace("= 5", "= 6")).contains("AssumeRoleMaxConcurrency"));
     }
 }

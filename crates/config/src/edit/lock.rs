@@ -1,6 +1,6 @@
 //! The two locks of a configuration file.
 //!
-//! A writer holds one briefly, and a running manager holds the other (C030).
+//! A writer holds one briefly, and a running manager holds the other (check C030).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -15,7 +15,7 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A lock. It is released when it is dropped, or when the process ends for any reason.
 #[derive(Debug)]
-pub struct Held {
+pub struct ConfigLock {
     _file: File,
 }
 
@@ -25,17 +25,17 @@ pub struct Held {
 ///
 /// # Errors
 /// [`EditError::Locked`] without waiting if another process holds the lock.
-pub fn hold(path: &Path) -> Result<Held, EditError> {
+pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
-        Ok(file) => take(file, &path, Duration::ZERO),
+        Ok(file) => acquire(file, &path, Duration::ZERO),
         Err(error) if is_read_only(&error) && path.exists() => {
             let file =
                 File::open(&path).map_err(|source| EditError::Io { doing: "read", path: path.clone(), source })?;
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => Err(EditError::Locked { path, pid: None }),
                 // On a file system without locks, a second manager cannot be detected.
-                Ok(()) | Err(TryLockError::Error(_)) => Ok(Held { _file: file }),
+                Ok(()) | Err(TryLockError::Error(_)) => Ok(ConfigLock { _file: file }),
             }
         }
         Err(error) if is_read_only(&error) || error.kind() == std::io::ErrorKind::NotFound => no_lock(&path, error),
@@ -43,18 +43,23 @@ pub fn hold(path: &Path) -> Result<Held, EditError> {
     }
 }
 
-/// A file that does not exist and cannot be created needs no lock: nothing is shared.
-fn no_lock(path: &Path, source: std::io::Error) -> Result<Held, EditError> {
-    let nothing = File::open("/dev/null");
-    nothing.map(|file| Held { _file: file }).map_err(|_| EditError::Io { doing: "lock", path: path.to_owned(), source })
+/// Returns a lock without effect for a file that does not exist and cannot be created, because no process can share it.
+fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
+    let null = File::open("/dev/null");
+    null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {
+        doing: "lock",
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Locks the file for a writer.
-pub(super) fn writer(path: &Path, wait: Duration) -> Result<Held, EditError> {
+pub(super) fn writer(path: &Path, wait: Duration) -> Result<ConfigLock, EditError> {
     let lock = beside(path, "lock");
-    super::save::make_directory(path)?;
-    let file = open(&lock).map_err(|source| EditError::Io { doing: "write beside", path: path.to_owned(), source })?;
-    take(file, path, wait)
+    super::save::create_directory(path)?;
+    let file =
+        open(&lock).map_err(|source| EditError::Io { doing: "write a file beside", path: path.to_owned(), source })?;
+    acquire(file, path, wait)
 }
 
 fn is_read_only(error: &std::io::Error) -> bool {
@@ -68,16 +73,16 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    // Not truncated: it may contain the ID of another process.
+    // The file is not truncated: it may contain the ID of another process.
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
-fn take(mut file: File, path: &Path, wait: Duration) -> Result<Held, EditError> {
-    let until = Instant::now() + wait;
+fn acquire(mut file: File, path: &Path, wait: Duration) -> Result<ConfigLock, EditError> {
+    let deadline = Instant::now() + wait;
     loop {
         match file.try_lock() {
             Ok(()) => break,
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOCK_POLL_INTERVAL),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(LOCK_POLL_INTERVAL),
             Err(TryLockError::WouldBlock) => {
                 let mut text = String::new();
                 // If the ID cannot be read, it is unknown.
@@ -89,8 +94,8 @@ fn take(mut file: File, path: &Path, wait: Duration) -> Result<Held, EditError> 
             }
         }
     }
-    // The ID is for messages. The lock is valid without it, even on a full disk.
-    let number = format!("{}\n", std::process::id());
-    let _ = file.rewind().and_then(|()| file.set_len(0)).and_then(|()| file.write_all(number.as_bytes()));
-    Ok(Held { _file: file })
+    // The process ID is only for messages. The lock is valid without it, even on a full disk.
+    let pid = format!("{}\n", std::process::id());
+    let _ = file.rewind().and_then(|()| file.set_len(0)).and_then(|()| file.write_all(pid.as_bytes()));
+    Ok(ConfigLock { _file: file })
 }

@@ -1,19 +1,20 @@
-//! Edits config.toml: changes one value, keeps every other byte, and never loses anything in a save.
+//! Edits config.toml: changes one value and keeps every other byte. A failed save leaves the old file.
 //!
 //! ```no_run
 //! # use muster_config::edit::{ConfigFile, EditError, NewToken};
 //! # fn register(path: &std::path::Path, entry: toml_edit::Table) -> Result<(), EditError> {
 //! let mut file = ConfigFile::open(path)?; // waits for other writers, at most LOCK_TIMEOUT
 //! file.add_runner(entry);
-//! file.save() // the lock is given back when `file` is dropped
+//! file.save() // the lock is released when `file` is dropped
 //! # }
 //! ```
 //!
 //! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
 //! - A save writes a new file beside the old one, syncs it and renames it. So a crash or a full disk leaves either the old file or the
 //!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed.
-//! - Writers exclude each other by a lock file, `.<name>.lock`. [`hold`] is the lock of a running manager.
-//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved ([`EditError::ModifiedConcurrently`]).
+//! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
+//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
+//!   ([`EditError::ModifiedConcurrently`]).
 
 mod lock;
 mod save;
@@ -34,7 +35,7 @@ use super::facts::HostFacts;
 use super::links;
 use super::load::{self, Loaded};
 use super::problem::Problem;
-pub use lock::{Held, hold};
+pub use lock::{ConfigLock, lock_for_manager};
 
 /// Maximum time that a writer waits for another one.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,7 +45,7 @@ pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum EditError {
     /// Another process has locked the file.
     #[error(
-        "`{}` is in use by {}; wait until it has ended, then try again",
+        "`{}` is in use by {}; wait until it has exited, then try again",
         path.display(),
         pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
     )]
@@ -69,13 +70,13 @@ pub enum EditError {
         path: PathBuf,
     },
     /// The `[[runners]]` entry does not exist.
-    #[error("there is no entry {} of [[runners]]", index + 1)]
+    #[error("entry {} of [[runners]] does not exist", index + 1)]
     NoRunner {
         /// Requested index, from 0.
         index: usize,
     },
     /// Reading or writing failed.
-    #[error("cannot {doing} `{}`{}", path.display(), hint(source))]
+    #[error("failed to {doing} `{}`{}", path.display(), hint(source))]
     Io {
         /// Action that failed, such as `write`.
         doing: &'static str,
@@ -90,12 +91,12 @@ pub enum EditError {
 fn hint(error: &std::io::Error) -> &'static str {
     use std::io::ErrorKind;
     match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; the file is as it was, free some space on its disk",
-        ErrorKind::ReadOnlyFilesystem => "; the file is as it was, its file system is read-only",
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; the file is unchanged: free some space on its disk",
+        ErrorKind::ReadOnlyFilesystem => "; the file is unchanged: its file system is read-only",
         ErrorKind::PermissionDenied => {
             "; the file is unchanged: fix the permissions of its directory or run as its owner"
         }
-        _ if links::is_symlink_loop(error) => ": a symbolic link leads in a circle, let it lead to the file",
+        _ if links::is_symlink_loop(error) => ": the symbolic links form a loop; let the link point to the file",
         _ => "",
     }
 }
@@ -124,12 +125,12 @@ impl NewToken {
     /// `expires_at` is the `token_expires_at` of the answer. GitLab sends none, or a date in year 1, for a token that never expires.
     #[must_use]
     pub fn after_reset(token: &str, expires_at: Option<&str>, obtained_at: OffsetDateTime) -> Self {
-        let ends = |text: &str| OffsetDateTime::parse(text, &Rfc3339).ok().filter(|date| date.year() > 1);
+        let expiry = |text: &str| OffsetDateTime::parse(text, &Rfc3339).ok().filter(|date| date.year() > 1);
         Self {
             token: Secret::new(token),
             id: None,
             obtained_at: Some(obtained_at),
-            expires_at: expires_at.and_then(ends),
+            expires_at: expires_at.and_then(expiry),
         }
     }
 }
@@ -140,7 +141,7 @@ pub struct ConfigFile {
     /// Text of the file when it was opened. `None` if there was no file.
     before: Option<String>,
     document: DocumentMut,
-    _lock: Held,
+    _lock: ConfigLock,
 }
 
 /// The text contains tokens, so it is not printed.
@@ -217,7 +218,7 @@ impl ConfigFile {
                     *item = Item::ArrayOfTables(tables);
                 }
                 let Some(tables) = item.as_array_of_tables_mut() else { return 0 };
-                let mut entry = placed(&entry);
+                let mut entry = without_positions(&entry);
                 if entry.decor().prefix().is_none() {
                     entry.decor_mut().set_prefix("\n");
                 }
@@ -245,7 +246,7 @@ impl ConfigFile {
 
     /// Replaces the token of an entry.
     ///
-    /// Returns C023 if the old token was a reference to the environment: the new token is in the file itself then.
+    /// Returns C023 if the old token was a reference to the environment, because the new token is then in the file itself.
     ///
     /// # Errors
     /// [`EditError::NoRunner`] if there is no such entry.
@@ -284,7 +285,7 @@ impl ConfigFile {
     /// Saves the file if it was changed.
     ///
     /// # Errors
-    /// [`EditError`] if it cannot be saved. The file is unchanged then, even if the disk is full.
+    /// [`EditError`] if it cannot be saved. The file is then unchanged, even if the disk is full.
     pub fn save(&mut self) -> Result<(), EditError> {
         let text = self.document.to_string();
         if self.before.as_deref() == Some(text.as_str()) {
@@ -303,7 +304,7 @@ impl ConfigFile {
     /// Checks that the file can be saved, by a trial save of its current content.
     ///
     /// # Errors
-    /// [`EditError`] if it cannot. The content does not change in any case.
+    /// [`EditError`] if it cannot be saved. The content does not change in any case.
     pub fn check_writable(&self) -> Result<(), EditError> {
         match &self.before {
             Some(text) => save::replace(&self.path, Some(text), text),
@@ -372,21 +373,21 @@ fn reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
-/// Returns an entry in the form in which it is added: after an empty line, and with its tables directly below it.
-fn placed(entry: &Table) -> Table {
+/// Returns a copy of an entry without positions in a document, so that its tables are written directly below it.
+fn without_positions(entry: &Table) -> Table {
     // A table without a position follows what is written before it.
-    let mut fresh = Table::new();
-    *fresh.decor_mut() = entry.decor().clone();
+    let mut copy = Table::new();
+    *copy.decor_mut() = entry.decor().clone();
     for (name, item) in entry {
         let item = match item {
-            Item::Table(below) => Item::Table(placed(below)),
-            Item::ArrayOfTables(tables) => Item::ArrayOfTables(tables.iter().map(placed).collect()),
+            Item::Table(inner) => Item::Table(without_positions(inner)),
+            Item::ArrayOfTables(tables) => Item::ArrayOfTables(tables.iter().map(without_positions).collect()),
             other => other.clone(),
         };
         match entry.key(name) {
-            Some(key) => drop(fresh.insert_formatted(key, item)),
-            None => drop(fresh.insert(name, item)),
+            Some(key) => drop(copy.insert_formatted(key, item)),
+            None => drop(copy.insert(name, item)),
         }
     }
-    fresh
+    copy
 }

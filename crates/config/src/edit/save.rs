@@ -11,10 +11,10 @@ use super::EditError;
 const MAX_NAMES: u32 = 100;
 
 /// Creates the file's directory, which only its owner can read.
-pub(super) fn make_directory(path: &Path) -> Result<(), EditError> {
+pub(super) fn create_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
-    made.map_err(|source| EditError::Io { doing: "make the directory", path: directory.to_owned(), source })
+    let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    created.map_err(|source| EditError::Io { doing: "create the directory", path: directory.to_owned(), source })
 }
 
 /// Replaces the file with `text`, provided that it still contains `before`.
@@ -24,40 +24,40 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
         move |source| EditError::Io { doing, path, source }
     };
     remove_leftovers(path);
-    let (new, mut file) = new_beside(path).map_err(failed("write beside", path))?;
+    let (new, mut file) = create_new_beside(path).map_err(failed("write a file beside", path))?;
     let written =
-        like_the_old(path, &file).and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_all());
-    let gone = || drop(fs::remove_file(&new));
+        copy_mode_and_owner(path, &file).and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_all());
+    let remove_new = || drop(fs::remove_file(&new));
     if let Err(source) = written {
-        gone();
+        remove_new();
         return Err(failed("write", path)(source));
     }
     match fs::read(path) {
-        Ok(now) if before.is_some_and(|before| before.as_bytes() == now) => {}
+        Ok(current) if before.is_some_and(|before| before.as_bytes() == current) => {}
         Err(error) if before.is_none() && error.kind() == ErrorKind::NotFound => {}
         Err(source) if source.kind() != ErrorKind::NotFound => {
-            gone();
+            remove_new();
             return Err(failed("read", path)(source));
         }
         _ => {
-            gone();
+            remove_new();
             return Err(EditError::ModifiedConcurrently { path: path.to_owned() });
         }
     }
     match fs::rename(&new, path) {
         Ok(()) => {}
-        // Container engines mount the file itself, so that it cannot be replaced, but only written. The new text stays beside it until
+        // Container engines mount the file itself, so it can only be written, not replaced. The new text stays beside it until
         // that is done.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
             in_place(path, text).map_err(failed("write", path))?;
-            gone();
+            remove_new();
         }
         Err(source) => {
-            gone();
+            remove_new();
             return Err(failed("replace", path)(source));
         }
     }
-    // The directory has the name. A file system that cannot sync directories does not need it.
+    // The sync of the directory makes the rename durable. A file system that cannot sync directories does not need it.
     let _ = path.parent().map_or(Ok(()), |directory| File::open(directory).and_then(|directory| directory.sync_all()));
     Ok(())
 }
@@ -69,7 +69,7 @@ fn in_place(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes files of killed saves, which contain tokens. The lock is held, so no other process is writing them.
+/// Removes files of interrupted saves, which contain tokens. The lock is held, so no other process is writing them.
 fn remove_leftovers(path: &Path) {
     let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -82,7 +82,7 @@ fn remove_leftovers(path: &Path) {
     }
 }
 
-fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
+fn create_new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     for number in 0..MAX_NAMES {
         let new = path.with_file_name(format!(".{name}.new-{}-{number}", std::process::id()));
@@ -92,11 +92,11 @@ fn new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
             Err(error) => return Err(error),
         }
     }
-    Err(io::Error::new(ErrorKind::AlreadyExists, format!("{MAX_NAMES} files `.{name}.new-*` are there; remove them")))
+    Err(io::Error::new(ErrorKind::AlreadyExists, format!("{MAX_NAMES} files `.{name}.new-*` exist; remove them")))
 }
 
 /// Gives the new file the mode and owner of the old one. Without an old file the mode is 0600.
-fn like_the_old(path: &Path, file: &File) -> io::Result<()> {
+fn copy_mode_and_owner(path: &Path, file: &File) -> io::Result<()> {
     let old = match fs::metadata(path) {
         Ok(old) => old,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),

@@ -93,9 +93,9 @@ fn removed_runner_changes_no_other_byte() {
 fn c023_replaced_token_reference_is_reported() {
     let home = Home::new(SAMPLE);
     let text = home.change(|file| {
-        let output = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();
-        assert_eq!(output.code, "C023");
-        assert!(output.message.contains("$RUNNER_TOKEN") && !output.message.contains("glrt-new"), "{output}");
+        let warning = file.set_token(0, &new_token("glrt-new")).unwrap().unwrap();
+        assert_eq!(warning.code, "C023");
+        assert!(warning.message.contains("$RUNNER_TOKEN") && !warning.message.contains("glrt-new"), "{warning}");
         assert!(file.set_token(1, &new_token("glrt-other")).unwrap().is_none());
     });
     assert!(text.contains("token = \"glrt-new\" # from the vault"), "{text}");
@@ -154,10 +154,13 @@ fn symlink_loop_is_reported() {
     let home = Home::new(SAMPLE);
     let link = home.path().with_file_name("a.toml");
     std::os::unix::fs::symlink("a.toml", &link).unwrap();
-    for error in [hold(&link).unwrap_err(), ConfigFile::open(&link).unwrap_err()] {
+    for error in [lock_for_manager(&link).unwrap_err(), ConfigFile::open(&link).unwrap_err()] {
         let EditError::Io { source, path, .. } = &error else { panic!("{error}") };
         assert_eq!(path, &link);
-        assert!(error.to_string().contains("a symbolic link leads in a circle, let it lead to the file"), "{error}");
+        assert!(
+            error.to_string().contains("the symbolic links form a loop; let the link point to the file"),
+            "{error}"
+        );
         assert!(source.to_string().contains("symbolic links"), "{source}");
     }
 }
@@ -175,13 +178,13 @@ fn second_writer_waits_and_then_names_lock_holder() {
 #[test]
 fn c030_second_manager_is_refused_but_writers_are_not() {
     let home = Home::new(SAMPLE);
-    let held = hold(&home.path()).unwrap();
-    let error = hold(&home.path()).unwrap_err();
+    let lock = lock_for_manager(&home.path()).unwrap();
+    let error = lock_for_manager(&home.path()).unwrap_err();
     assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
     home.change(|file| file.remove_runner(0).unwrap());
-    assert!(hold(&home.path()).is_err(), "also after a save");
-    drop(held);
-    hold(&home.path()).unwrap();
+    assert!(lock_for_manager(&home.path()).is_err(), "a save must not release the manager's lock");
+    drop(lock);
+    lock_for_manager(&home.path()).unwrap();
 }
 
 #[test]
@@ -192,7 +195,7 @@ fn concurrent_changes_are_not_overwritten() {
     std::fs::write(home.path(), "concurrent = 9\n").unwrap();
     assert!(matches!(file.save(), Err(EditError::ModifiedConcurrently { .. })));
     assert_eq!(home.text(), "concurrent = 9\n");
-    assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "nothing is left beside it");
+    assert_eq!(home.names(), [".config.toml.lock", "config.toml"], "no other files remain");
 }
 
 #[test]

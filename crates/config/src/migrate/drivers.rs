@@ -1,4 +1,4 @@
-//! Translates the options of four docker-machine drivers to instance groups of their clouds (R025, R026).
+//! Translates the options of four docker-machine drivers to instance groups of their clouds (requirements R025, R026).
 //!
 //! Sources: the drivers' own options (docker/machine, `drivers/*`), and the settings of GitLab's plugins `aws`, `googlecloud` and
 //! `azure`.
@@ -39,12 +39,12 @@ pub(super) struct Driver {
 }
 
 /// Advice for every group.
-pub(super) const IMAGE: &str = "docker-machine installed Docker Engine on each machine: the image of the group has to have it, and its user \
-                                has to be in the group `docker`";
+pub(super) const IMAGE_ADVICE: &str = "docker-machine installed Docker Engine on each machine: the image of the group must contain it, and its user \
+                                must be in the group `docker`";
 
 /// Options of docker-machine itself.
 pub(super) const COMMON: [(&str, OptionTarget); 9] = [
-    ("engine-install-url", OptionTarget::Dropped("the image has the engine already")),
+    ("engine-install-url", OptionTarget::Dropped("the image already contains the engine")),
     ("engine-opt", OptionTarget::Group("/etc/docker/daemon.json of the image")),
     ("engine-insecure-registry", OptionTarget::Group("insecure-registries in /etc/docker/daemon.json of the image")),
     ("engine-registry-mirror", OptionTarget::Group("registry-mirrors in /etc/docker/daemon.json of the image")),
@@ -69,7 +69,7 @@ static DRIVERS: [Driver; 4] = [
         defaults: &[("region", "us-east-1")],
         advice: &[
             "no scaling policy, minimum 0, maximum at least max_instances; scale-in protection on; AZRebalance suspended; capacity rebalance off",
-            "a group of its own for each [[runners]] entry",
+            "a separate group for each [[runners]] entry",
             "the manager's role needs autoscaling:DescribeAutoScalingGroups, autoscaling:SetDesiredCapacity, \
              autoscaling:TerminateInstanceInAutoScalingGroup, ec2:DescribeInstances, ec2-instance-connect:SendSSHPublicKey",
         ],
@@ -128,7 +128,7 @@ static DRIVERS: [Driver; 4] = [
                 "amazonec2-endpoint",
                 OptionTarget::Dropped("set endpoint_url in the AWS config file that config_file names"),
             ),
-            ("amazonec2-insecure-transport", OptionTarget::Dropped("AWS is spoken to by TLS only")),
+            ("amazonec2-insecure-transport", OptionTarget::Dropped("AWS is always reached through TLS")),
         ],
     },
     Driver {
@@ -189,7 +189,7 @@ static DRIVERS: [Driver; 4] = [
         defaults: &[("resource_group_name", "docker-machine")],
         advice: &[
             "orchestration mode Uniform, manual scaling, overprovision=false",
-            "the plugin brings no key to the instances: write key_path or password into connector_config",
+            "the plugin installs no key on the instances: set key_path or password in connector_config",
         ],
         options: &[
             ("azure-subscription-id", OptionTarget::Plugin("subscription_id")),
@@ -209,7 +209,7 @@ static DRIVERS: [Driver; 4] = [
             ),
             ("azure-use-private-ip", OptionTarget::Internal),
             ("azure-no-public-ip", OptionTarget::Internal),
-            ("azure-environment", OptionTarget::Dropped("the plugin takes the cloud of its credentials")),
+            ("azure-environment", OptionTarget::Dropped("the plugin uses the cloud of its credentials")),
             ("azure-location", OptionTarget::Group("location of the scale set")),
             ("azure-size", OptionTarget::Group("sku of the scale set")),
             ("azure-image", OptionTarget::Group("imageReference of the scale set")),
@@ -231,11 +231,11 @@ static DRIVERS: [Driver; 4] = [
     Driver {
         name: "digitalocean",
         plugin: None,
-        group: "script of yours",
+        group: "script",
         username: "root",
         defaults: &[],
         advice: &[
-            "DigitalOcean has no group for which there is a plugin: docker-machine goes on; or let the plugin `script` create and \
+            "no plugin supports groups of DigitalOcean: docker-machine is still used. Alternatively, the plugin `script` can create and \
              delete droplets with these values (docs/how-to/write-a-plugin.md)",
         ],
         options: &[

@@ -26,18 +26,18 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     notes.extend(too_large("", &runner.table, "limit", "max_instances"));
     counts("", old, &mut notes);
     for (index, table) in old.tables("autoscaling").iter().enumerate() {
-        let place = format!("entry {} of autoscaling: ", index + 1);
+        let prefix = format!("entry {} of autoscaling: ", index + 1);
         if table.strings("Periods").next().is_none() {
-            notes.push(format!("{place}{NO_PERIODS_NOTE}"));
+            notes.push(format!("{prefix}{NO_PERIODS_NOTE}"));
         } else {
-            counts(&place, table, &mut notes);
+            counts(&prefix, table, &mut notes);
         }
     }
     if is_group {
         if let Some(rate) = old.int("MaxGrowthRate").filter(|rate| *rate > 0) {
             notes.push(format!(
                 "MaxGrowthRate = {rate} was dropped: a group gets its instances all at once; [runners.autoscaler.scale_throttle] \
-                 (limit, burst) bounds how many are asked for in a second"
+                 (limit, burst) limits how many are requested per second"
             ));
         }
         if let Some(attempts) = old.int("MaxRemovalAttempts").filter(|attempts| *attempts > 0) {
@@ -49,19 +49,22 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
         let (stem, group) = (stem(name), name_of_group(old));
         if stem != group {
             notes.push(format!(
-                "MachineName = \"{}\" gave the group its name, of which `{group}` is left: clouds allow small letters, digits and `-`",
+                "MachineName = \"{}\" became the group's name `{group}`: clouds allow only lower-case letters, digits and `-`",
                 shown_name(name)
             ));
         }
     }
     if old.str("MachineName").unwrap_or_default().matches("%s").count() > 1 {
-        notes.push("MachineName has more than one %s: only the first one becomes a machine's own part".to_owned());
+        notes.push(
+            "MachineName has more than one %s: only the first one is replaced by the unique part of a machine's name"
+                .to_owned(),
+        );
     }
     let options = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
-    let nameless = options.filter(|(option, _)| !has_name(option)).count();
-    if nameless > 0 {
-        let done = if is_group { "left out" } else { "kept, and docker-machine refuses them" };
-        notes.push(format!("{nameless} of the options of machines have no name before `=`: {done}"));
+    let unnamed = options.filter(|(option, _)| !has_name(option)).count();
+    if unnamed > 0 {
+        let action = if is_group { "they were left out" } else { "they were kept, but docker-machine refuses them" };
+        notes.push(format!("{unnamed} machine options have no name before `=`: {action}"));
     }
     notes
 }
@@ -76,22 +79,20 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
         _ => None,
     };
     let key = |(name, node): (&str, &Node)| match shown(node) {
-        Some(value) => Some(format!("{name} = {value}: gone")),
+        Some(value) => Some(format!("{name} = {value}: dropped")),
         None if name.starts_with("MachineOptions") => None,
-        None => Some(format!("{name}: gone")),
+        None => Some(format!("{name}: dropped")),
     };
     old.entries().filter_map(key).collect()
 }
 
 /// Adds notes about negative counts, and about counts that have no effect without another one.
-fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
+fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
-            notes.push(format!(
-                "{place}{key} = {count} is less than 0, and taken as 0; write {new} if another one is meant"
-            ));
+            notes.push(format!("{prefix}{key} = {count} is negative and counts as 0; to use another value, set {new}"));
         }
-        notes.extend(too_large(place, table, key, new));
+        notes.extend(too_large(prefix, table, key, new));
     }
     let factor = match table.node("IdleScaleFactor").map(|node| &node.value) {
         Some(Value::Float(factor)) => *factor,
@@ -100,26 +101,26 @@ fn counts(place: &str, table: &Table, notes: &mut Vec<String>) {
     let idle = table.int("IdleCount").unwrap_or_default();
     if !factor.is_finite() {
         notes.push(format!(
-            "{place}IdleScaleFactor = {factor} is not a valid factor and was dropped; write scale_factor, such as 1.5"
+            "{prefix}IdleScaleFactor = {factor} is not a valid factor and was dropped; write scale_factor, such as 1.5"
         ));
     } else if factor < 0.0 {
-        notes.push(format!("{place}IdleScaleFactor = {factor} is less than 0, and gone"));
+        notes.push(format!("{prefix}IdleScaleFactor = {factor} is negative and was dropped"));
     } else if factor > 0.0 && idle <= 0 {
-        notes.push(format!("{place}IdleScaleFactor = {factor} has no effect without IdleCount and was removed"));
+        notes.push(format!("{prefix}IdleScaleFactor = {factor} has no effect without IdleCount and was removed"));
     } else if factor <= 0.0 && table.int("IdleCountMin").is_some_and(|least| least > 0) {
-        notes.push(format!("{place}IdleCountMin has no effect without IdleScaleFactor and was removed"));
+        notes.push(format!("{prefix}IdleCountMin has no effect without IdleScaleFactor and was removed"));
     } else if let Some(least) = table.int("IdleCountMin").filter(|least| factor > 0.0 && *least > idle) {
         notes.push(format!(
-            "{place}IdleCountMin = {least} is more than IdleCount = {idle}, which is the most: idle_count = {idle}"
+            "{prefix}IdleCountMin = {least} exceeds the maximum IdleCount = {idle}: idle_count = {idle} was written"
         ));
     }
 }
 
 /// Returns a note about a count that exceeds the range of its new key.
-fn too_large(place: &str, table: &Table, key: &str, new: &str) -> Option<String> {
+fn too_large(prefix: &str, table: &Table, key: &str, new: &str) -> Option<String> {
     let most = u32::MAX;
     let count = table.int(key).filter(|count| *count > i64::from(most))?;
-    Some(format!("{place}{key} = {count} exceeds the maximum {most}, which was written; correct {new}"))
+    Some(format!("{prefix}{key} = {count} exceeds the maximum {most}, which was written; correct {new}"))
 }
 
 /// Returns whether an option of docker-machine has a name.

@@ -1,4 +1,4 @@
-//! Migrates `[runners.machine]` to `[runners.autoscaler]`: the same file with new keys, and notes about keys without a replacement (R026).
+//! Migrates `[runners.machine]` to `[runners.autoscaler]`: the same file with new keys, and notes about keys without a replacement (requirement R026).
 //!
 //! ```text
 //! text --load--> tree --machine.rs--> policies, limits --+
@@ -48,13 +48,11 @@ pub enum MigrateError {
     #[error("no entry of [[runners]] has [runners.machine]; nothing to migrate")]
     Nothing,
     /// The entry is an inline table.
-    #[error(
-        "runner {0}: the entry is written in one line; write it as [[runners]] and [runners.machine], then try again"
-    )]
+    #[error("runner {0}: the entry is an inline table; write it as [[runners]] and [runners.machine], then try again")]
     Inline(String),
-    /// No key says which driver creates the machines.
+    /// The entry does not name the driver that creates the machines.
     #[error(
-        "runner {0}: [runners.machine] has no MachineDriver, and without one there are no machines; write it, such as \
+        "runner {0}: [runners.machine] has no MachineDriver, so it creates no machines; set it, for example \
          MachineDriver = \"amazonec2\" (google, azure, ...), then try again"
     )]
     NoDriver(String),
@@ -65,12 +63,12 @@ struct MigratedSettings {
     plugin: String,
     plugin_config: serde_json::Map<String, serde_json::Value>,
     /// Empty if the plugin knows everything.
-    connector: Vec<(&'static str, Known)>,
+    connector: Vec<(&'static str, ConnectorValue)>,
     notes: Vec<String>,
 }
 
 /// A value of `connector_config`.
-enum Known {
+enum ConnectorValue {
     Text(String),
     Number(i64),
     Truth(bool),
@@ -80,7 +78,7 @@ enum Known {
 ///
 /// # Errors
 /// [`MigrateError`] if the text has errors or nothing to migrate.
-pub fn migrate(text: &str, facts: &HostFacts, way: MigrationTarget) -> Result<Migration, MigrateError> {
+pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result<Migration, MigrateError> {
     let loaded = load::parse(text, facts);
     let (Some(config), Ok(mut document)) = (&loaded.config, text.parse::<DocumentMut>()) else {
         return Err(MigrateError::Invalid(loaded));
@@ -96,12 +94,12 @@ pub fn migrate(text: &str, facts: &HostFacts, way: MigrationTarget) -> Result<Mi
             let executor = shown_name(&runner.executor);
             vec![format!("executor `{executor}` has no machines: [runners.machine] had no effect and was removed")]
         } else if let Some(autoscaler) = runner.table.table("autoscaler") {
-            write::without_machine(entry, runner);
-            beside(runner, old, autoscaler, drains)
+            write::remove_machine(entry, runner);
+            notes_beside_autoscaler(runner, old, autoscaler, drains)
         } else if old.str("MachineDriver").unwrap_or_default().trim().is_empty() {
             return Err(MigrateError::NoDriver(name));
         } else {
-            let new = new(runner, old, way);
+            let new = migrated_settings(runner, old, target);
             write::replace(entry, runner, old, &new, drains);
             new.notes
         };
@@ -138,22 +136,23 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
 const MACHINE_EXECUTORS: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
 
 /// Returns notes about a `[runners.machine]` whose entry keeps its `[runners.autoscaler]`: everything that it contained.
-fn beside(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec<String> {
+fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
-        notes.push(NO_CONTAINERS.to_owned());
+        notes.push(NEEDS_ENGINE.to_owned());
     }
     notes.push("[runners.autoscaler] exists already and was not changed; [runners.machine] was removed: carry over what you need manually".to_owned());
     notes.extend(dropped::keys(old));
-    let none = Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };
-    let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default()).unwrap_or(&none);
+    let no_driver =
+        Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };
+    let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default()).unwrap_or(&no_driver);
     notes.extend(options(driver, old).map(|(option, value, to)| note(option, value, to)));
     if autoscaler.tables("policy").is_empty() {
-        notes.push("[runners.autoscaler] has no policy: nothing is kept idle".to_owned());
+        notes.push("[runners.autoscaler] has no policy, so no instance is kept idle".to_owned());
     }
     if drains && autoscaler.bool("delete_instances_on_shutdown") != Some(true) {
         notes.push(
-            "[machine.shutdown_drain] removed machines at the end: set delete_instances_on_shutdown = true for that"
+            "[machine.shutdown_drain] removed machines on shutdown: to keep this behavior, set delete_instances_on_shutdown = true"
                 .to_owned(),
         );
     }
@@ -161,8 +160,8 @@ fn beside(runner: &Runner, old: &Table, autoscaler: &Table, drains: bool) -> Vec
 }
 
 /// Note about the executor that replaces `docker+machine`.
-const NO_CONTAINERS: &str = "executor `docker-autoscaler` takes no jobs in this version of Muster: containers on machines are \
-                             not built yet; where jobs need no image, write executor = \"instance\"";
+const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: its image needs a Docker engine, and the \
+                            user of the connection access to it";
 
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
@@ -171,13 +170,13 @@ fn remove(table: &mut EditTable, key: &str) {
     }
 }
 
-fn new(runner: &Runner, old: &Table, way: MigrationTarget) -> MigratedSettings {
+fn migrated_settings(runner: &Runner, old: &Table, target: MigrationTarget) -> MigratedSettings {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
-        notes.push(NO_CONTAINERS.to_owned());
+        notes.push(NEEDS_ENGINE.to_owned());
     }
     let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default());
-    let group = match (way, driver) {
+    let group = match (target, driver) {
         (MigrationTarget::Group, Some(driver)) => driver.plugin.map(|plugin| (driver, plugin)),
         _ => None,
     };
@@ -187,13 +186,13 @@ fn new(runner: &Runner, old: &Table, way: MigrationTarget) -> MigratedSettings {
             (plugin.to_owned(), config, connector)
         }
         (None, driver) => {
-            if let (MigrationTarget::Group, Some(driver)) = (way, driver) {
+            if let (MigrationTarget::Group, Some(driver)) = (target, driver) {
                 notes.extend(driver.advice.iter().map(|advice| (*advice).to_owned()));
                 option_notes(driver, old, &mut notes);
-            } else if way == MigrationTarget::Group {
+            } else if target == MigrationTarget::Group {
                 let name = shown_name(old.str("MachineDriver").unwrap_or_default());
                 notes.push(format!(
-                    "driver `{name}`: no group is known that takes its place; docker-machine goes on as a plugin"
+                    "driver `{name}`: no replacement is known; docker-machine is still used, as a plugin"
                 ));
             }
             let config = machine::plugin_config(runner, old);
@@ -201,11 +200,11 @@ fn new(runner: &Runner, old: &Table, way: MigrationTarget) -> MigratedSettings {
         }
     };
     notes.extend(dropped::notes(runner, old, plugin != machine::PLUGIN));
-    for period in machine::lost_of_periods(old) {
+    for period in machine::lossy_periods(old) {
         notes.push(format!("period \"{period}\": policies have no seconds and no years; those parts were removed"));
     }
     if machine::max_instances(runner) == 0 {
-        notes.push("the runner has no limit: set max_instances, which bounds what the fleet may cost".to_owned());
+        notes.push("the runner has no limit: set max_instances to limit the cost of instances".to_owned());
     }
     if old.str("OffPeakTimezone").is_some() || !old.list("OffPeakPeriods").is_empty() {
         notes.push("OffPeak keys have had no effect since GitLab 14.0 and were dropped".to_owned());
@@ -218,15 +217,15 @@ fn group_of(
     driver: &Driver,
     old: &Table,
     notes: &mut Vec<String>,
-) -> (serde_json::Map<String, serde_json::Value>, Vec<(&'static str, Known)>) {
+) -> (serde_json::Map<String, serde_json::Value>, Vec<(&'static str, ConnectorValue)>) {
     let name = dropped::name_of_group(old);
     let name = name.as_str();
     let mut config = serde_json::Map::new();
     config.insert("name".to_owned(), name.into());
     config.extend(driver.defaults.iter().map(|(key, value)| ((*key).to_owned(), (*value).into())));
-    let mut connector = vec![("username", Known::Text(driver.username.to_owned()))];
-    notes.push(format!("make the {} `{name}` first: {}", driver.group, driver.advice.join("; ")));
-    notes.push(drivers::IMAGE.to_owned());
+    let mut connector = vec![("username", ConnectorValue::Text(driver.username.to_owned()))];
+    notes.push(format!("create the {} `{name}` first: {}", driver.group, driver.advice.join("; ")));
+    notes.push(drivers::IMAGE_ADVICE.to_owned());
     let mut internal = false;
     for (option, value, to) in options(driver, old) {
         // A later option also replaces the value of an earlier one, and the driver's default.
@@ -240,17 +239,19 @@ fn group_of(
                 connector.retain(|(known, _)| *known != key);
                 match given.map(|value| (value, value.parse::<u16>())) {
                     None => notes.push(without_value(option, key, "connector_config")),
-                    Some((_, Ok(port))) if key == "protocol_port" => connector.push((key, Known::Number(port.into()))),
+                    Some((_, Ok(port))) if key == "protocol_port" => {
+                        connector.push((key, ConnectorValue::Number(port.into())))
+                    }
                     Some((value, Err(_))) if key == "protocol_port" => notes.push(format!(
-                        "{option} = {} is not a valid port and was left out; write {key} = 22 or what it is into \
-                         [runners.autoscaler.connector_config]",
+                        "{option} = {} is not a valid port and was left out; set {key} in \
+                         [runners.autoscaler.connector_config], for example {key} = 22",
                         shown_name(value)
                     )),
                     Some((value, _)) => {
-                        connector.push((key, Known::Text(value.to_owned())));
+                        connector.push((key, ConnectorValue::Text(value.to_owned())));
                         if key == "key_path" {
                             connector.retain(|(known, _)| *known != "use_static_credentials");
-                            connector.push(("use_static_credentials", Known::Truth(true)));
+                            connector.push(("use_static_credentials", ConnectorValue::Truth(true)));
                         }
                     }
                 }
@@ -258,23 +259,23 @@ fn group_of(
             (Some(OptionTarget::Internal), _) => match truth(value) {
                 Some(truth) => internal = internal || truth,
                 None => notes.push(format!(
-                    "{option} = \"{}\" is neither true nor false, and left out; use_external_addr = false in \
-                     [runners.autoscaler.connector_config] takes the internal address",
+                    "{option} = \"{}\" is neither true nor false and was left out; to use the internal address, set \
+                     use_external_addr = false in [runners.autoscaler.connector_config]",
                     shown_name(value.unwrap_or_default())
                 )),
             },
             _ => notes.push(note(option, value, to)),
         }
     }
-    connector.push(("use_external_addr", Known::Truth(!internal)));
+    connector.push(("use_external_addr", ConnectorValue::Truth(!internal)));
     (config, connector)
 }
 
 /// Adds notes about the replacements of the options, for an entry that continues to use docker-machine.
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
-        Some(OptionTarget::Secret(place)) => {
-            format!("{option}: stands below as it did, so keep this file from others; without docker-machine it belongs into {place}")
+        Some(OptionTarget::Secret(target)) => {
+            format!("{option}: kept in this file, so other users must not be able to read it; without docker-machine, put it into {target}")
         }
         to => note(option, value, to),
     }));
@@ -282,7 +283,7 @@ fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
 
 /// Returns the note about an option without its required value.
 fn without_value(option: &str, key: &str, table: &str) -> String {
-    format!("{option} has no value: {key} is left out; write {key} = \"...\" into [runners.autoscaler.{table}]")
+    format!("{option} has no value: {key} was left out; set {key} = \"...\" in [runners.autoscaler.{table}]")
 }
 
 /// Parses a boolean of docker-machine. An option without a value is true.
@@ -304,11 +305,11 @@ fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     match to {
         Some(OptionTarget::Plugin(key) | OptionTarget::Connector(key)) => format!("{set}: `{key}`"),
         Some(OptionTarget::Internal) => format!("{set}: the internal address"),
-        Some(OptionTarget::Group(place)) => format!("{set}: {place}"),
-        Some(OptionTarget::Secret(place)) => format!("{option}: not written here; it belongs into {place}"),
-        Some(OptionTarget::Dropped(why)) => format!("{option}: {why}"),
+        Some(OptionTarget::Group(setting)) => format!("{set}: {setting}"),
+        Some(OptionTarget::Secret(target)) => format!("{option}: not written to this file; put it into {target}"),
+        Some(OptionTarget::Dropped(reason)) => format!("{option}: {reason}"),
         // The value may be a secret, so it is not shown.
-        None => format!("{option}: not known here; see what the group has for it"),
+        None => format!("{option}: unknown option; look for its replacement in the settings of the group"),
     }
 }
 
@@ -318,7 +319,7 @@ fn options<'a>(
     old: &'a Table,
 ) -> impl Iterator<Item = (&'a str, Option<&'a str>, Option<OptionTarget>)> {
     let all = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
-    // Options without a name have a note of their own.
+    // Options without a name have a separate note.
     all.filter(|(option, _)| dropped::has_name(option)).map(|(option, _)| {
         let (name, value) = option.split_once('=').map_or((option, None), |(name, value)| (name, Some(value)));
         let name = name.trim_start_matches('-');

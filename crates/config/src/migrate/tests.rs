@@ -12,8 +12,8 @@ fn with(options: &str) -> String {
     format!("{HEAD}{options}{PERIODS}")
 }
 
-fn migrated(text: &str, way: MigrationTarget) -> Migration {
-    let migration = migrate(text, &HostFacts::default(), way).unwrap();
+fn migrated(text: &str, target: MigrationTarget) -> Migration {
+    let migration = migrate(text, &HostFacts::default(), target).unwrap();
     let loaded = load::parse(&migration.text, &HostFacts::default());
     let wrong: Vec<_> = loaded.problems.iter().filter(|problem| problem.severity == Severity::Fatal).collect();
     assert!(wrong.is_empty(), "{wrong:?}\n{}", migration.text);
@@ -28,19 +28,19 @@ fn check_each(text: &str, parts: &[&str]) {
     }
 }
 
-/// Removes the values that equal their default, because they are not written.
-fn said(value: &mut serde_json::Value) {
+/// Removes values that equal their default, because the migration does not write them.
+fn remove_defaults(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
         Value::Object(entries) => {
-            let says = |value: &Value| {
+            let is_set = |value: &Value| {
                 let is_zero = value.as_f64().is_some_and(|number| number.abs() < f64::EPSILON);
                 !is_zero && *value != serde_json::json!([]) && *value != serde_json::json!("")
             };
-            entries.retain(|_, value| says(value));
-            entries.values_mut().for_each(said);
+            entries.retain(|_, value| is_set(value));
+            entries.values_mut().for_each(remove_defaults);
         }
-        Value::Array(list) => list.iter_mut().for_each(said),
+        Value::Array(list) => list.iter_mut().for_each(remove_defaults),
         _ => {}
     }
 }
@@ -57,7 +57,7 @@ fn migration_keeps_meaning_and_rest_of_file() {
     assert!(migration.text.contains("token = \"glrt-abcdefghijklmnop\" # of the team\n"));
     assert!(migration.text.contains("executor = \"docker-autoscaler\" # old\n"));
     assert!(
-        migration.text.contains("# executor `docker-autoscaler` takes no jobs in this version"),
+        migration.text.contains("# executor `docker-autoscaler` runs jobs in containers on the instance"),
         "{}",
         migration.text
     );
@@ -69,7 +69,7 @@ fn migration_keeps_meaning_and_rest_of_file() {
     // The prefix is written to the file.
     assert!(std::mem::take(&mut old.has_token_prefix) && !new.has_token_prefix);
     for settings in [&mut old, &mut new] {
-        said(&mut settings.plugin_config);
+        remove_defaults(&mut settings.plugin_config);
     }
     assert!(old == new, "{old:?}\n{new:?}");
 }
@@ -92,9 +92,9 @@ fn amazonec2_becomes_an_auto_scaling_group() {
             "periods = [\"* 9-17 * * mon-fri\"]",
             "idle_time = \"3600s\"",
             "# amazonec2-instance-type = m7i.large: InstanceType of the launch template\n",
-            "# amazonec2-access-key: not written here; it belongs into the file of credentials_file",
+            "# amazonec2-access-key: not written to this file; put it into the file of credentials_file",
             "# engine-registry-mirror = https://m.example: registry-mirrors in /etc/docker/daemon.json of the image\n",
-            "# amazonec2-brand-new: not known here",
+            "# amazonec2-brand-new: unknown option",
             "# amazonec2-request-spot-instance = true: OnDemandPercentageAboveBaseCapacity 0",
         ],
     );
@@ -137,7 +137,7 @@ fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
         &text,
         &["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"],
     );
-    assert!(text.contains("digitalocean-access-token: stands below as it did") && text.contains("t0ken"), "{text}");
+    assert!(text.contains("digitalocean-access-token: kept in this file") && text.contains("t0ken"), "{text}");
 }
 
 #[test]
@@ -152,12 +152,12 @@ fn every_dropped_key_has_a_note() {
     for note in [
         "MaxGrowthRate = 5 was dropped: a group gets its instances all at once; [runners.autoscaler.scale_throttle]",
         "MaxRemovalAttempts = 3 was dropped: a removal is repeated until the provider confirms it",
-        "IdleCount = -4 is less than 0, and taken as 0",
-        "MaxBuilds = -1 is less than 0, and taken as 0",
+        "IdleCount = -4 is negative and counts as 0",
+        "MaxBuilds = -1 is negative and counts as 0",
         "IdleScaleFactor = 1.5 has no effect without IdleCount and was removed",
-        "entry 2 of autoscaling: without Periods it never applied and was removed",
-        "of which `auto-scale-my-domain-com` is left",
-        "2 of the options of machines have no name before `=`: left out",
+        "entry 2 of autoscaling: without Periods it never applied, so it was removed",
+        "became the group's name `auto-scale-my-domain-com`",
+        "2 machine options have no name before `=`: they were left out",
     ] {
         assert!(notes.contains(note) && migration.text.contains(note), "{note:?} is missing in\n{notes}");
     }
@@ -198,40 +198,37 @@ fn too_large_count_is_clamped_with_note() {
         check_each(&notes, &["is not a valid factor and was dropped; write scale_factor"]);
     }
     let (_, notes) = factor("1.5\n    IdleCountMin = 9");
-    check_each(&notes, &["IdleCountMin = 9 is more than IdleCount = 2, which is the most: idle_count = 2"]);
+    check_each(&notes, &["IdleCountMin = 9 exceeds the maximum IdleCount = 2: idle_count = 2 was written"]);
 }
 
 #[test]
 fn option_without_value_is_dropped_with_note() {
-    let as_it_is = ("limit = 20", "limit = 20");
+    let unchanged = ("limit = 20", "limit = 20");
     for options in [r#""google-project", "google-zone=""#, r#""google-project=ci", "google-project=", "google-zone""#] {
-        let (text, notes) = google(options, as_it_is);
+        let (text, notes) = google(options, unchanged);
         for key in ["project", "zone"] {
             assert!(!text.contains(&format!("\n    {key} = ")), "{text}");
             let wanted = format!(
-                "google-{key} has no value: {key} is left out; write {key} = \"...\" into [runners.autoscaler.plugin_config]"
+                "google-{key} has no value: {key} was left out; set {key} = \"...\" in [runners.autoscaler.plugin_config]"
             );
             check_each(&notes, &[&wanted]);
         }
     }
-    let (text, notes) = google(r#""google-username=", "google-machine-type=", "google-preemptible""#, as_it_is);
+    let (text, notes) = google(r#""google-username=", "google-machine-type=", "google-preemptible""#, unchanged);
     assert!(!text.contains("\n    username = "), "{text}");
     check_each(
         &notes,
         &[
-            "google-username has no value: username is left out; write username = \"...\" into [runners.autoscaler.connector_config]",
+            "google-username has no value: username was left out; set username = \"...\" in [runners.autoscaler.connector_config]",
             "google-machine-type (without a value): machineType",
             "google-preemptible: scheduling.preemptible",
         ],
     );
-    let (text, notes) = google(r#""google-use-internal-ip=maybe""#, as_it_is);
+    let (text, notes) = google(r#""google-use-internal-ip=maybe""#, unchanged);
     check_each(&text, &["use_external_addr = true"]);
-    check_each(
-        &notes,
-        &["google-use-internal-ip = \"maybe\" is neither true nor false, and left out; use_external_addr = false"],
-    );
+    check_each(&notes, &["google-use-internal-ip = \"maybe\" is neither true nor false and was left out; to use"]);
     for (value, wanted) in [("=0", "true"), ("=F", "true"), ("=1", "false"), ("", "false")] {
-        let (text, _) = google(&format!("\"google-use-internal-ip{value}\""), as_it_is);
+        let (text, _) = google(&format!("\"google-use-internal-ip{value}\""), unchanged);
         check_each(&text, &[&format!("use_external_addr = {wanted}")]);
     }
     let port = "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-ssh-port=99999\"]\n";
@@ -239,7 +236,7 @@ fn option_without_value_is_dropped_with_note() {
     assert!(!migration.text.contains("\n    protocol_port"), "{}", migration.text);
     check_each(
         &migration.text,
-        &["amazonec2-ssh-port = 99999 is not a valid port and was left out; write protocol_port = 22 or"],
+        &["amazonec2-ssh-port = 99999 is not a valid port and was left out; set protocol_port in"],
     );
 }
 
@@ -253,10 +250,10 @@ fn option_names_stay_inside_comments() {
 #[test]
 fn unknown_driver_is_refused() {
     for driver in ["", "    MachineDriver = \"\"\n", "    MachineDriver = \" \"\n"] {
-        for way in [MigrationTarget::Group, MigrationTarget::Machines] {
-            let error = migrate(&with(driver), &HostFacts::default(), way).unwrap_err();
+        for target in [MigrationTarget::Group, MigrationTarget::Machines] {
+            let error = migrate(&with(driver), &HostFacts::default(), target).unwrap_err();
             assert!(error.to_string().starts_with("runner big: [runners.machine] has no MachineDriver"), "{error}");
-            assert!(error.to_string().contains("write it, such as MachineDriver = \"amazonec2\""), "{error}");
+            assert!(error.to_string().contains("set it, for example MachineDriver = \"amazonec2\""), "{error}");
         }
     }
     // The machines are not migrated here.
@@ -275,13 +272,13 @@ fn machine_table_beside_autoscaler_is_dropped_with_notes() {
     check_each(
         &notes,
         &[
-            "executor `docker-autoscaler` takes no jobs in this version",
+            "executor `docker-autoscaler` runs jobs in containers on the instance",
             "[runners.autoscaler] exists already and was not changed",
-            "IdleCount = 2: gone",
-            "MachineDriver = \"amazonec2\": gone",
+            "IdleCount = 2: dropped",
+            "MachineDriver = \"amazonec2\": dropped",
             "amazonec2-instance-type = m7i.large: InstanceType of the launch template",
-            "amazonec2-secret-key: not written here",
-            "has no policy: nothing is kept idle",
+            "amazonec2-secret-key: not written to this file",
+            "has no policy, so no instance is kept idle",
         ],
     );
     assert!(!notes.contains("s3cr3t"));
@@ -303,7 +300,7 @@ fn executor_without_machines_gets_no_autoscaler() {
 }
 
 #[test]
-fn drain_settings_have_note_in_each_entry() {
+fn drain_settings_move_to_each_entry() {
     let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", with("    MachineDriver = \"none\"\n"));
     let migration = migrated(&text, MigrationTarget::Machines);
     assert!(migration.text.contains("delete_instances_on_shutdown = true"), "{}", migration.text);

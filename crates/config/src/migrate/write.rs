@@ -5,16 +5,16 @@ use toml_edit::{Array, ArrayOfTables, Item, Table, Value, value};
 use super::super::machine::{self, PolicySettings};
 use super::super::runners::Runner;
 use super::super::tree::Table as Tree;
-use super::{Known, MigratedSettings, remove};
+use super::{ConnectorValue, MigratedSettings, remove};
 
 /// Replaces `[runners.machine]` with `[runners.autoscaler]`.
 pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool) {
-    without_machine(entry, runner);
+    remove_machine(entry, runner);
     entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
 }
 
 /// Removes `[runners.machine]` and replaces the executor.
-pub(super) fn without_machine(entry: &mut Table, runner: &Runner) {
+pub(super) fn remove_machine(entry: &mut Table, runner: &Runner) {
     remove(entry, "machine");
     if runner.executor == "docker+machine" {
         let name = entry.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("executor"));
@@ -46,20 +46,20 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool)
             set(&mut config, key, known);
         }
     }
-    below(&mut table, "plugin_config", config);
+    insert_table(&mut table, "plugin_config", config);
     if !new.connector.is_empty() {
         let mut connector = Table::new();
         for (key, known) in &new.connector {
             match known {
-                Known::Text(text) => set(&mut connector, key, text.as_str()),
-                Known::Number(number) => set(&mut connector, key, *number),
-                Known::Truth(truth) => set(&mut connector, key, *truth),
+                ConnectorValue::Text(text) => set(&mut connector, key, text.as_str()),
+                ConnectorValue::Number(number) => set(&mut connector, key, *number),
+                ConnectorValue::Truth(truth) => set(&mut connector, key, *truth),
             }
         }
-        below(&mut table, "connector_config", connector);
+        insert_table(&mut table, "connector_config", connector);
     }
     let mut policies = ArrayOfTables::new();
-    machine::policies(old).iter().for_each(|wanted| policies.push(policy(wanted)));
+    machine::policies(old).iter().for_each(|settings| policies.push(policy(settings)));
     table.insert("policy", Item::ArrayOfTables(policies));
     let notes: String = new.notes.iter().map(|note| format!("  # {note}\n")).collect();
     table.decor_mut().set_prefix(format!("\n{notes}  "));
@@ -67,7 +67,7 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool)
 }
 
 fn policy(policy: &PolicySettings) -> Table {
-    let PolicySettings { periods, timezone, wanted } = policy;
+    let PolicySettings { periods, timezone, idle_target } = policy;
     let mut table = Table::new();
     table.decor_mut().set_prefix("\n    ");
     if !periods.is_empty() {
@@ -76,16 +76,16 @@ fn policy(policy: &PolicySettings) -> Table {
             set(&mut table, "timezone", timezone.as_str());
         }
     }
-    set(&mut table, "idle_count", i64::from(wanted.idle_count));
-    set(&mut table, "idle_time", format!("{}s", wanted.idle_time.as_secs()));
-    if wanted.scale_factor > 0.0 {
-        set(&mut table, "scale_factor", wanted.scale_factor);
-        set(&mut table, "scale_factor_limit", i64::from(wanted.scale_factor_limit));
+    set(&mut table, "idle_count", i64::from(idle_target.idle_count));
+    set(&mut table, "idle_time", format!("{}s", idle_target.idle_time.as_secs()));
+    if idle_target.scale_factor > 0.0 {
+        set(&mut table, "scale_factor", idle_target.scale_factor);
+        set(&mut table, "scale_factor_limit", i64::from(idle_target.scale_factor_limit));
     }
     table
 }
 
-fn below(table: &mut Table, key: &str, mut inner: Table) {
+fn insert_table(table: &mut Table, key: &str, mut inner: Table) {
     inner.decor_mut().set_prefix("\n    ");
     table.insert(key, Item::Table(inner));
 }

@@ -9,7 +9,7 @@ use crate::tree::Table;
 /// Reads one table and collects its problems.
 pub(super) struct Reader<'a> {
     pub(super) table: &'a Table,
-    /// Name of the table followed by a point, such as `policy[1].`. Empty for the top-level table.
+    /// Name of the table followed by a dot, such as `policy[1].`. Empty for the top-level table.
     prefix: String,
     pub(super) problems: Vec<ScalingProblem>,
 }
@@ -19,13 +19,13 @@ impl<'a> Reader<'a> {
         Self { table, prefix: String::new(), problems: Vec::new() }
     }
 
-    /// Returns what `read` makes of a table in this table. `None` if the table is not set.
-    pub(super) fn below<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
+    /// Applies `read` to a nested table. Returns `None` if the table is not set.
+    pub(super) fn nested<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let table = self.table.table(name)?;
         Some(self.inner(table, name, read))
     }
 
-    /// Returns what `read` makes of each table of a list.
+    /// Applies `read` to each table of a list.
     pub(super) fn each<T>(&mut self, name: &str, mut read: impl FnMut(&mut Self) -> T) -> Vec<T> {
         let tables = self.table.tables(name).iter().enumerate();
         tables.map(|(index, table)| self.inner(table, &format!("{name}[{}]", index + 1), &mut read)).collect()
@@ -39,7 +39,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn problem(&mut self, key: &str, message: impl Into<String>) {
-        let span = self.table.place(key);
+        let span = self.table.span_of(key);
         self.problems.push(ScalingProblem { key: format!("{}{key}", self.prefix), message: message.into(), span });
     }
 
@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
     pub(super) fn count(&mut self, key: &str) -> u32 {
         let value = self.table.int(key).unwrap_or_default();
         u32::try_from(value).unwrap_or_else(|_| {
-            self.problem(key, format!("{value} is not from 0 to {}", u32::MAX));
+            self.problem(key, format!("{value} is not between 0 and {}", u32::MAX));
             0
         })
     }
@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         if value.is_finite() && value >= 0.0 {
             return Some(value);
         }
-        self.problem(key, format!("{value} is not a number from 0 on"));
+        self.problem(key, format!("{value} is not a number of at least 0"));
         None
     }
 
@@ -68,22 +68,22 @@ impl<'a> Reader<'a> {
         if range.contains(&value) {
             return value;
         }
-        self.problem(key, format!("{value} is not from {} to {}", range.start(), range.end()));
+        self.problem(key, format!("{value} is not between {} and {}", range.start(), range.end()));
         default
     }
 
-    /// Returns a duration. Zero means the default, as in gitlab-runner. A negative duration is reported elsewhere (C088).
+    /// Returns a duration. Zero means the default, as in gitlab-runner. A negative duration is reported elsewhere (check C088).
     pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
         self.table.time(key).unwrap_or(default)
     }
 
-    /// Returns the value that a word stands for.
+    /// Returns the value that belongs to the word in the file.
     pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let value = self.table.str(key)?;
         let found = words.iter().find(|(word, _)| *word == value);
         if found.is_none() {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.problem(key, format!("`{value}` is not known; write {}", known.join(" or ")));
+            self.problem(key, format!("`{value}` is not a valid value; use {}", known.join(" or ")));
         }
         found.map(|(_, value)| *value)
     }

@@ -1,4 +1,4 @@
-//! Tests of what the scaler gets, and what it rejects.
+//! Tests of the configuration that the scaler gets, and of rejected values.
 
 use super::*;
 use crate::parse_scaling;
@@ -8,15 +8,15 @@ fn config(text: &str) -> Config {
 }
 
 #[test]
-fn jobs_are_requested_ahead_unless_a_key_forbids_it() {
-    let ahead = |text: &str| config(text).policies.active_at(0).1.ahead;
+fn jobs_are_requested_ahead_unless_a_key_disables_it() {
+    let ahead = |text: &str| config(text).policies.active_at(0).1.reserve_ahead;
     assert!(ahead("[[policy]]\nidle_count = 2"));
     assert!(!ahead("request_ahead = false\n[[policy]]\nidle_count = 2"));
-    assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "asked for by name, it has no exception");
+    assert!(!ahead("[[policy]]\nidle_count = 2\npreemptive_mode = true"), "an explicit preemptive_mode disables it");
 }
 
 #[test]
-fn policies_hold_in_their_periods() {
+fn policies_apply_in_their_periods() {
     let config = config(
         "capacity_per_instance = 4\n[[policy]]\nidle_count = 8\nidle_time = \"20m0s\"\n\
          [[policy]]\nperiods = [\"* 8-18 * * mon-fri\"]\ntimezone = \"Europe/Berlin\"\nplacement = \"spread\"\n",
@@ -48,7 +48,7 @@ fn all_problems_are_reported_with_lines() {
     let text = r#"max_use_count = -1
 update_interval = "soon"
 capacity_per_instance = -2
-unmanaged_instances = "eat"
+unmanaged_instances = "claim"
 boot_timeout = "-5m"
 [[polcy]]
 [[policy]]
@@ -66,20 +66,20 @@ slot_memory = "much"
     let problems = parse_scaling(text).unwrap_err();
     let output: Vec<String> = problems
         .iter()
-        .map(|problem| format!("{}: {problem}", problem.place.as_ref().map_or(0, |place| place.line)))
+        .map(|problem| format!("{}: {problem}", problem.location.as_ref().map_or(0, |location| location.line)))
         .collect();
     assert_eq!(
         output,
         [
-            "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not from 0 to 4294967295",
+            "1: error[C088]: `runners.autoscaler.max_use_count`: -1 is not between 0 and 4294967295",
             "2: error[C014]: `runners.autoscaler.update_interval` needs a duration such as \"90s\" or \"1h30m\", found text that is not a valid duration",
-            "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not from 0 to 4294967295",
-            "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `eat` is not known; write ignore or adopt or delete",
+            "3: error[C088]: `runners.autoscaler.capacity_per_instance`: -2 is not between 0 and 4294967295",
+            "4: error[C088]: `runners.autoscaler.unmanaged_instances`: `claim` is not a valid value; use ignore or adopt or delete",
             "5: error[C088]: `runners.autoscaler.boot_timeout` is negative",
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
             "8: error[C088]: `runners.autoscaler.policy[1].periods`: `@daily` is not a valid period: expected five fields (minute, ho…",
             "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is not a valid time zone; use for example Europe/…",
-            "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number from 0 on",
+            "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number of at least 0",
             "15: error[C088]: `runners.autoscaler.groups[2].name`: `a` is the name of another group",
             "17: error[C088]: `runners.autoscaler.density.slot_memory`: `much` is not a valid amount of memory; write for example 2g",
         ]
@@ -97,8 +97,10 @@ fn invalid_value_prevents_scaler_start() {
     );
     let settings = crate::settings(&loaded.config.unwrap(), &crate::SettingsContext::default());
     let scaling = &settings.runners[0].autoscaler.as_ref().unwrap().scaling;
-    let problems =
-        ["max_use_count: -1 is not from 0 to 4294967295", "policy[1].idle_count: -1 is not from 0 to 4294967295"];
+    let problems = [
+        "max_use_count: -1 is not between 0 and 4294967295",
+        "policy[1].idle_count: -1 is not between 0 and 4294967295",
+    ];
     assert_eq!(scaling.named("a").unwrap_err(), problems);
     assert_eq!((scaling.config.max_uses, scaling.config.groups[0].max_instances), (None, 4));
 }

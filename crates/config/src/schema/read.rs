@@ -27,10 +27,10 @@ impl Schema {
         let array = name.starts_with("[[");
         let path = name.trim_matches(['[', ']']).to_owned();
         if let Some(other) = rest.trim().strip_prefix("like ") {
-            let status = self.status_around(&path);
+            let status = self.enclosing_status(&path);
             let prefix = format!("{other}.");
-            let alike = |table: &&TableSchema| table.path == other || table.path.starts_with(&prefix);
-            for mut copy in self.tables.iter().filter(alike).cloned().collect::<Vec<_>>() {
+            let is_copied = |table: &&TableSchema| table.path == other || table.path.starts_with(&prefix);
+            for mut copy in self.tables.iter().filter(is_copied).cloned().collect::<Vec<_>>() {
                 let top = copy.path == other;
                 copy.path = format!("{path}{}", copy.path.strip_prefix(other).unwrap_or_default());
                 (copy.array, copy.status) = (if top { array } else { copy.array }, status);
@@ -56,7 +56,7 @@ impl Schema {
         }
     }
 
-    fn status_around(&self, path: &str) -> KeySupport {
+    fn enclosing_status(&self, path: &str) -> KeySupport {
         let mut path = parent(path);
         loop {
             match self.table(path) {
@@ -74,8 +74,8 @@ pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut KeySup
         "live" => *reload = Reload::Live,
         "jobs" => *reload = Reload::Jobs,
         "restart" => *reload = Reload::Restart,
-        "acted" => *status = KeySupport::Supported,
-        _ => match word.strip_prefix("not: ") {
+        "supported" => *status = KeySupport::Supported,
+        _ => match word.strip_prefix("unsupported: ") {
             Some(reason) => *status = KeySupport::Unsupported(reason),
             None => return false,
         },
@@ -103,7 +103,7 @@ fn key(line: &'static str, table: Option<&TableSchema>) -> Option<Key> {
     let mut rest = columns.next().unwrap_or_default();
     while !rest.is_empty() {
         let (word, tail) = match rest.split_once(", ") {
-            Some((word, tail)) if !word.starts_with("not: ") => (word, tail),
+            Some((word, tail)) if !word.starts_with("unsupported: ") => (word, tail),
             _ => (rest, ""),
         };
         if word == "secret" {

@@ -18,7 +18,7 @@ pub struct AutoscalerSettings {
     /// existing machines have it in their names.
     pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
-    /// Instance groups that substitute for each other. If empty, there is one group, made of the fields above.
+    /// Instance groups that substitute for each other. If empty, the fields above describe the only group.
     pub groups: Vec<GroupSettings>,
     pub instance_ready_command: Option<String>,
     pub instance_acquire_timeout: Duration,
@@ -142,7 +142,7 @@ impl Default for AutoscalerSettings {
 }
 
 impl fmt::Debug for AutoscalerSettings {
-    /// Prints the settings without what may be secret.
+    /// Prints the settings without values that may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AutoscalerSettings").field("plugin", &self.plugin).finish_non_exhaustive()
     }
@@ -172,7 +172,7 @@ mod tests {
         // Commands may contain tokens.
         let instance_ready_command = Some("login hunter2".to_owned());
         let settings =
-            AutoscalerSettings { connector, plugin_config, instance_ready_command, ..AutoscalerSettings::default() };
+            AutoscalerSettings { plugin_config, connector, instance_ready_command, ..AutoscalerSettings::default() };
         assert!(!format!("{settings:?}").contains("hunter2"));
     }
 }

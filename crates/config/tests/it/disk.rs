@@ -1,17 +1,17 @@
-//! Saves of config.toml on a full disk, without permission, or without a way to rename: the file stays complete, and the error says why.
+//! Saves of config.toml on a full disk, without permission, or on a mounted file: the file stays complete, and the error names the cause.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use muster_config::HostFacts;
-use muster_config::edit::{ConfigFile, EditError, hold};
+use muster_config::edit::{ConfigFile, EditError, lock_for_manager};
 use toml_edit::Table;
 
 /// Environment variable of the process inside of a mount namespace: the directory with the file.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
 /// Runs the calling test again in separate namespaces, after a shell has run `mount` there with the directory as `$1`.
-fn inside(test: &str, mount: &str) {
+fn rerun_in_namespaces(test: &str, mount: &str) {
     if !muster_test_needs::mounts() {
         return;
     }
@@ -24,8 +24,8 @@ fn inside(test: &str, mount: &str) {
         .arg(home.path())
         .env(INSIDE, home.path());
     let output = command.output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let log = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && log.contains("1 passed"), "{log}");
 }
 
 fn directory() -> Option<PathBuf> {
@@ -49,7 +49,10 @@ fn entry() -> Table {
 #[test]
 fn full_disk_leaves_old_file_with_error() {
     let Some(directory) = directory() else {
-        return inside("disk::full_disk_leaves_old_file_with_error", "mount -t tmpfs -o size=32k none \"$1\"");
+        return rerun_in_namespaces(
+            "disk::full_disk_leaves_old_file_with_error",
+            "mount -t tmpfs -o size=32k none \"$1\"",
+        );
     };
     let path = directory.join("config.toml");
     let old = format!("concurrent = 4 # {}\n", "x".repeat(12_000));
@@ -67,7 +70,7 @@ fn read_only_file_system_still_lets_manager_run() {
     let Some(directory) = directory() else {
         let mount =
             "mount -t tmpfs none \"$1\" && echo 'concurrent = 4' > \"$1/config.toml\" && mount -o remount,ro \"$1\"";
-        return inside("disk::read_only_file_system_still_lets_manager_run", mount);
+        return rerun_in_namespaces("disk::read_only_file_system_still_lets_manager_run", mount);
     };
     let path = directory.join("config.toml");
     let error = ConfigFile::open(&path).unwrap_err();
@@ -75,9 +78,9 @@ fn read_only_file_system_still_lets_manager_run() {
     let facts = HostFacts::of(&path);
     assert!(!facts.writable);
     assert!(muster_config::load(&path, &facts).config.is_some());
-    let held = hold(&path).unwrap();
-    assert!(matches!(hold(&path), Err(EditError::Locked { .. })), "the file itself is the lock there");
-    drop(held);
+    let lock = lock_for_manager(&path).unwrap();
+    assert!(matches!(lock_for_manager(&path), Err(EditError::Locked { .. })), "the file itself is the lock there");
+    drop(lock);
 }
 
 /// Container engines mount the file like this for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
@@ -85,7 +88,7 @@ fn read_only_file_system_still_lets_manager_run() {
 fn mounted_file_is_written_in_place() {
     let Some(directory) = directory() else {
         let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";
-        return inside("disk::mounted_file_is_written_in_place", mount);
+        return rerun_in_namespaces("disk::mounted_file_is_written_in_place", mount);
     };
     let path = directory.join("config.toml");
     let mut file = ConfigFile::open(&path).unwrap();
@@ -104,12 +107,12 @@ fn unwritable_directory_is_reported() {
         if !muster_test_needs::namespaces() {
             return;
         }
-        let mut again = Command::new("unshare");
-        again.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, home.path());
-        let output = again.args(["--exact", "disk::unwritable_directory_is_reported"]).output();
+        let mut command = Command::new("unshare");
+        command.arg("--user").arg(std::env::current_exe().unwrap()).env(INSIDE, home.path());
+        let output = command.args(["--exact", "disk::unwritable_directory_is_reported"]).output();
         let output = output.unwrap();
-        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        let log = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && log.contains("1 passed"), "{log}");
         return;
     }
     let path = home.path().join("config.toml");

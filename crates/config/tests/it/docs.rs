@@ -19,13 +19,13 @@ fn keys() -> String {
         };
         writeln!(text, "### {header}\n").unwrap();
         if let KeySupport::Unsupported(reason) = table.status {
-            writeln!(text, "Not acted on: {reason}.\n").unwrap();
+            writeln!(text, "Not supported: {reason}.\n").unwrap();
         }
         if table.keys.is_empty() {
-            writeln!(text, "Holds tables only.\n").unwrap();
+            writeln!(text, "This table contains only other tables.\n").unwrap();
             continue;
         }
-        writeln!(text, "| key | type | default | change counts | meaning |\n| --- | --- | --- | --- | --- |").unwrap();
+        writeln!(text, "| key | type | default | takes effect | meaning |\n| --- | --- | --- | --- | --- |").unwrap();
         table.keys.iter().for_each(|key| writeln!(text, "{}", row(table, key)).unwrap());
         text.push('\n');
     }
@@ -35,7 +35,7 @@ fn keys() -> String {
 fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
     let kind = key
         .kind
-        .words()
+        .description()
         .trim_start_matches("a ")
         .trim_start_matches("an ")
         .split(" such as")
@@ -44,18 +44,18 @@ fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
     let unit = if key.unit.is_empty() { String::new() } else { format!(", {}", key.unit) };
     let without = match key.status {
         KeySupport::Unsupported(reason) if table.status == KeySupport::Supported => {
-            format!(". **Not acted on**: {reason}")
+            format!(". **Not supported**: {reason}")
         }
         _ => String::new(),
     };
     let default = if key.default.is_empty() { "" } else { key.default };
-    format!("| `{}` | {kind}{unit} | {default} | {} | {}{without} |", key.name, key.reload.word(), key.meaning)
+    format!("| `{}` | {kind}{unit} | {default} | {} | {}{without} |", key.name, key.reload.as_str(), key.meaning)
 }
 
 fn mistakes() -> String {
     let mut text = "| code | severity | mistake |\n| --- | --- | --- |\n".to_owned();
     for (code, severity, mistake) in CODES {
-        writeln!(text, "| {code} | {} | {mistake} |", severity.word()).unwrap();
+        writeln!(text, "| {code} | {} | {mistake} |", severity.as_str()).unwrap();
     }
     text
 }

@@ -1,4 +1,4 @@
-//! Tests that look at the state of the actor.
+//! Tests that inspect the state of the actor.
 
 use muster_job::ProjectId;
 use muster_pipeline::context::Context;
@@ -38,20 +38,20 @@ async fn call<T, E: std::fmt::Debug>(
     let (_, mut no_commands) = mpsc::channel(1);
     actor.ingest(Some(command(reply)), &mut no_commands).await;
     actor.commit().await;
-    answer.await.expect("an answer").expect("success")
+    answer.await.expect("no answer").expect("success")
 }
 
 /// Runs a pipeline with one job, from its creation to its success.
 async fn run_pipeline(actor: &mut Actor, token: &str) {
     let compiled = muster_pipeline::compile(b"test: {script: [x]}", &Context::default(), &NoFiles).pipeline;
     let project = ProjectFacts::new(ProjectId(1), "group/app");
-    let compiled = compiled.expect("a pipeline");
+    let compiled = compiled.expect("no pipeline");
     let new = NewPipeline::new(project, Context::default(), compiled, GitFacts::default(), Arc::new(NoFiles));
     call(actor, |reply| Command::CreatePipeline { new: Box::new(new), reply }).await;
     let (token, key) = (token.to_owned(), Some("key".to_owned()));
     let request = JobRequest { token, idempotency_key: key, ..JobRequest::default() };
     let answer = call(actor, |reply| Command::RequestJob { request: Box::new(request), reply }).await;
-    let payload = answer.job.expect("a job");
+    let payload = answer.job.expect("no job");
     let (job, token) = (payload.id, payload.token.clone());
     let outcome = Outcome { success: true, reason: None, exit_code: None, coverage: None, result_tree: None };
     call(actor, |reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await;

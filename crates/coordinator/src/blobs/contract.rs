@@ -1,4 +1,4 @@
-//! The contract tests of the port, which all implementations pass.
+//! The contract tests of the port. Every implementation must pass them.
 
 use std::io::Read;
 
@@ -15,7 +15,7 @@ macro_rules! blob_contract {
             use super::*;
 
             #[tokio::test]
-            async fn trace_grows_only_at_its_end() {
+            async fn trace_accepts_only_appends_at_its_end() {
                 let (_guard, blobs) = $open;
                 contract::traces(&blobs).await;
             }
@@ -27,13 +27,13 @@ macro_rules! blob_contract {
             }
 
             #[tokio::test]
-            async fn artifact_is_kept_whole_under_its_name() {
+            async fn artifact_is_stored_under_its_name() {
                 let (_guard, blobs) = $open;
                 contract::artifacts(&blobs).await;
             }
 
             #[tokio::test]
-            async fn dropped_content_is_deleted() {
+            async fn content_is_deleted_when_dropped_before_it_is_stored() {
                 let (_guard, blobs) = $open;
                 contract::dropped(&blobs).await;
             }
@@ -54,8 +54,8 @@ mod suites {
 
     blob_contract!(memory, ((), MemoryBlobs::default()));
     blob_contract!(directory, {
-        let dir = tempfile::tempdir().expect("a directory");
-        let blobs = DirectoryBlobs::open(dir.path()).expect("a directory");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        let blobs = DirectoryBlobs::open(dir.path()).expect("failed to create a directory");
         (dir, blobs)
     });
 }
@@ -65,41 +65,41 @@ fn name(job: i64, filename: &str) -> ArtifactName {
 }
 
 async fn append(blobs: &dyn Blobs, start: u64, text: &'static str) -> Appended {
-    blobs.append_trace(JobId(1), start, Bytes::from_static(text.as_bytes()), 20).await.expect("written")
+    blobs.append_trace(JobId(1), start, Bytes::from_static(text.as_bytes()), 20).await.expect("failed to write")
 }
 
-async fn keep(blobs: &dyn Blobs, name: &ArtifactName, pieces: &[&str]) {
-    let mut incoming = blobs.receive().await.expect("space");
+async fn store(blobs: &dyn Blobs, name: &ArtifactName, pieces: &[&str]) {
+    let mut incoming = blobs.receive().await.expect("failed to start receiving");
     for piece in pieces {
-        incoming.write(piece.as_bytes()).await.expect("written");
+        incoming.write(piece.as_bytes()).await.expect("failed to write");
     }
     let mut text = String::new();
-    incoming.open().await.expect("opened").read_to_string(&mut text).expect("read");
-    assert_eq!(text, pieces.concat(), "it can be checked before it is kept");
-    incoming.keep(name).await.expect("kept");
+    incoming.open().await.expect("opened").read_to_string(&mut text).expect("failed to read");
+    assert_eq!(text, pieces.concat(), "the content can be read before it is stored");
+    incoming.store(name).await.expect("failed to store");
 }
 
 async fn content(blobs: &dyn Blobs, name: &ArtifactName) -> Option<String> {
     let mut text = String::new();
-    blobs.open(name).await.expect("readable")?.read_to_string(&mut text).expect("read");
+    blobs.open(name).await.expect("failed to read")?.read_to_string(&mut text).expect("failed to read");
     Some(text)
 }
 
 pub(super) async fn traces(blobs: &dyn Blobs) {
-    assert_eq!(blobs.read_trace(JobId(1), 0).await.expect("read"), "");
-    assert!(blobs.open_trace(JobId(1)).await.expect("readable").is_none());
+    assert_eq!(blobs.read_trace(JobId(1), 0).await.expect("failed to read"), "");
+    assert!(blobs.open_trace(JobId(1)).await.expect("failed to read").is_none());
     assert_eq!(append(blobs, 0, "hello ").await, Appended::Yes(6));
     assert_eq!(append(blobs, 0, "hello ").await, Appended::WrongOffset(6));
     assert_eq!(append(blobs, 7, "gap").await, Appended::WrongOffset(6));
     blobs.close_trace(JobId(1));
-    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "also after closing it");
-    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("read"), "state");
-    assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("read"), "");
-    assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("read"), "");
+    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "an append reopens a closed trace");
+    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("failed to read"), "state");
+    assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("failed to read"), "");
+    assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("failed to read"), "");
     assert_eq!(blobs.trace_checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello state")));
     let mut text = String::new();
-    let mut file = blobs.open_trace(JobId(1)).await.expect("readable").expect("a trace");
-    file.read_to_string(&mut text).expect("read");
+    let mut file = blobs.open_trace(JobId(1)).await.expect("failed to read").expect("no trace");
+    file.read_to_string(&mut text).expect("failed to read");
     assert_eq!(text, "hello state");
 }
 
@@ -112,37 +112,37 @@ pub(super) async fn limited_traces(blobs: &dyn Blobs) {
 pub(super) async fn artifacts(blobs: &dyn Blobs) {
     let (first, second) = (name(1, "a.zip"), name(1, "b.zip"));
     assert!(content(blobs, &first).await.is_none() && blobs.is_lost(&first));
-    assert!(blobs.stream(&first).await.expect("readable").is_none());
-    keep(blobs, &first, &["one ", "piece"]).await;
-    keep(blobs, &first, &["another"]).await;
-    keep(blobs, &second, &["a second"]).await;
-    keep(blobs, &name(2, "a.zip"), &[]).await;
-    assert_eq!(content(blobs, &first).await.as_deref(), Some("another"), "it takes the place of the first");
+    assert!(blobs.stream(&first).await.expect("failed to read").is_none());
+    store(blobs, &first, &["one ", "piece"]).await;
+    store(blobs, &first, &["another"]).await;
+    store(blobs, &second, &["a second"]).await;
+    store(blobs, &name(2, "a.zip"), &[]).await;
+    assert_eq!(content(blobs, &first).await.as_deref(), Some("another"), "the second upload replaces the first");
     assert!(!blobs.is_lost(&first));
-    let (size, pieces) = blobs.stream(&second).await.expect("readable").expect("content");
-    let pieces: Vec<Bytes> = pieces.map(|piece| piece.expect("read")).collect().await;
+    let (size, pieces) = blobs.stream(&second).await.expect("failed to read").expect("no content");
+    let pieces: Vec<Bytes> = pieces.map(|piece| piece.expect("failed to read")).collect().await;
     assert_eq!((size, pieces.concat()), (8, b"a second".to_vec()));
-    let mut names = blobs.list(JobId(1)).await.expect("listed");
+    let mut names = blobs.list(JobId(1)).await.expect("failed to list");
     names.sort();
     assert_eq!(names, [first, second]);
-    assert!(blobs.list(JobId(3)).await.expect("listed").is_empty());
+    assert!(blobs.list(JobId(3)).await.expect("failed to list").is_empty());
 }
 
 pub(super) async fn dropped(blobs: &dyn Blobs) {
-    let mut incoming = blobs.receive().await.expect("space");
-    incoming.write(b"half").await.expect("written");
+    let mut incoming = blobs.receive().await.expect("failed to start receiving");
+    incoming.write(b"half").await.expect("failed to write");
     drop(incoming);
-    assert!(blobs.list(JobId(1)).await.expect("listed").is_empty());
+    assert!(blobs.list(JobId(1)).await.expect("failed to list").is_empty());
 }
 
 pub(super) async fn deleted(blobs: &dyn Blobs) {
     let name = name(1, "a.zip");
-    keep(blobs, &name, &["content"]).await;
-    let mut opened = blobs.open(&name).await.expect("readable").expect("content");
-    blobs.delete(&name).await.expect("deleted");
-    blobs.delete(&name).await.expect("deleted again");
-    assert!(content(blobs, &name).await.is_none() && blobs.list(JobId(1)).await.expect("listed").is_empty());
+    store(blobs, &name, &["content"]).await;
+    let mut opened = blobs.open(&name).await.expect("failed to read").expect("no content");
+    blobs.delete(&name).await.expect("failed to delete");
+    blobs.delete(&name).await.expect("failed to delete twice");
+    assert!(content(blobs, &name).await.is_none() && blobs.list(JobId(1)).await.expect("failed to list").is_empty());
     let mut text = String::new();
-    opened.read_to_string(&mut text).expect("read");
+    opened.read_to_string(&mut text).expect("failed to read");
     assert_eq!(text, "content");
 }

@@ -58,7 +58,7 @@ impl Blobs for MemoryBlobs {
 
     async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError> {
         let trace = self.traces.lock().get(&job).cloned();
-        trace.map(|trace| file_of(&trace)).transpose()
+        trace.map(|trace| temporary_file(&trace)).transpose()
     }
 
     fn close_trace(&self, _: JobId) {}
@@ -69,7 +69,7 @@ impl Blobs for MemoryBlobs {
 
     async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError> {
         let content = self.artifacts.lock().get(name).cloned();
-        content.map(|content| file_of(&content)).transpose()
+        content.map(|content| temporary_file(&content)).transpose()
     }
 
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
@@ -99,10 +99,10 @@ impl Incoming for Received {
     }
 
     async fn open(&mut self) -> Result<File, BlobError> {
-        file_of(&self.bytes)
+        temporary_file(&self.bytes)
     }
 
-    async fn keep(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError> {
+    async fn store(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError> {
         self.artifacts.lock().insert(name.clone(), self.bytes.into());
         Ok(())
     }
@@ -112,12 +112,12 @@ fn length(bytes: &[u8]) -> u64 {
     u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }
 
-fn file_of(bytes: &[u8]) -> Result<File, BlobError> {
-    let make = || {
+fn temporary_file(bytes: &[u8]) -> Result<File, BlobError> {
+    let create = || {
         let mut file = tempfile::tempfile()?;
         file.write_all(bytes)?;
         file.rewind()?;
         Ok(file)
     };
-    make().map_err(|error| BlobError::new("an unnamed file", error))
+    create().map_err(|error| BlobError::new("an unnamed file", error))
 }

@@ -1,8 +1,8 @@
 //! The port for data that is too large for rows: traces, and the content of artifacts.
 //!
-//! A trace only grows, and only at its end (J3). Artifacts are written whole: the content is received, checked by the caller, and then
-//! kept under its name or dropped. Rows say which artifacts exist. Content without a row was left by a process that was killed; it is
-//! deleted at the next start.
+//! A trace only grows, and only at its end (J3). The content of an artifact is received, checked by the caller, and then
+//! stored under its name or dropped. An artifact exists only if it has a row. A process that is killed can leave content without a row,
+//! which is deleted at the next start.
 //!
 //! [`directory`] stores blobs in files, [`memory`] in this process. Both pass the same tests (`contract`).
 
@@ -62,7 +62,7 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Releases the resources for appending to a trace, after its job has ended.
     fn close_trace(&self, job: JobId);
 
-    /// Starts to receive the content of an artifact. Content that is dropped without [`Incoming::keep`] is deleted.
+    /// Starts to receive the content of an artifact. Content that is dropped without [`Incoming::store`] is deleted.
     async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError>;
 
     /// Opens the content of an artifact for reading. `None` if it does not exist.
@@ -71,9 +71,9 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Opens the content of an artifact to send it, together with its size in bytes. `None` if it does not exist.
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError>;
 
-    /// Returns whether the content is known to be missing although its row says that it exists.
+    /// Returns whether the content is known to be missing although its row is not marked as deleted.
     ///
-    /// Does not use the network: returns `false` if only another machine could tell.
+    /// Does not use the network: returns `false` if only another machine has this information.
     fn is_lost(&self, name: &ArtifactName) -> bool;
 
     /// Deletes the content of an artifact, if it exists. A caller that has already opened it can still read it.
@@ -89,11 +89,11 @@ pub(crate) trait Incoming: Send {
     /// Appends bytes.
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError>;
 
-    /// Opens the bytes that were written, from the start.
+    /// Opens the bytes that were written so far, for reading from the start.
     async fn open(&mut self) -> Result<File, BlobError>;
 
-    /// Keeps the content under a name, and replaces existing content of that name.
-    async fn keep(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError>;
+    /// Stores the content under a name, and replaces existing content of that name.
+    async fn store(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError>;
 }
 
 /// Runs file operations on a thread for blocking work.

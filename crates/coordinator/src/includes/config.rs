@@ -22,7 +22,7 @@ pub struct IncludeConfig {
     pub remote: RemotePolicy,
     /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
     pub remote_timeout: Duration,
-    /// Called if fetching URLs takes long.
+    /// Called once if fetching URLs takes long.
     pub on_wait: Option<WaitCallback>,
     /// Directory of fetched files, for use without a network. `None` caches no files.
     pub cache: Option<PathBuf>,
@@ -50,7 +50,7 @@ impl Default for IncludeConfig {
 }
 
 impl IncludeConfig {
-    /// Returns the local directory of a project, which may be configured as that of its components.
+    /// Returns the local directory of a project, or otherwise that of its components.
     pub(super) fn directory_of(&self, project: &str) -> Option<&PathBuf> {
         let of_components = || {
             let mut all = self.components.iter();
@@ -61,14 +61,14 @@ impl IncludeConfig {
     }
 
     /// Returns the local file that replaces a URL.
-    pub(super) fn mapped(&self, url: &str) -> Option<PathBuf> {
+    pub(super) fn local_replacement(&self, url: &str) -> Option<PathBuf> {
         if let Some(file) = self.remotes.get(url) {
             return Some(file.clone());
         }
         let directories = self.remotes.iter().filter(|(start, _)| start.ends_with('/'));
-        let fitting = directories
+        let matching = directories
             .filter_map(|(start, directory)| Some((start.len(), directory, url.strip_prefix(start.as_str())?)));
-        let (_, directory, rest) = fitting.max_by_key(|(length, ..)| *length)?;
+        let (_, directory, rest) = matching.max_by_key(|(length, ..)| *length)?;
         let is_below =
             std::path::Path::new(rest).components().all(|part| matches!(part, std::path::Component::Normal(_)));
         is_below.then(|| directory.join(rest))

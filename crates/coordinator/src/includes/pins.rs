@@ -1,4 +1,4 @@
-//! Pins: the content that each include from outside the project had when `muster ci vendor` fetched it.
+//! Pins record the content that each include from outside the project had when `muster ci vendor` fetched it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -31,9 +31,9 @@ impl Pin {
     /// Returns a human-readable summary: `group/lib@main:ci/a.yml is 1a2b3c4d`.
     #[must_use]
     pub fn summary(&self) -> String {
-        let what = self.include.split_once(' ').map_or(self.include.as_str(), |(_, what)| what);
+        let name = self.include.split_once(' ').map_or(self.include.as_str(), |(_, name)| name);
         let id = self.version.as_deref().or(self.commit.as_deref().and_then(|commit| commit.get(..8)));
-        format!("{what} is {}", id.or(self.sha256.get(..8)).unwrap_or_default())
+        format!("{name} is {}", id.or(self.sha256.get(..8)).unwrap_or_default())
     }
 }
 
@@ -78,14 +78,14 @@ impl Pins {
         }
     }
 
-    /// Returns the path of a pin's content. The path of an invalid digest does not exist.
+    /// Returns the path of a pin's content. For an invalid digest, it is a path that never exists.
     fn path_of(&self, pin: &Pin) -> PathBuf {
         let is_digest = pin.sha256.len() == 64 && pin.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
         self.directory.join(if is_digest { pin.sha256.as_str() } else { "not-a-digest" })
     }
 }
 
-/// Returns the SHA-256 of a content as in a pin.
+/// Returns the SHA-256 of a content in the format of [`Pin::sha256`].
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
@@ -94,7 +94,9 @@ pub(super) fn digest(bytes: &[u8]) -> String {
 pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     Some(match target {
         IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }
-        | IncludeTarget::Project { project, git_ref, path } => format!("project {}:{path}", at(project, git_ref)),
+        | IncludeTarget::Project { project, git_ref, path } => {
+            format!("project {}:{path}", project_at_ref(project, git_ref))
+        }
         IncludeTarget::Local { .. } => return None,
         IncludeTarget::Remote { url } => format!("remote {url}"),
         IncludeTarget::Template { name } => format!("template {name}"),
@@ -104,10 +106,10 @@ pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
 
 /// Returns the name under which the list of paths in a project is pinned.
 pub(super) fn name_of_tree(project: &str, git_ref: &Option<String>) -> String {
-    format!("tree {}", at(project, git_ref))
+    format!("tree {}", project_at_ref(project, git_ref))
 }
 
-fn at(project: &str, git_ref: &Option<String>) -> String {
+fn project_at_ref(project: &str, git_ref: &Option<String>) -> String {
     match git_ref {
         Some(git_ref) => format!("{project}@{git_ref}"),
         None => project.to_owned(),

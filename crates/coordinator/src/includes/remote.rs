@@ -18,19 +18,19 @@ use super::pins::cache_file;
 const MAX_REMOTE_BYTES: usize = 2 << 20;
 /// Maximum time for fetching all files of a pipeline, the same as GitLab's.
 pub(super) const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Fraction of the timeout after which [`WaitCallback`] is called: one fifteenth.
-const SILENCE: u32 = 15;
+/// Divisor of the timeout: [`WaitCallback`] is called after one fifteenth of it.
+const WAIT_CALLBACK_DIVISOR: u32 = 15;
 
 /// Reason why a file could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum RemoteError {
-    #[error("the network is switched off by `--offline` or `[remote] offline`, and there is no cached copy")]
+    #[error("the network is switched off by `--offline` or `[remote] offline`, and no copy is cached")]
     Offline,
     #[error("the server returned {0}")]
     Status(reqwest::StatusCode),
     #[error("the file is larger than {} MiB", MAX_REMOTE_BYTES >> 20)]
     TooLarge,
-    #[error("no answer: all remote files together may take {} seconds", .0.as_secs_f32())]
+    #[error("no answer within {} seconds, the timeout for all remote files together", .0.as_secs_f32())]
     TimeOut(Duration),
     #[error("{0}")]
     Http(String),
@@ -42,7 +42,7 @@ pub(super) type Fetched = Result<Vec<u8>, RemoteError>;
 /// The URLs of one pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Remotes {
-    /// Start of the first fetch.
+    /// Time of the first fetch.
     started: Mutex<Option<Instant>>,
     fetched: Mutex<HashMap<String, Fetched>>,
 }
@@ -55,9 +55,9 @@ impl Remotes {
             return;
         }
         let started = *self.started.lock().get_or_insert_with(Instant::now);
-        let limit = config.remote_timeout;
-        let (deadline, silence) = (started + limit, Instant::now() + limit / SILENCE);
-        let mut waiting = urls.clone();
+        let timeout = config.remote_timeout;
+        let (deadline, callback_at) = (started + timeout, Instant::now() + timeout / WAIT_CALLBACK_DIVISOR);
+        let mut pending = urls.clone();
         let mut tasks = JoinSet::new();
         for url in urls {
             let config = config.clone();
@@ -67,21 +67,21 @@ impl Remotes {
             });
         }
         let mut was_called = false;
-        while !waiting.is_empty() {
+        while !pending.is_empty() {
             tokio::select! {
                 joined = tasks.join_next() => match joined {
                     Some(Ok((url, fetched))) => {
-                        waiting.retain(|other| *other != url);
+                        pending.retain(|other| *other != url);
                         self.fetched.lock().insert(url, fetched);
                     }
                     // A task panicked. A later read of its URL returns an error.
                     Some(Err(_)) => {}
                     None => return,
                 },
-                () = tokio::time::sleep_until(silence), if !was_called => {
+                () = tokio::time::sleep_until(callback_at), if !was_called => {
                     was_called = true;
                     if let Some(on_wait) = &config.on_wait {
-                        on_wait(&waiting, deadline.saturating_duration_since(Instant::now()));
+                        on_wait(&pending, deadline.saturating_duration_since(Instant::now()));
                     }
                 }
             }
@@ -90,8 +90,8 @@ impl Remotes {
 
     /// Returns the content of a fetched URL.
     pub(super) fn get(&self, url: &str) -> Fetched {
-        let known = self.fetched.lock().get(url).cloned();
-        known.unwrap_or_else(|| Err(RemoteError::Http("the URL was not fetched".to_owned())))
+        let fetched = self.fetched.lock().get(url).cloned();
+        fetched.unwrap_or_else(|| Err(RemoteError::Http("the URL was not fetched".to_owned())))
     }
 }
 
@@ -114,7 +114,7 @@ async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -
             }
             Ok(bytes)
         }
-        // The cached copy replaces the file if the network fails, but not if the server answers with an error.
+        // Use the cached copy if the network fails, but not if the server answers with an error.
         Err(error @ (RemoteError::Http(_) | RemoteError::TimeOut(_))) => match read_cached(&cached) {
             Some(bytes) => {
                 tracing::warn!(url, %error, "failed to fetch an included file, using the copy of an earlier run");

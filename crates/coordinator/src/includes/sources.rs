@@ -1,4 +1,4 @@
-//! The files of a pipeline on a snapshot. They come from the snapshot, local directories of the user, pins, or the network, in this order.
+//! Reads the files of a pipeline from the snapshot, local directories of the user, pins, or the network, in this order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::config::IncludeConfig;
 use super::pins::{Pin, name_of, name_of_tree};
 use super::remote::Remotes;
-use super::tree::{Tree, is_repository, read_file, read_in, resolve, unread};
+use super::tree::{Tree, is_repository, read_failed, read_file, read_in, resolve};
 use super::vendor::{Vendor, VendorOptions};
 use super::versions;
 
@@ -85,12 +85,13 @@ impl SnapshotSources {
         };
         let mut reader = self.reader.lock();
         if reader.is_none() {
-            *reader = Some(BlobReader::start(&Git::bare(&self.snapshot.repository)).map_err(|error| unread(&error))?);
+            *reader =
+                Some(BlobReader::start(&Git::bare(&self.snapshot.repository)).map_err(|error| read_failed(&error))?);
         }
         let Some(open) = reader.as_mut() else { return Ok(None) };
-        let bytes = open.read(&entry.object).map_err(|error| unread(&error));
+        let bytes = open.read(&entry.object).map_err(|error| read_failed(&error));
         if bytes.is_err() {
-            *reader = None; // The conversation is out of step; the next read starts a new one.
+            *reader = None; // The position in git's output is unknown now, so the next read starts a new process.
         }
         bytes
     }
@@ -128,11 +129,11 @@ impl SnapshotSources {
         }
         match &self.vendor {
             Some(vendor) => vendor.project(&project, git_ref, &path),
-            None => Err(self.no_project(&project)),
+            None => Err(self.project_not_local(&project)),
         }
     }
 
-    fn no_project(&self, project: &str) -> SourceError {
+    fn project_not_local(&self, project: &str) -> SourceError {
         SourceError::Unreachable(format!(
             "project `{project}` is not on this machine; `muster ci vendor` fetches and pins it, or name a directory with its \
              files in {}:\n[projects]\n\"{project}\" = \"/path/to/its/checkout\"",
@@ -153,8 +154,8 @@ impl SnapshotSources {
     fn local_component(&self, address: &str, version: &str) -> Result<Option<(Tree, Option<String>)>, SourceError> {
         let (base, _) = address.rsplit_once('/').unwrap_or((address, ""));
         let project = base.split_once('/').map_or(base, |(_, project)| project);
-        let own = base == format!("{}/{}", self.server, self.project_path);
-        let git = if own {
+        let is_own_project = base == format!("{}/{}", self.server, self.project_path);
+        let git = if is_own_project {
             self.snapshot.git().clone()
         } else {
             match self.config.components.get(base).or_else(|| self.config.projects.get(project)) {
@@ -166,7 +167,7 @@ impl SnapshotSources {
                 }
             }
         };
-        if own && (version == self.snapshot.head.sha || version == self.snapshot.sha) {
+        if is_own_project && (version == self.snapshot.head.sha || version == self.snapshot.sha) {
             return Ok(Some((Tree::Commit { git, commit: self.snapshot.sha.clone() }, None)));
         }
         if let Some(commit) = resolve(&git, Some(version))? {
@@ -176,7 +177,7 @@ impl SnapshotSources {
         let tags = git.run(&["tag", "--list"]).map_err(|error| super::tree::unreachable(&error))?;
         let tags = String::from_utf8_lossy(&tags).into_owned();
         let tag = versions::newest(tags.lines(), version).ok_or_else(|| {
-            SourceError::NotFound(format!("component `{address}` has no version `{version}`: no such tag or branch"))
+            SourceError::NotFound(format!("component `{address}` has no version `{version}`: no tag or branch matches"))
         })?;
         let commit = resolve(&git, Some(tag))?;
         let commit =
@@ -232,7 +233,7 @@ impl SnapshotSources {
         let included = |bytes| IncludedFile { name: name.to_owned(), bytes, origin: Origin::Detached, component: None };
         if let Some(directory) = &self.config.templates {
             let missing =
-                || SourceError::NotFound(format!("there is no template `{}`", directory.join(name).display()));
+                || SourceError::NotFound(format!("template `{}` does not exist", directory.join(name).display()));
             let bytes = read_in(directory, name).ok().flatten().ok_or_else(missing)?;
             return Ok(included(bytes));
         }
@@ -250,7 +251,7 @@ impl SnapshotSources {
         };
         let url = vendor.template_url(name);
         let bytes = self.fetched(&url).map_err(|error| {
-            SourceError::Unreachable(format!("template `{name}` could not be fetched from {url}: {error}"))
+            SourceError::Unreachable(format!("failed to fetch template `{name}` from {url}: {error}"))
         })?;
         vendor.pin_remote(&target, &url, &bytes)?;
         Ok(included(bytes))
@@ -258,7 +259,7 @@ impl SnapshotSources {
 
     fn read_remote(&self, url: &str) -> Result<IncludedFile, SourceError> {
         let included = |bytes| IncludedFile { name: url.to_owned(), bytes, origin: Origin::Detached, component: None };
-        if let Some(file) = self.config.mapped(url) {
+        if let Some(file) = self.config.local_replacement(url) {
             let missing = || format!("`{url}` is mapped to `{}`, which is not a file", file.display());
             let bytes = read_file(&file).ok().flatten().ok_or_else(|| SourceError::NotFound(missing()))?;
             return Ok(included(bytes));
@@ -284,9 +285,9 @@ impl SnapshotSources {
     /// Returns the URL to fetch for an include. `None` if its content is on this machine.
     fn url_of(&self, target: &IncludeTarget) -> Option<String> {
         let IncludeTarget::Remote { url } = target else { return None };
-        let is_here = self.config.mapped(url).is_some()
+        let is_local = self.config.local_replacement(url).is_some()
             || self.vendor.is_none() && name_of(target).is_some_and(|name| self.config.pins.get(&name).is_some());
-        (!is_here).then(|| url.clone())
+        (!is_local).then(|| url.clone())
     }
 }
 
@@ -330,7 +331,7 @@ impl Sources for SnapshotSources {
         }
         match &self.vendor {
             Some(vendor) => Ok(Arc::new(vendor.paths(project, git_ref)?.into_iter().collect())),
-            None => Err(self.no_project(project)),
+            None => Err(self.project_not_local(project)),
         }
     }
 

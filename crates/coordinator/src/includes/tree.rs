@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::path::{Component, Path, PathBuf};
 
 use muster_pipeline::context::SourceError;
-use muster_source::{BlobReader, FILE_LIMIT, Git, SnapshotError, line, nul_separated};
+use muster_source::{BlobReader, Git, MAX_FILE_BYTES, SnapshotError, line, nul_separated};
 
 /// Maximum number of files in a plain directory.
 const MAX_DIRECTORY_FILES: usize = 100_000;
@@ -28,11 +28,11 @@ impl Tree {
     /// Returns the content of a regular file. `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
         match self {
-            // `git cat-file` reads one line per request, so it cannot read a path with a line break.
+            // A request to `git cat-file` is one line, so a path with a line break cannot be read.
             Self::Commit { .. } if path.contains('\n') => Ok(None),
             Self::Commit { git, commit } => {
-                let mut reader = BlobReader::start(git).map_err(|error| unread(&error))?;
-                reader.read(&format!("{commit}:{path}")).map_err(|error| unread(&error))
+                let mut reader = BlobReader::start(git).map_err(|error| read_failed(&error))?;
+                reader.read(&format!("{commit}:{path}")).map_err(|error| read_failed(&error))
             }
             Self::Directory(directory) => read_in(directory, path).map_err(|error| {
                 SourceError::Unreachable(format!("failed to read `{}`: {error}", directory.join(path).display()))
@@ -95,12 +95,12 @@ pub(super) fn read_in(directory: &Path, path: &str) -> io::Result<Option<Vec<u8>
 
 /// Returns the content of a regular file, truncated slightly above the maximum size. `None` if it does not exist.
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // Opening a named pipe would block, and reading a device would never end.
+    // Opening a named pipe would block, and reading a device might never end.
     if !path.is_file() {
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(FILE_LIMIT).read_to_end(&mut bytes)?;
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
 }
 
@@ -127,7 +127,7 @@ pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
 }
 
-/// Returns the error for an interrupted `git cat-file`.
-pub(super) fn unread(error: &io::Error) -> SourceError {
+/// Returns the error for a failed read from `git cat-file`.
+pub(super) fn read_failed(error: &io::Error) -> SourceError {
     SourceError::Unreachable(format!("failed to read files with `git cat-file`: {error}"))
 }

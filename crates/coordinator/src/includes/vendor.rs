@@ -19,15 +19,15 @@ const GIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Locations from which `muster ci vendor` fetches.
 #[derive(Debug, Clone)]
 pub struct VendorOptions {
-    /// Text before the path of a project in the URL of its repository: `git@host:` or `https://host/`.
+    /// Prefix of the URL of each project's repository, before the path of the project: `git@host:` or `https://host/`.
     ///
-    /// `None` means that the repository has no remote with a host.
+    /// `None` means that the user's repository has no remote with a host.
     pub projects: Option<String>,
     /// User and password, if the URL of the remote is an HTTP URL that contains them.
     pub login: Option<Secret>,
     /// Value of `CI_SERVER_FQDN`. Components of this host are fetched like projects.
     pub server: String,
-    /// URL before the name of a template, ending with `/`.
+    /// Prefix of the URL of each template, ending with `/`.
     pub templates: String,
     /// Directory for the contents of pins.
     pub directory: PathBuf,
@@ -40,7 +40,7 @@ pub(super) struct Vendor {
     options: VendorOptions,
     runtime: tokio::runtime::Handle,
     pins: Mutex<BTreeMap<String, Pin>>,
-    /// Fetched commits, by project path and ref, so that one run always sees the same commit.
+    /// Fetched commits, by project path and ref, so that a run uses the same commit for all files.
     trees: Mutex<HashMap<(String, Option<String>), Source>>,
 }
 
@@ -113,9 +113,9 @@ impl Vendor {
             let target = IncludeTarget::Component { address: address.to_owned(), version: version.to_owned() };
             self.pin(name_of(&target).unwrap_or_default(), &source, &bytes)?;
             let origin = Origin::Project { project: project.to_owned(), git_ref };
-            let (sha, version_of) = (source.commit.clone(), source.version.clone());
+            let (sha, resolved) = (source.commit.clone(), source.version.clone());
             let (name, reference) = (name.to_owned(), version.to_owned());
-            let component = Some(ComponentFields { name, sha, version: version_of, reference });
+            let component = Some(ComponentFields { name, sha, version: resolved, reference });
             return Ok(IncludedFile { name: format!("{address}@{version}"), bytes, origin, component });
         }
         Err(SourceError::NotFound(format!(
@@ -131,15 +131,15 @@ impl Vendor {
     /// Pins a file that was fetched over HTTP.
     pub(super) fn pin_remote(&self, target: &IncludeTarget, url: &str, bytes: &[u8]) -> Result<(), SourceError> {
         let include = name_of(target).unwrap_or_default();
-        self.keep(Pin { include, from: url.to_owned(), commit: None, version: None, sha256: digest(bytes) }, bytes)
+        self.store_pin(Pin { include, from: url.to_owned(), commit: None, version: None, sha256: digest(bytes) }, bytes)
     }
 
     fn pin(&self, include: String, source: &Source, bytes: &[u8]) -> Result<(), SourceError> {
         let (from, commit, version) = (source.url.clone(), Some(source.commit.clone()), source.version.clone());
-        self.keep(Pin { include, from, commit, version, sha256: digest(bytes) }, bytes)
+        self.store_pin(Pin { include, from, commit, version, sha256: digest(bytes) }, bytes)
     }
 
-    fn keep(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
+    fn store_pin(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
         let file = self.options.directory.join(&pin.sha256);
         cache_file(&file, bytes).map_err(|error| {
             SourceError::Unreachable(format!("failed to store `{}` at `{}`: {error}", pin.include, file.display()))
@@ -151,8 +151,8 @@ impl Vendor {
     /// Fetches the commit of a ref of a project.
     fn source(&self, project: &str, git_ref: &Option<String>) -> Result<Source, SourceError> {
         let key = (project.to_owned(), git_ref.clone());
-        if let Some(known) = self.trees.lock().get(&key) {
-            return Ok(known.clone());
+        if let Some(source) = self.trees.lock().get(&key) {
+            return Ok(source.clone());
         }
         let start = self.options.projects.as_ref().ok_or_else(|| {
             SourceError::Unreachable(format!(
@@ -183,7 +183,7 @@ impl Vendor {
         let tags = refs.iter().filter_map(|name| name.strip_prefix("refs/tags/"));
         let tag = versions::newest(tags, version).ok_or_else(|| {
             SourceError::NotFound(format!(
-                "component `{address}` has no version `{version}`: no such tag or branch at {url}"
+                "component `{address}` has no version `{version}`: no tag or branch at {url} matches"
             ))
         })?;
         Ok(Source { version: Some(tag.to_owned()), ..self.fetch(url, tag)? })
@@ -200,7 +200,7 @@ impl Vendor {
         let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]);
         let name = match fetched {
             Ok(_) => stored_ref,
-            // Some servers do not send a commit by its id, and none by an abbreviated id.
+            // Some servers do not send a commit by its id, and no server does by an abbreviated id.
             Err(_) if is_commit(git_ref) => {
                 let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
                 let mut arguments = vec!["fetch", "--quiet"];

@@ -9,11 +9,11 @@ pub(super) fn parse(text: &str) -> Option<(u64, u64, u64)> {
     parts.next().is_none().then_some(version)
 }
 
-/// Returns the newest of `tags` that matches `wanted` (`~latest`, `1`, `1.2`).
-pub(super) fn newest<'a>(tags: impl Iterator<Item = &'a str>, wanted: &str) -> Option<&'a str> {
-    let parts: Option<Vec<u64>> = match wanted {
+/// Returns the newest of `tags` that matches `requested`: `~latest`, `1` or `1.2`.
+pub(super) fn newest<'a>(tags: impl Iterator<Item = &'a str>, requested: &str) -> Option<&'a str> {
+    let parts: Option<Vec<u64>> = match requested {
         "~latest" => Some(Vec::new()),
-        _ => wanted.split('.').map(|part| part.parse().ok()).collect(),
+        _ => requested.split('.').map(|part| part.parse().ok()).collect(),
     };
     let parts = parts.filter(|parts| parts.len() < 3)?;
     tags.filter_map(|tag| parse(tag).map(|version| (version, tag)))

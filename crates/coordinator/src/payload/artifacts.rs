@@ -26,7 +26,7 @@ fn archive(artifacts: &Artifacts) -> Artifact {
 }
 
 fn report(kind: &str, paths: &[String], artifacts: &Artifacts) -> Artifact {
-    let (format, name) = form_of(kind);
+    let (format, name) = report_format(kind);
     Artifact {
         name,
         paths: paths.to_vec(),
@@ -39,7 +39,7 @@ fn report(kind: &str, paths: &[String], artifacts: &Artifacts) -> Artifact {
 }
 
 /// Returns the format and the default file name of a report.
-fn form_of(kind: &str) -> (&'static str, String) {
+fn report_format(kind: &str) -> (&'static str, String) {
     let (format, name) = match kind {
         "junit" => ("gzip", "junit.xml"),
         "dotenv" => ("gzip", ".env"),

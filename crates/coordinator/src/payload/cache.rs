@@ -13,20 +13,21 @@ pub(super) fn caches(assignment: &JobAssignment<'_>, work: &ScriptWork) -> Vec<C
         .map(|cache| {
             let suffix = suffix(assignment, cache);
             let key = if cache.key.is_empty() { "default" } else { &cache.key };
-            let or = |value: &String, default: &str| if value.is_empty() { default.to_owned() } else { value.clone() };
+            let or_default =
+                |value: &String, default: &str| if value.is_empty() { default.to_owned() } else { value.clone() };
             Cache {
                 key: format!("{key}{suffix}"),
                 untracked: cache.untracked,
-                policy: or(&cache.policy, "pull-push"),
+                policy: or_default(&cache.policy, "pull-push"),
                 paths: cache.paths.clone(),
-                when: or(&cache.when, "on_success"),
+                when: or_default(&cache.when, "on_success"),
                 fallback_keys: cache.fallback_keys.iter().map(|key| format!("{key}{suffix}")).collect(),
             }
         })
         .collect()
 }
 
-/// Returns the suffix of cache keys. It keeps jobs of unprotected refs from writing caches that jobs of protected refs read.
+/// Returns the suffix of cache keys. With it, jobs of unprotected refs cannot write caches that jobs of protected refs read.
 fn suffix(assignment: &JobAssignment<'_>, cache: &model::Cache) -> &'static str {
     match (assignment.project.separate_caches, assignment.context.ref_protected && !cache.unprotect) {
         (false, _) => "",

@@ -13,7 +13,7 @@ pub enum PayloadError {
     },
     /// A secret of the job has no value.
     #[error(
-        "job `{job}` needs the secret `{secret}`, and no value is known for it: write `[[secrets]]`, `name = \"{secret}\"` \
+        "job `{job}` needs the secret `{secret}`, which has no value; write `[[secrets]]`, `name = \"{secret}\"` \
          and `value = \"...\"` in the file muster/ci.toml of your configuration directory (~/.config by default)"
     )]
     MissingSecret {

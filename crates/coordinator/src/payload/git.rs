@@ -34,8 +34,8 @@ fn depth(assignment: &JobAssignment<'_>, variables: &[Variable]) -> i64 {
 
 /// Returns the refspecs to fetch.
 ///
-/// The first one is the ref that keeps the pipeline's commit from being deleted. Then follows the branch or tag, or all of them for
-/// the full history.
+/// The first refspec is the ref that protects the pipeline's commit from deletion. The others are the branch or tag, or for the full
+/// history all branches and tags.
 fn refspecs(assignment: &JobAssignment<'_>, depth: i64, tag: bool) -> Vec<String> {
     let pipeline = assignment.pipeline_id;
     let name = &assignment.context.ref_name;

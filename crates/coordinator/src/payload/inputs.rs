@@ -1,8 +1,8 @@
-//! Job inputs: replaces `${{ job.inputs.name }}` in the fields in which a runner replaces it.
+//! Job inputs: replaces `${{ job.inputs.name }}` in the same fields of the payload as a runner.
 //!
 //! See docs/spec/runner-api.md, section 2.5.10.
 //!
-//! The coordinator knows only the default values of job inputs. It inserts them itself, so that every runner can run the job.
+//! Job inputs always have their default values here. The coordinator inserts them, so that every runner can run the job.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 #[expect(clippy::expect_used, reason = "the pattern is fixed, and a test compiles it")]
 static REFERENCE: LazyLock<Regex> =
-    LazyLock::new(|| Regex::new(r"\$\{\{\s*job\.inputs\.([A-Za-z0-9_-]+)\s*\}\}").expect("a fixed pattern"));
+    LazyLock::new(|| Regex::new(r"\$\{\{\s*job\.inputs\.([A-Za-z0-9_-]+)\s*\}\}").expect("the pattern is invalid"));
 
 /// Replaces the references to known inputs. A reference to an unknown input is kept and fails on the runner.
 pub(super) fn interpolate(payload: &mut JobPayload, inputs: &[(String, Value)]) {
@@ -21,8 +21,8 @@ pub(super) fn interpolate(payload: &mut JobPayload, inputs: &[(String, Value)]) 
     }
     let replace = |text: &mut String| {
         if let std::borrow::Cow::Owned(replaced) = REFERENCE.replace_all(text, |found: &Captures<'_>| {
-            let known = inputs.iter().find(|(name, _)| *name == found[1]);
-            known.map_or_else(|| found[0].to_owned(), |(_, input)| as_text(input))
+            let input = inputs.iter().find(|(name, _)| *name == found[1]);
+            input.map_or_else(|| found[0].to_owned(), |(_, input)| as_text(input))
         }) {
             *text = replaced;
         }

@@ -42,7 +42,7 @@ pub struct PayloadInput<'a> {
     pub dependencies: &'a [Archive],
     /// Maximum run time of the job: the minimum of the limits of job, project and runner.
     pub timeout: Duration,
-    /// Time in the queue, and size of the queue.
+    /// Time of the job in the queue, and size of the queue.
     pub queue: QueueFacts,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: &'a BTreeMap<String, Secret>,
@@ -88,8 +88,11 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
     let Work::Script(work) = &job.work else {
         return Err(PayloadError::Bridge { job: job.name.clone() });
     };
-    let variables =
-        layers::merge([input.variables.to_vec(), secrets::id_tokens(input, work)?, secrets::resolved(input, work)?]);
+    let variables = layers::merge([
+        input.variables.to_vec(),
+        secrets::id_tokens(input, work)?,
+        secrets::secret_variables(input, work)?,
+    ]);
     let mut payload = wire::JobPayload {
         id: assignment.job_id,
         token: assignment.token.expose().to_owned(),

@@ -1,6 +1,6 @@
 //! The `release` keyword as a script: it logs in with the job's token and runs `glab`.
 //!
-//! Values are in double quotes, so that the job's shell expands variables in them and nothing else.
+//! Values are in double quotes and escaped, so that the job's shell expands only variables in them.
 
 use serde_json::Value;
 
@@ -64,16 +64,16 @@ fn list(value: Option<&Value>) -> Vec<&str> {
 
 /// Returns a value in double quotes. Variables are expanded; commands and quotes are not.
 fn quoted(value: &str) -> String {
-    let mut out = String::from("\"");
+    let mut quoted = String::from("\"");
     let mut chars = value.chars().peekable();
     while let Some(char) = chars.next() {
         if matches!(char, '"' | '\\' | '`') || (char == '$' && chars.peek() == Some(&'(')) {
-            out.push('\\');
+            quoted.push('\\');
         }
-        out.push(char);
+        quoted.push(char);
     }
-    out.push('"');
-    out
+    quoted.push('"');
+    quoted
 }
 
 #[cfg(test)]
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_has_its_option() {
+    fn release_fields_become_options_of_glab() {
         let release = serde_json::json!({
             "tag_name": "$CI_COMMIT_TAG", "description": "notes.md", "name": "R 1", "ref": "main", "tag_message": "m",
             "milestones": ["a", "b"], "released_at": "2026-11-21T00:00:00Z",

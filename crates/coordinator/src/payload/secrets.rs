@@ -22,8 +22,12 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
         .map(|(name, audiences)| {
             let audiences: Vec<String> =
                 audiences.iter().map(|audience| expand::expand_text(audience, &lookup, Unknown::Keep)).collect();
-            let claims =
-                Claims::of(&input.assignment, input.variables, &audiences, input.timeout.saturating_add(TOKEN_SLACK));
+            let claims = Claims::for_job(
+                &input.assignment,
+                input.variables,
+                &audiences,
+                input.timeout.saturating_add(TOKEN_SLACK),
+            );
             let token = input.signer.sign(&claims).map_err(|source| PayloadError::IdToken {
                 job: input.assignment.job.name.clone(),
                 token: name.clone(),
@@ -35,7 +39,7 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
 }
 
 /// Returns the values of the job's `secrets` as configured by the user. A secret is a file unless it has `file: false`.
-pub(super) fn resolved(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
+pub(super) fn secret_variables(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     work.secrets
         .iter()
         .map(|(name, entry)| {

@@ -80,7 +80,7 @@ impl Engine {
 
     /// Cancels the jobs of a superseded pipeline and of its descendants.
     ///
-    /// Each descendant follows its own configuration. A bridge is not canceled itself: it runs as long as its child pipeline.
+    /// For each descendant, its own configuration applies. A bridge is not canceled itself: it runs as long as its child pipeline.
     fn cancel_superseded(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get(pipeline) else { return };
         let cancels_all = match state.graph.auto_cancel.on_new_commit {

@@ -6,16 +6,16 @@ use muster_pipeline::model::Strategy;
 use super::engine::Engine;
 use super::event::{Child, JobRef, RejectedEvent};
 
-/// Depth from which a pipeline cannot start child pipelines. A pipeline without a parent has depth 0.
+/// Depth at which a pipeline cannot start child pipelines. A pipeline without a parent has depth 0.
 pub(super) const MAX_DEPTH: u32 = 2;
 
 impl Engine {
     /// Records the pipeline that was created for a waiting bridge.
-    pub(super) fn child_exists(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
+    pub(super) fn child_created(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
         self.change(bridge.pipeline, bridge.job_index, |state| state.child = Some(child));
         match self.pipelines.strategy(bridge) {
             Some(Strategy::None) => self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Success, None),
-            _ => self.show_status(bridge, status),
+            _ => self.set_bridge_status(bridge, status),
         }
     }
 
@@ -26,17 +26,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Records the status of a bridge's pipeline in another project. The first report also says that the pipeline exists.
+    /// Records the status of a bridge's pipeline in another project. The first report also means that the pipeline exists.
     pub(super) fn remote_child_changed(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), RejectedEvent> {
         let state = self.pipelines.newest_state(bridge)?;
         if state.child != Some(Child::OtherProject) {
             self.pipelines.check_waiting_bridge(bridge)?;
-            self.child_exists(bridge, Child::OtherProject, status);
+            self.child_created(bridge, Child::OtherProject, status);
         } else if state.status == JobStatus::Canceled {
             // Canceling the bridge did not cancel the other project's pipeline, so the end of that pipeline changes nothing here.
             return Err(muster_job::InvalidTransition { from: JobStatus::Canceled, event: JobEvent::Run }.into());
         } else if self.pipelines.strategy(bridge) != Some(Strategy::None) {
-            self.show_status(bridge, status);
+            self.set_bridge_status(bridge, status);
         }
         Ok(())
     }
@@ -48,12 +48,12 @@ impl Engine {
         let follows =
             self.pipelines.newest_state(bridge).is_ok_and(|state| state.child == Some(Child::SameProject(child)));
         if follows && self.pipelines.strategy(bridge) != Some(Strategy::None) {
-            self.show_status(bridge, status);
+            self.set_bridge_status(bridge, status);
         }
     }
 
-    /// Sets the status of a bridge from the status of its pipeline, as its `strategy` says.
-    fn show_status(&mut self, bridge: JobRef, status: JobStatus) {
+    /// Sets the status of a bridge from the status of its pipeline, according to its `strategy`.
+    fn set_bridge_status(&mut self, bridge: JobRef, status: JobStatus) {
         let Ok(state) = self.pipelines.newest_state(bridge) else { return };
         let canceling = state.status == JobStatus::Canceling;
         let to = match (self.pipelines.strategy(bridge), status) {

@@ -26,11 +26,11 @@ pub(super) enum StatusClass {
     Scheduled,
 }
 
-const CLASSES: usize = 14;
+const CLASS_COUNT: usize = 14;
 
 impl StatusClass {
-    pub(super) fn of(status: JobStatus, allowed: bool) -> Self {
-        match (status, allowed) {
+    pub(super) fn new(status: JobStatus, failure_allowed: bool) -> Self {
+        match (status, failure_allowed) {
             (JobStatus::Created, _) => Self::Created,
             (JobStatus::WaitingForResource, _) => Self::WaitingForResource,
             (JobStatus::Pending, _) => Self::Pending,
@@ -81,7 +81,7 @@ const NON_BLOCKING: u16 =
 
 /// Number of jobs in each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Counts([u32; CLASSES]);
+pub(super) struct Counts([u32; CLASS_COUNT]);
 
 impl Counts {
     pub(super) fn add(&mut self, class: StatusClass) {
@@ -107,7 +107,7 @@ impl Counts {
         self.0.iter_mut().zip(other.0).for_each(|(own, less)| *own -= less);
     }
 
-    /// Returns whether a job failed that is allowed to fail.
+    /// Returns whether a job that is allowed to fail has failed.
     pub(super) fn has_warnings(&self) -> bool {
         self.classes() & StatusClass::FailedAllowed.bit() != 0
     }
@@ -158,12 +158,12 @@ mod tests {
 
     fn composite(jobs: &[(JobStatus, bool)], dag: bool) -> JobStatus {
         let mut counts = Counts::default();
-        jobs.iter().for_each(|&(status, allowed)| counts.add(StatusClass::of(status, allowed)));
+        jobs.iter().for_each(|&(status, allowed)| counts.add(StatusClass::new(status, allowed)));
         counts.composite(dag)
     }
 
     #[test]
-    fn rules_match_in_their_order() {
+    fn first_matching_rule_determines_the_composite_status() {
         use JobStatus as S;
         /// Jobs, their composite status as stages, and as needs.
         type Case<'a> = (&'a [(S, bool)], S, S);

@@ -15,7 +15,7 @@ use super::state::{PipelineState, new_jobs};
 /// Maximum delay of a timer. A delayed job whose timer fires later fails as `stale_schedule`.
 const STALE_AFTER: Duration = Duration::from_secs(60 * 60);
 
-/// All pipelines of one project, with the state of each job. The [module](super) documentation says how to use it.
+/// All pipelines of one project, with the state of each job. The [module](super) documentation describes how to use it.
 #[derive(Debug, Clone, Default)]
 pub struct Engine {
     pub(super) pipelines: Pipelines,
@@ -23,16 +23,16 @@ pub struct Engine {
     pub(super) work: Work,
 }
 
-/// Work that one event leaves to do. Empty between events.
+/// Work that results from the current event. Empty between events.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Work {
     pub(super) now: u64,
     pub(super) actions: Vec<Action>,
     /// Created jobs that may be ready to start.
     pub(super) wake: VecDeque<(PipelineId, usize)>,
-    /// Jobs that became active again. Jobs that were skipped because of them get another chance.
+    /// Jobs that became active again. The jobs that were skipped because of them wait again.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// Lowest stage, per pipeline, from which on skipped jobs in stage order were already revived.
+    /// For each pipeline, the lowest stage at and after which skipped jobs without `needs` were already revived.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,
@@ -52,7 +52,7 @@ impl Engine {
     /// `now` is the caller's time in milliseconds, on the same clock as its timers.
     ///
     /// # Errors
-    /// [`RejectedEvent`] if the event is late, repeated, or not possible in this state. Nothing has changed then.
+    /// [`RejectedEvent`] if the event is late, repeated, or not possible in this state. The engine is then unchanged.
     pub fn apply(&mut self, event: Event, now: u64) -> Result<Vec<Action>, RejectedEvent> {
         self.work.now = now;
         self.dispatch(event)?;
@@ -108,7 +108,7 @@ impl Engine {
         self.pipelines.get(pipeline).map(|state| state.status)
     }
 
-    /// Returns whether a job of the pipeline failed that is allowed to fail.
+    /// Returns whether a job of the pipeline that is allowed to fail has failed.
     #[must_use]
     pub fn has_warnings(&self, pipeline: PipelineId) -> bool {
         self.pipelines.get(pipeline).is_some_and(PipelineState::has_warnings)
@@ -127,11 +127,11 @@ impl Engine {
 
     /// Creates the engine that stored these rows.
     ///
-    /// Also returns the actions that may not have been carried out before the last stop, and those that were not decided yet. The order
-    /// of the pipelines does not matter.
+    /// Also returns the actions that may not have been carried out before the last stop, and further actions that have become due. The
+    /// order of the pipelines does not matter.
     ///
     /// # Errors
-    /// [`RestoreError`] if the rows do not fit together.
+    /// [`RestoreError`] if the rows are inconsistent.
     pub fn restore(
         stored: Vec<StoredPipeline>,
         modes: &BTreeMap<String, ResourceMode>,
@@ -145,10 +145,10 @@ impl Engine {
         Ok((engine, actions))
     }
 
-    /// Adds stored pipelines, always whole hierarchies. Returns the same actions as [`Engine::restore`].
+    /// Adds stored pipelines, which must be complete hierarchies. Returns the same actions as [`Engine::restore`].
     ///
     /// # Errors
-    /// [`RestoreError`] if the rows do not fit together.
+    /// [`RestoreError`] if the rows are inconsistent.
     pub fn admit(&mut self, mut stored: Vec<StoredPipeline>, now: u64) -> Result<Vec<Action>, RestoreError> {
         self.work.now = now;
         // Parents are older than their children.
@@ -156,7 +156,7 @@ impl Engine {
         let admitted: Vec<PipelineId> = stored.iter().map(|row| row.pipeline).collect();
         for StoredPipeline { pipeline, graph, parent, status, jobs } in stored {
             if self.pipelines.contains(pipeline) {
-                return Err(RestoreError::Twice(pipeline));
+                return Err(RestoreError::Duplicate(pipeline));
             }
             if graph.len() != jobs.len() {
                 return Err(RestoreError::JobCount { pipeline, expected: graph.len(), stored: jobs.len() });
@@ -198,7 +198,7 @@ impl Engine {
         let jobs = new_jobs(&graph, &options);
         self.insert(pipeline, graph, jobs, options.parent);
         if let Some(bridge) = options.parent {
-            self.child_exists(bridge, Child::SameProject(pipeline), JobStatus::Created);
+            self.child_created(bridge, Child::SameProject(pipeline), JobStatus::Created);
         }
         Ok(())
     }

@@ -24,10 +24,10 @@ impl std::fmt::Display for JobRef {
     }
 }
 
-/// State of the newest record of a job, besides its id, that the caller must store.
+/// State of the newest record of a job, which the caller must store in addition to its id.
 ///
-/// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] that names its job. A caller that stores
-/// the state of each job so named, in one transaction, can give [`super::Engine::restore`] all it needs.
+/// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] for its job. A caller that stores the state
+/// of each such job, in one transaction, has all data for [`super::Engine::restore`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
     /// [`JobRef::retry`] of the newest record.
@@ -38,7 +38,7 @@ pub struct JobState {
     ///
     /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
     pub failure_allowed: bool,
-    /// Whether a user named, played or retried the job. It then needs no manual start and no delay.
+    /// Whether a user named, played or retried the job. Such a job needs no manual start and no delay.
     pub requested_by_user: bool,
     /// Whether this record or an earlier one of the job has run (for `auto_cancel`).
     pub started: bool,
@@ -63,10 +63,10 @@ pub enum Child {
 /// Decisions of the caller at the creation of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PipelineOptions {
-    /// Full names of jobs that the user requested (C218).
+    /// Full names of jobs that the user requested (case C218).
     ///
-    /// Manual and delayed ones start as soon as they are ready, and `on_failure` ones run whatever happened before. Used only at the
-    /// creation of the pipeline; afterwards, the information is in the state of each job.
+    /// Manual and delayed jobs among them start as soon as they are ready. `on_failure` jobs run even if no earlier job failed. Used only
+    /// at the creation of the pipeline. Afterwards, the information is in the state of each job.
     pub play: BTreeSet<String>,
     /// Bridge that starts this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,
@@ -79,7 +79,7 @@ pub enum Outcome {
     Success,
     /// The job failed.
     Failed {
-        /// Failure reason. It decides about retries.
+        /// Failure reason, on which retries depend.
         reason: FailureReason,
         /// Exit code of the script, if it has one. Used by `allow_failure:exit_codes` and `retry:exit_codes`.
         exit_code: Option<i32>,
@@ -146,12 +146,12 @@ pub enum Event {
         /// The job or pipeline to cancel.
         target: Target,
     },
-    /// A user does not want to wait for graceful cancellation: canceling jobs end at once, too.
+    /// A user canceled a job or a pipeline without waiting for graceful cancellation: canceling jobs also end immediately.
     ForceCancel {
         /// The job or pipeline to cancel.
         target: Target,
     },
-    /// A user started a manual job, or a delayed one before its time. The caller keeps the variables of the start.
+    /// A user started a manual job, or a delayed job before its delay was over. The caller stores the variables that the user entered.
     Play {
         /// The job to start.
         job: JobRef,
@@ -173,7 +173,7 @@ pub enum Event {
     },
     /// The pipeline that a bridge started in another project, or mirrors, has a new status.
     ///
-    /// The first such event says that the pipeline exists. Child pipelines in the same engine need no such event.
+    /// The first such event means that the pipeline exists. Child pipelines in the same engine need no such event.
     ChildStatusChanged {
         /// The bridge.
         bridge: JobRef,
@@ -216,7 +216,7 @@ pub enum Action {
         to: JobStatus,
         /// Failure reason. Set only if the new status is `failed`.
         reason: Option<FailureReason>,
-        /// Value of [`JobState::allowed`]: whether a failure is a warning.
+        /// Value of [`JobState::failure_allowed`]: whether a failure is a warning.
         failure_allowed: bool,
     },
     /// Store a new record in status `created`, with its own id, token and trace. It replaces an old record.
@@ -261,12 +261,12 @@ pub enum Action {
         from: JobStatus,
         /// Status after the change.
         to: JobStatus,
-        /// Whether a job failed that is allowed to fail.
+        /// Whether a job that is allowed to fail has failed.
         warnings: bool,
     },
 }
 
-/// Reason why an event was rejected and changed nothing. Repeated and late events are normal; none of these is a defect.
+/// Reason why an event was rejected. It has changed nothing. Repeated and late events are normal, so a rejection is not a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RejectedEvent {
     /// The pipeline does not exist.
@@ -298,7 +298,7 @@ pub enum RejectedEvent {
         status: JobStatus,
     },
     /// The timer fired too early.
-    #[error("{job} is due only at {at} ms")]
+    #[error("the timer of {job} is not due before {at} ms")]
     NotDue {
         /// The delayed job.
         job: JobRef,

@@ -46,7 +46,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Retries a finished job on request: creates a new record, and lets jobs that were skipped after it wait again.
+    /// Retries a finished job on request: creates a new record, and makes jobs that were skipped because of it wait again.
     pub(super) fn retry_by_user(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let status = self.pipelines.newest_state(job)?.status;
         if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
@@ -67,18 +67,18 @@ impl Engine {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let (node, job) = (entry.node, entry.state);
         if node.bridge.is_none() && job.retry < allowed_retries(&node.retry, reason, exit_code) {
-            // The old record ends as failed, but no job waits for it: the new record replaces it at once.
+            // The old record ends as failed. No job waits for it, because the new record replaces it immediately.
             let (from, to, failure_allowed) = (job.status, JobStatus::Failed, job.failure_allowed);
             let (job, reason) = (entry.job_ref(), Some(reason));
             self.work.actions.push(Action::JobStatusChanged { job, from, to, reason, failure_allowed });
             return self.create_retry(pipeline, job_index);
         }
-        let listed = match (&node.allow_failure, exit_code) {
+        let is_listed_code = match (&node.allow_failure, exit_code) {
             (AllowFailure::ExitCodes(codes), Some(code)) => codes.contains(&code),
             _ => false,
         };
-        let cancel_others = entry.pipeline.graph.auto_cancel.on_job_failure && !(job.failure_allowed || listed);
-        self.change(pipeline, job_index, |job| job.failure_allowed |= listed);
+        let cancel_others = entry.pipeline.graph.auto_cancel.on_job_failure && !(job.failure_allowed || is_listed_code);
+        self.change(pipeline, job_index, |job| job.failure_allowed |= is_listed_code);
         self.move_to(pipeline, job_index, JobStatus::Failed, Some(reason));
         if cancel_others {
             self.cancel_pipeline(pipeline, false);

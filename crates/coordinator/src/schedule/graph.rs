@@ -9,7 +9,8 @@ use muster_pipeline::model::{
 
 /// Reason why a pipeline cannot be scheduled.
 ///
-/// The compiler reports all of these errors first. This check keeps the engine from waiting indefinitely if a graph has another origin.
+/// The compiler reports all of these errors first. This check prevents the engine from waiting indefinitely for a graph that was not
+/// compiled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A job needs a job that does not exist.
@@ -28,10 +29,10 @@ pub enum GraphError {
         /// Name of the needed job.
         need: String,
     },
-    /// Needs form a circle.
+    /// Needs form a cycle.
     #[error("job `{job}` needs itself, directly or through others")]
-    Circle {
-        /// Name of one job in the circle.
+    Cycle {
+        /// Name of one job in the cycle.
         job: String,
     },
     /// A stage index is outside the list of stages.
@@ -224,9 +225,9 @@ fn topological(nodes: &[Node], stages: usize) -> Result<Vec<usize>, GraphError> 
             }
         }
         if order.len() - start < members.len() {
-            let in_circle = members.iter().find(|&&job_index| unordered.get(job_index).is_some_and(|count| *count > 0));
-            let name = in_circle.and_then(|job_index| nodes.get(*job_index)).map(|node| node.name.clone());
-            return Err(GraphError::Circle { job: name.unwrap_or_default() });
+            let in_cycle = members.iter().find(|&&job_index| unordered.get(job_index).is_some_and(|count| *count > 0));
+            let name = in_cycle.and_then(|job_index| nodes.get(*job_index)).map(|node| node.name.clone());
+            return Err(GraphError::Cycle { job: name.unwrap_or_default() });
         }
     }
     Ok(order)

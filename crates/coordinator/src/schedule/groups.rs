@@ -17,7 +17,7 @@ pub(super) struct Member {
     pub(super) job_index: usize,
 }
 
-/// What a job currently needs of its group.
+/// Claim of a job on its resource group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
     /// The job does not need the group.
@@ -26,7 +26,7 @@ pub(super) enum Claim {
     Upcoming,
     /// The job is ready and waits for the group.
     Waiting,
-    /// The job has the group.
+    /// The job holds the group.
     Holding,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Claim {
 #[derive(Debug, Clone, PartialEq, Default)]
 struct ResourceGroup {
     mode: ResourceMode,
-    /// Jobs that have the group. More than one only if a bridge lends the group to a job of its child.
+    /// Jobs that hold the group. More than one only if a bridge lends the group to a job of its child.
     holders: BTreeSet<Member>,
     /// Jobs that are ready and wait for the group.
     waiting: BTreeSet<Member>,
@@ -85,12 +85,12 @@ impl ResourceGroups {
         group.members = group.members.saturating_sub(1);
         if group.members == 0 && !group.configured {
             *group = ResourceGroup::default();
-            self.numbers.retain(|_, known| *known != number);
+            self.numbers.retain(|_, other| *other != number);
             self.free.push(number);
         }
     }
 
-    /// Returns whether there is no group.
+    /// Returns whether no group exists.
     pub(super) fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
@@ -109,11 +109,11 @@ impl ResourceGroups {
         number
     }
 
-    /// Records what a job needs now. Returns whether another job may get the group because of that.
+    /// Records the claim of a job. Returns whether another job may get the group because of that.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
         let Some(group) = self.groups.get_mut(number) else { return false };
-        let set = |set: &mut BTreeSet<Member>, in_it: bool| {
-            if in_it {
+        let set = |set: &mut BTreeSet<Member>, is_member: bool| {
+            if is_member {
                 set.insert(member);
                 false
             } else {
@@ -128,7 +128,7 @@ impl ResourceGroups {
 
     /// Returns whether a waiting job gets the group now.
     ///
-    /// `is_below(pipeline, holder)` says whether the pipeline is a descendant of the bridge `holder`.
+    /// `is_below(pipeline, holder)` returns whether the pipeline is a descendant of the bridge `holder`.
     pub(super) fn may_acquire(
         &self,
         number: usize,
@@ -155,7 +155,7 @@ impl ResourceGroups {
 }
 
 impl ResourceGroup {
-    /// Returns the job that gets the group if no job has it.
+    /// Returns the job that gets the group if no job holds it.
     fn first_choice(&self) -> Option<Member> {
         match self.mode {
             ResourceMode::Unordered => self.waiting.first().copied(),

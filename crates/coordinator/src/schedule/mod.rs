@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  compiled pipeline --Graph::new--> PipelineCreated --+
-//!  runner API ---- JobAssigned, JobFinished, JobRequeued-+--> Engine --> Action: JobStatusChanged, CreateRetry,
+//!  runner API ---- JobAssigned, JobFinished, ... ------+--> Engine --> Action: JobStatusChanged, CreateRetry,
 //!  users --------- Play, Cancel, RetryJob -------------+              PipelineStatusChanged      (to the store)
 //!  timers -------- TimerFired -------------------------+              Enqueue, CancelOnRunner,
 //!                                                                     StartTimer, CreateChild    (to the outside)
@@ -18,12 +18,12 @@
 //!   is carried out outside the store and before the event is acknowledged. Of a record that [`Action::CreateRetry`] replaces, only
 //!   the last status is needed.
 //! - After a restart, [`Engine::restore`] creates the same engine from the rows and repeats actions that may not have been carried
-//!   out. Such actions can therefore come twice, and carrying them out must be idempotent.
+//!   out. The same action can therefore be returned twice, so carrying it out must be idempotent.
 //! - A repeated or late event is rejected ([`RejectedEvent`]) and changes nothing.
 //!
 //! Invariants
-//! - No job is stuck: when no job is pending, running, scheduled or waiting for a child, every job is complete or manual, or waits
-//!   for a blocking manual job.
+//! - No job waits indefinitely: if no job is pending, running, scheduled or waiting for a child, every job is complete or manual, or
+//!   waits for a blocking manual job.
 //! - A job becomes pending once per record, and once more each time it is requeued.
 //! - The same events lead to the same actions, on any machine, before and after a restart.
 //! - The end of a job takes time in proportion to the jobs that it makes ready. A whole pipeline takes time linear in jobs, needs and

@@ -19,11 +19,11 @@ pub struct RunInterval {
 pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     let mut remaining = vec![0_u64; graph.len()];
     // The longest path from any job in stage order: over all later stages, and over the current stage so far.
-    let (mut later, mut here, mut stage) = (0, 0, usize::MAX);
+    let (mut later, mut in_stage, mut stage) = (0, 0, usize::MAX);
     for &job_index in graph.order.iter().rev() {
         let Some(node) = graph.nodes.get(job_index) else { continue };
         if node.stage != stage {
-            (later, here, stage) = (later.max(here), 0, node.stage);
+            (later, in_stage, stage) = (later.max(in_stage), 0, node.stage);
         }
         let dependents = node.dependents.iter().filter_map(|dependent| remaining.get(*dependent));
         let after = dependents.copied().max().unwrap_or(0).max(later);
@@ -32,7 +32,7 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
             *slot = length;
         }
         if node.needs.is_none() {
-            here = here.max(length);
+            in_stage = in_stage.max(length);
         }
     }
     remaining
@@ -40,21 +40,21 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
 
 /// Returns the indexes of the jobs that determined when the pipeline ended, first to last.
 ///
-/// The last one is the job that ended last. Before each job comes the job that ended last among those it waited for. Jobs without a
-/// span did not run and are skipped over.
+/// The last one is the job that ended last. Each job is preceded by the job that ended last among those that it waited for. A job
+/// without an interval did not run. It is skipped, and its predecessor takes its place.
 #[must_use]
-pub fn critical_path(graph: &Graph, spans: &[Option<RunInterval>]) -> Vec<usize> {
-    let end = |job_index: usize| spans.get(job_index).copied().flatten().map(|span| span.end);
-    // For each job, the one that ended last among it and the jobs before it, and the one that ended last in all earlier stages.
+pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<usize> {
+    let end = |job_index: usize| intervals.get(job_index).copied().flatten().map(|interval| interval.end);
+    // For each job: `latest` is the job itself, or if it did not run, its predecessor. `before` is its predecessor.
     let mut latest: Vec<Option<usize>> = vec![None; graph.len()];
     let mut before: Vec<Option<usize>> = vec![None; graph.len()];
     let at = |list: &[Option<usize>], job_index: usize| list.get(job_index).copied().flatten();
-    let (mut earlier, mut here, mut stage) = (None, None, 0);
+    let (mut earlier, mut in_stage, mut stage) = (None, None, 0);
     for &job_index in &graph.order {
         let Some(node) = graph.nodes.get(job_index) else { continue };
         if node.stage != stage {
-            (earlier, stage) = (later_of(earlier, here, end), node.stage);
-            here = None;
+            (earlier, stage) = (later_of(earlier, in_stage, end), node.stage);
+            in_stage = None;
         }
         let previous = match &node.needs {
             None => earlier,
@@ -64,10 +64,10 @@ pub fn critical_path(graph: &Graph, spans: &[Option<RunInterval>]) -> Vec<usize>
         if let (Some(before), Some(latest)) = (before.get_mut(job_index), latest.get_mut(job_index)) {
             (*before, *latest) = (previous, own.or(previous));
         }
-        here = later_of(here, own, end);
+        in_stage = later_of(in_stage, own, end);
     }
     let mut path = Vec::new();
-    let mut next = later_of(earlier, here, end);
+    let mut next = later_of(earlier, in_stage, end);
     while let Some(job_index) = next {
         path.push(job_index);
         next = at(&before, job_index);
@@ -79,7 +79,7 @@ pub fn critical_path(graph: &Graph, spans: &[Option<RunInterval>]) -> Vec<usize>
 /// Returns the one of two jobs that ended later, or the first if they ended at the same time.
 fn later_of(one: Option<usize>, other: Option<usize>, end: impl Fn(usize) -> Option<u64>) -> Option<usize> {
     match (one, other) {
-        (Some(a), Some(b)) => Some(if end(b) > end(a) { b } else { a }),
+        (Some(one), Some(other)) => Some(if end(other) > end(one) { other } else { one }),
         (one, other) => one.or(other),
     }
 }

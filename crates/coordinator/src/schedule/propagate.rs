@@ -1,4 +1,4 @@
-//! The consequences of an event: processes all state changes that follow from it, until none is left.
+//! Processes the consequences of an event, until no further state change follows.
 
 use muster_job::{FailureReason, JobStatus, PipelineId};
 
@@ -39,9 +39,9 @@ impl Engine {
         }
     }
 
-    /// Changes the status of a job and records all that may follow from it.
+    /// Changes the status of a job and records the possible consequences.
     ///
-    /// The caller has checked that the transition is legal. A bridge that mirrors its child makes the transitions of the child.
+    /// The caller has checked that the transition is valid. A bridge that mirrors its child has the transitions of the child.
     pub(super) fn move_to(
         &mut self,
         pipeline: PipelineId,
@@ -75,7 +75,7 @@ impl Engine {
         self.work.touched.insert(pipeline);
     }
 
-    /// Starts, delays or skips a created job that is ready, as its `when` says.
+    /// Starts, delays or skips a created job that is ready, according to its `when`.
     fn decide_job(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         match entry.pipeline.readiness(job_index) {
@@ -103,7 +103,7 @@ impl Engine {
             let member = entry.member();
             self.groups.claim(group, member, Claim::Waiting);
             if !self.groups.may_acquire(group, member, |below, holder| self.pipelines.is_below(below, holder)) {
-                // Other jobs may have been waiting when this same event freed the group.
+                // If this event also freed the group, other jobs may be waiting for it.
                 self.work.freed.insert(group);
                 return self.move_to(pipeline, job_index, JobStatus::WaitingForResource, None);
             }
@@ -123,13 +123,13 @@ impl Engine {
         }
     }
 
-    /// Updates what a job claims of its resource group.
+    /// Updates the claim of a job on its resource group.
     pub(super) fn claim_resource(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let Some(group) = entry.group else { return };
         let claim = match entry.state.status {
             status if status.is_complete() => Claim::None,
-            // A bridge holds its group for the whole life of its child, whatever status of the child it shows.
+            // A bridge holds its group until its child ends, regardless of the status that it shows.
             _ if entry.state.child.is_some() => Claim::Holding,
             JobStatus::Created | JobStatus::Scheduled => Claim::Upcoming,
             JobStatus::WaitingForResource => Claim::Waiting,
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Lets jobs wait again that were skipped because of a job that is active again (docs/spec/pipeline-yaml.md, section 5.1).
+    /// Makes jobs wait again that were skipped because of a job that is active again (docs/spec/pipeline-yaml.md, section 5.1).
     fn revive_dependents(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let state = entry.pipeline;

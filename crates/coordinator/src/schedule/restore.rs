@@ -10,17 +10,17 @@ use super::graph::Graph;
 pub struct StoredPipeline {
     /// ID of the pipeline.
     pub pipeline: PipelineId,
-    /// Graph of the same compiled pipeline as at its creation.
+    /// Graph of the compiled pipeline, the same as at its creation.
     pub graph: Graph,
     /// Bridge that started this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,
-    /// Status that was last published by [`super::Action::PipelineStatusChanged`]; `created` before the first one.
+    /// Status of the last [`super::Action::PipelineStatusChanged`]. `created` before the first one.
     pub status: JobStatus,
     /// Newest record of each job, by job index.
     pub jobs: Vec<JobState>,
 }
 
-/// Error for stored rows that do not fit together.
+/// Error for inconsistent rows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// Rows are missing, or belong to another graph.
@@ -35,5 +35,5 @@ pub enum RestoreError {
     },
     /// The same pipeline is stored twice.
     #[error("pipeline {0} is stored twice")]
-    Twice(PipelineId),
+    Duplicate(PipelineId),
 }

@@ -6,60 +6,60 @@ use muster_pipeline::model::{Need, Pipeline};
 
 /// Error for a name that no job of the pipeline has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no job `{0}` in this pipeline")]
+#[error("this pipeline has no job `{0}`")]
 pub struct UnknownJob(pub String);
 
-/// Returns the pipeline with only the named jobs (C217).
+/// Returns the pipeline with only the named jobs (case C217).
 ///
 /// A name is the full name of a job, or the name that all instances of a parallel job share. `with_needs` also keeps all jobs that
 /// the named ones need, directly or indirectly; for a job without `needs`, these are all jobs of earlier stages. Otherwise, needs on
-/// jobs that are left out are dropped, so that the named jobs start at once.
+/// jobs that are left out are dropped, so that the named jobs start immediately.
 ///
-/// Put the full names of the named jobs into [`super::PipelineOptions::play`] to run manual ones among them (C218).
+/// Put the full names of the named jobs into [`super::PipelineOptions::play`] to run manual ones among them (case C218).
 ///
 /// # Errors
 /// [`UnknownJob`] for the first name that no job has.
 pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result<Pipeline, UnknownJob> {
-    let mut kept: BTreeSet<usize> = BTreeSet::new();
+    let mut selected: BTreeSet<usize> = BTreeSet::new();
     for name in names {
         let named = pipeline.jobs.iter().enumerate().filter(|(_, job)| job.name == *name || job.group_name == *name);
         let mut found = named.map(|(job_index, _)| job_index).peekable();
         if found.peek().is_none() {
             return Err(UnknownJob(name.clone()));
         }
-        kept.extend(found);
+        selected.extend(found);
     }
     if with_needs {
-        add_needs(pipeline, &mut kept);
+        add_needs(pipeline, &mut selected);
     }
-    let mut part = pipeline.clone();
-    let is_kept = |job_index: &usize| kept.contains(job_index);
-    let jobs = pipeline.jobs.iter().enumerate().filter(|(job_index, _)| is_kept(job_index)).map(|(_, job)| job);
-    let left: BTreeSet<&str> = jobs.clone().map(|job| job.name.as_str()).collect();
-    part.jobs = jobs.clone().cloned().collect();
-    for job in &mut part.jobs {
+    let mut subset = pipeline.clone();
+    let is_selected = |job_index: &usize| selected.contains(job_index);
+    let jobs = pipeline.jobs.iter().enumerate().filter(|(job_index, _)| is_selected(job_index)).map(|(_, job)| job);
+    let selected_names: BTreeSet<&str> = jobs.clone().map(|job| job.name.as_str()).collect();
+    subset.jobs = jobs.clone().cloned().collect();
+    for job in &mut subset.jobs {
         if let Some(needs) = &mut job.needs {
-            needs.retain(|need| !matches!(need, Need::Job { name, .. } if !left.contains(name.as_str())));
+            needs.retain(|need| !matches!(need, Need::Job { name, .. } if !selected_names.contains(name.as_str())));
         }
         if let Some(dependencies) = &mut job.dependencies {
-            dependencies.retain(|name| left.contains(name.as_str()));
+            dependencies.retain(|name| selected_names.contains(name.as_str()));
         }
     }
-    Ok(part)
+    Ok(subset)
 }
 
-/// Adds all jobs that the jobs in `kept` wait for. Takes time linear in jobs and needs.
-fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
+/// Adds all jobs that the jobs in `selected` wait for. Takes time linear in jobs and needs.
+fn add_needs(pipeline: &Pipeline, selected: &mut BTreeSet<usize>) {
     let indexes: HashMap<&str, usize> =
         pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();
-    let mut open: Vec<usize> = kept.iter().copied().collect();
-    // All jobs of stages before this one are already in `kept`.
-    let mut whole_before = 0;
-    while let Some(job_index) = open.pop() {
+    let mut unprocessed: Vec<usize> = selected.iter().copied().collect();
+    // All jobs of the stages before this one are already in `selected`.
+    let mut selected_before = 0;
+    while let Some(job_index) = unprocessed.pop() {
         let Some(job) = pipeline.jobs.get(job_index) else { continue };
         let mut add = |job_index: usize| {
-            if kept.insert(job_index) {
-                open.push(job_index);
+            if selected.insert(job_index) {
+                unprocessed.push(job_index);
             }
         };
         match &job.needs {
@@ -70,10 +70,10 @@ fn add_needs(pipeline: &Pipeline, kept: &mut BTreeSet<usize>) {
                     add(needed);
                 }
             }),
-            None if job.stage_index > whole_before => {
+            None if job.stage_index > selected_before => {
                 let earlier = pipeline.jobs.iter().enumerate().filter(|(_, other)| other.stage_index < job.stage_index);
                 earlier.for_each(|(job_index, _)| add(job_index));
-                whole_before = job.stage_index;
+                selected_before = job.stage_index;
             }
             None => {}
         }

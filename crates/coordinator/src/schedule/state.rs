@@ -1,4 +1,4 @@
-//! The state of one pipeline: the state of each job, and counters that show which jobs are ready without looking at all jobs.
+//! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
 //! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job, which is a job
 //!   that later jobs must wait for. Exactly the jobs of this stage can start, and all of them have the same input: the composite
@@ -17,7 +17,7 @@ use super::event::{JobRef, JobState, PipelineOptions};
 use super::graph::{Graph, Node};
 use super::groups::Member;
 
-/// What should happen to a created job.
+/// Next step for a created job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readiness {
     /// The job waits for other jobs.
@@ -67,7 +67,7 @@ struct StageCounts {
     unfinished: u32,
 }
 
-/// A job of a pipeline, with everything that the engine knows about it.
+/// A job of a pipeline, with its settings and its state.
 #[derive(Clone, Copy)]
 pub(super) struct JobEntry<'a> {
     pub(super) pipeline: &'a PipelineState,
@@ -167,7 +167,7 @@ impl PipelineState {
         self.total.composite(false)
     }
 
-    /// Returns whether a job failed that is allowed to fail.
+    /// Returns whether a job that is allowed to fail has failed.
     pub(super) fn has_warnings(&self) -> bool {
         self.total.has_warnings()
     }
@@ -273,7 +273,7 @@ impl PipelineState {
             .map(|job_index| (self.id, job_index))
     }
 
-    /// Returns what should happen to a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if it is not a created job.
+    /// Returns the next step for a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if the status of the job is not `created`.
     pub(super) fn readiness(&self, job_index: usize) -> Readiness {
         let Some(JobEntry { node, state: job, .. }) = self.entry(job_index) else { return Readiness::NotYet };
         if job.status != JobStatus::Created {
@@ -311,7 +311,7 @@ impl PipelineState {
 
 /// Returns the status class of a job.
 fn class_of(job: &JobState) -> StatusClass {
-    StatusClass::of(job.status, job.failure_allowed)
+    StatusClass::new(job.status, job.failure_allowed)
 }
 
 fn is_created(jobs: &[JobState], job_index: usize) -> bool {

@@ -17,18 +17,18 @@ pub(crate) struct Dirty {
     pub(crate) jobs: BTreeSet<JobId>,
     pub(crate) artifacts: BTreeSet<(JobId, String)>,
     pub(crate) deleted_artifacts: BTreeSet<(JobId, String)>,
-    /// Events in the life of the jobs, in order.
+    /// New job events, in order.
     pub(crate) events: Vec<NewJobEvent>,
 }
 
 impl Dirty {
     /// Adds an event for a job.
-    pub(super) fn report(&mut self, at: Timestamp, row: &JobRow, change: JobChange) {
+    pub(super) fn add_event(&mut self, at: Timestamp, row: &JobRow, change: JobChange) {
         self.events.push(NewJobEvent { at, pipeline: row.pipeline, job: row.id, change });
     }
 
-    /// Adds the exit code that a runner reported to the event for the end of its job, which the engine has just caused.
-    pub(crate) fn complete_end(&mut self, job: JobId, code: Option<i64>) {
+    /// Adds the exit code that a runner reported to the event for the end of its job, which was added a moment ago.
+    pub(crate) fn set_exit_code(&mut self, job: JobId, code: Option<i64>) {
         let changes = self.events.iter_mut().rev().filter(|event| event.job == job).map(|event| &mut event.change);
         for change in changes {
             if let JobChange::Ended { exit_code, .. } = change {
@@ -60,6 +60,7 @@ impl CoordinatorState {
         self.registry.add_changes(&mut changes);
         changes
     }
+
     /// Marks all changes as written, and returns them.
     pub(crate) fn mark_written(&mut self) -> Dirty {
         self.registry.mark_written();

@@ -1,4 +1,4 @@
-//! Families of pipelines: a pipeline with all its descendants. A family is in memory as a whole or not at all.
+//! Families of pipelines: a pipeline with all its descendants. A family is either completely in memory or not in memory.
 //!
 //! A family is *finished* if it makes no progress without a command: each of its pipelines has ended, and each of its jobs has ended or
 //! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows are removed from memory. They
@@ -17,9 +17,9 @@ use crate::store::{Contents, PipelineRow};
 impl CoordinatorState {
     /// Adds stored pipelines with all their rows. Returns the actions that may not have been carried out.
     pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<RestoredActions, StoreError> {
-        let damaged = |why: String| StoreError::Damaged { what: "a pipeline's jobs".to_owned(), why };
+        let damaged = |reason: String| StoreError::Damaged { value: "the jobs of a pipeline".to_owned(), reason };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
-        self.take_rows(contents);
+        self.add_rows(contents);
         let mut stored: BTreeMap<ProjectId, Vec<StoredPipeline>> = BTreeMap::new();
         for row in pipelines.iter().filter_map(|id| self.pipelines.get(id)) {
             let graph = Graph::new(&row.compiled).map_err(|error| damaged(error.to_string()))?;
@@ -35,14 +35,14 @@ impl CoordinatorState {
         let mut actions = Vec::new();
         for (project, pipelines) in stored {
             let engine = self.engines.entry(project).or_default();
-            let repeated = engine.admit(pipelines, now_ms).map_err(|error| damaged(error.to_string()))?;
-            actions.push((project, repeated));
+            let admitted = engine.admit(pipelines, now_ms).map_err(|error| damaged(error.to_string()))?;
+            actions.push((project, admitted));
         }
         Ok(actions)
     }
 
     /// Adds stored rows without restoring their engines.
-    pub(crate) fn take_rows(&mut self, contents: Contents) {
+    pub(crate) fn add_rows(&mut self, contents: Contents) {
         for row in contents.artifacts {
             self.artifacts.entry(row.job).or_default().push(row);
         }
@@ -51,9 +51,9 @@ impl CoordinatorState {
             self.add_pipeline(row);
         }
         for row in contents.jobs {
-            let (id, left) = (row.id, !row.detail.dotenv.is_empty() || self.artifacts.contains_key(&row.id));
+            let (id, is_producer) = (row.id, !row.detail.dotenv.is_empty() || self.artifacts.contains_key(&row.id));
             self.add(row);
-            if left {
+            if is_producer {
                 self.record_producer(id);
             }
         }

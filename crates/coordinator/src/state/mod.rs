@@ -1,8 +1,8 @@
-//! The state of the coordinator in memory: the rows of open pipelines, the engines, and which rows the store does not have yet.
+//! The state of the coordinator in memory: the rows of open pipelines, the engines, and the set of rows that are not stored yet.
 //!
 //! Finished families of pipelines are removed ([`families`]) and read again when a command needs them.
 //!
-//! A change is made here first and written with the batch. If the write fails, the rows stay marked as changed, and the next write
+//! A change is first applied here and then written with the batch. If the write fails, the rows stay marked as changed, and the next write
 //! includes them. No answer reports the change before it is written.
 
 mod dirty;
@@ -37,9 +37,9 @@ pub(crate) struct CoordinatorState {
     /// Priorities in the queue, by pipeline and job index: the length of the remaining path after the job.
     pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
-    /// IDs of the engine's records.
+    /// IDs of the jobs, by the engine's reference.
     pub(crate) ids: HashMap<JobRef, JobId>,
-    /// Whether the store has no other pipelines than those in memory.
+    /// Whether all pipelines of the store are in memory.
     pub(crate) all_in_memory: bool,
     /// Pipelines of each family, oldest first, by the root of the family.
     families: HashMap<PipelineId, Vec<PipelineId>>,
@@ -68,7 +68,7 @@ struct Records {
     newest: Vec<JobId>,
     /// Job indexes, by the full name of the job.
     indexes: HashMap<String, usize>,
-    /// Indexes of jobs that left an archive or a dotenv report.
+    /// Indexes of jobs that uploaded an archive or a dotenv report.
     producers: BTreeSet<usize>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) type RestoredActions = Vec<(ProjectId, Vec<Action>)>;
 impl CoordinatorState {
     /// Restores the state of a store's open work, with the actions that may not have been carried out.
     ///
-    /// The first ids are used if the store has never assigned any.
+    /// `first_pipeline` and `first_job` are used if the store has never assigned an id.
     pub(crate) fn restore(
         contents: Contents,
         last: LastIds,
@@ -100,11 +100,11 @@ impl CoordinatorState {
         Ok((state, actions))
     }
 
-    /// Returns the rows alone, for reading.
-    pub(crate) fn read(mut contents: Contents) -> Self {
+    /// Creates a state for reading only: it has the rows, but no engines.
+    pub(crate) fn read_only(mut contents: Contents) -> Self {
         let runners = std::mem::take(&mut contents.runners);
         let mut state = Self { registry: RunnerRegistry::new(runners, Vec::new(), None), ..Self::default() };
-        state.take_rows(contents);
+        state.add_rows(contents);
         state
     }
 
@@ -120,14 +120,14 @@ impl CoordinatorState {
         self.jobs.get(records.newest.get(*records.indexes.get(name)?)?)
     }
 
-    /// Returns the newest records of the jobs that left an archive or a dotenv report, by job index.
+    /// Returns the newest records of the jobs that uploaded an archive or a dotenv report, by job index.
     pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let records = self.records.get(&pipeline);
         let indexes = records.into_iter().flat_map(|records| &records.producers);
         indexes.filter_map(move |job_index| self.jobs.get(records?.newest.get(*job_index)?))
     }
 
-    /// Records that a job left something for later jobs.
+    /// Records that a job uploaded an archive or a dotenv report.
     pub(crate) fn record_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {
@@ -177,7 +177,7 @@ impl CoordinatorState {
                 attempt: row.attempt,
             };
             if self.writes_events {
-                self.dirty.report(row.created_at, &row, created);
+                self.dirty.add_event(row.created_at, &row, created);
             }
         }
         self.dirty.jobs.insert(row.id);
@@ -205,23 +205,23 @@ impl CoordinatorState {
 
     /// Adds an event about a job to the outbox. It is written together with the rows.
     ///
-    /// Does nothing if the outbox is switched off.
-    pub(crate) fn report(&mut self, at: Timestamp, job: JobId, change: JobChange) {
+    /// Does nothing if events are not written.
+    pub(crate) fn add_event(&mut self, at: Timestamp, job: JobId, change: JobChange) {
         if self.writes_events
             && let Some(row) = self.jobs.get(&job)
         {
-            self.dirty.report(at, row, change);
+            self.dirty.add_event(at, row, change);
         }
     }
 
-    /// Returns a job for a change, and marks it as changed.
+    /// Marks a job as changed, and returns it.
     pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut JobRow> {
         let row = self.jobs.get_mut(&job)?;
         self.dirty.jobs.insert(job);
         Some(row)
     }
 
-    /// Returns a pipeline for a change, and marks it as changed.
+    /// Marks a pipeline as changed, and returns it.
     pub(crate) fn pipeline_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineRow> {
         let row = self.pipelines.get_mut(&pipeline)?;
         self.dirty.pipelines.insert(pipeline);

@@ -1,4 +1,4 @@
-//! The contract tests of the port, which all stores pass.
+//! The contract tests of the port. Every store must pass them.
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ macro_rules! store_contract {
             #[tokio::test]
             async fn batches_are_atomic() {
                 let (_guard, store) = $open.await;
-                contract::batches_are_whole(&store).await;
+                contract::batches(&store).await;
             }
 
             #[tokio::test]
             async fn rows_round_trip() {
                 let (_guard, store) = $open.await;
-                contract::rows_come_back(&store).await;
+                contract::rows(&store).await;
             }
 
             #[tokio::test]
@@ -46,7 +46,7 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn families_and_pages_are_returned() {
+            async fn store_returns_families_and_pages() {
                 let (_guard, store) = $open.await;
                 contract::families_and_pages(&store).await;
             }
@@ -58,7 +58,7 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn events_have_one_order_and_are_deleted_when_acknowledged() {
+            async fn events_are_ordered_and_deleted_when_acknowledged() {
                 let (_guard, store) = $open.await;
                 contract::events(&store).await;
             }
@@ -66,17 +66,17 @@ macro_rules! store_contract {
             #[tokio::test]
             async fn events_and_their_changes_are_atomic() {
                 let (_guard, store) = $open.await;
-                contract::events_go_with_changes(&store).await;
+                contract::events_with_changes(&store).await;
             }
 
             #[tokio::test]
             async fn closed_store_returns_an_error() {
                 let (_guard, store) = $open.await;
-                store.close().await.expect("closed");
+                store.close().await.expect("failed to close");
                 let error = store.write(&Changes { runners: vec![&contract::runner(1)], ..Changes::default() }).await;
                 assert!(matches!(error, Err(StoreError::Closed)), "{error:?}");
                 assert!(matches!(store.open_work().await, Err(StoreError::Closed)));
-                store.close().await.expect("closed again");
+                store.close().await.expect("failed to close a closed store");
             }
         }
     };
@@ -90,8 +90,8 @@ mod suites {
 
     store_contract!(memory, async { ((), MemoryStore::new()) });
     store_contract!(sqlite, async {
-        let dir = tempfile::tempdir().expect("a directory");
-        let store = SqliteStore::open(dir.path()).await.expect("a database");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        let store = SqliteStore::open(dir.path()).await.expect("failed to open a database");
         (dir, store)
     });
 }
@@ -142,8 +142,8 @@ fn job(id: i64, pipeline: i64) -> JobRow {
         timer_at: None,
         child: None,
     };
-    let (job_index, names) = ((PipelineId(pipeline), 0), ("a".to_owned(), "test".to_owned()));
-    JobRow::new(JobId(id), job_index, names, JobKind::Script, JobDetail::new(state), from_millis(2))
+    let (position, names) = ((PipelineId(pipeline), 0), ("a".to_owned(), "test".to_owned()));
+    JobRow::new(JobId(id), position, names, JobKind::Script, JobDetail::new(state), from_millis(2))
 }
 
 fn artifact(job: i64, expires_ms: Option<i64>) -> ArtifactRow {
@@ -164,20 +164,20 @@ fn event(job: i64, change: JobChange) -> NewJobEvent {
 }
 
 async fn write(store: &dyn Store, changes: Changes<'_>) {
-    store.write(&changes).await.expect("written");
+    store.write(&changes).await.expect("failed to write");
 }
 
-pub(super) async fn batches_are_whole(store: &dyn Store) {
-    let (first, second, fits, orphan) = (runner(1), runner(2), manager(1), manager(9));
-    let refused = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
-    store.write(&refused).await.expect_err("a manager without a runner");
-    assert!(store.open_work().await.expect("readable").runners.is_empty(), "nothing was written");
-    write(store, Changes { runners: vec![&first, &second], managers: vec![&fits], ..Changes::default() }).await;
-    let contents = store.open_work().await.expect("readable");
-    assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![fits]));
+pub(super) async fn batches(store: &dyn Store) {
+    let (first, second, valid, orphan) = (runner(1), runner(2), manager(1), manager(9));
+    let rejected = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
+    store.write(&rejected).await.expect_err("a manager without a runner");
+    assert!(store.open_work().await.expect("failed to read").runners.is_empty(), "nothing was written");
+    write(store, Changes { runners: vec![&first, &second], managers: vec![&valid], ..Changes::default() }).await;
+    let contents = store.open_work().await.expect("failed to read");
+    assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![valid]));
 }
 
-pub(super) async fn rows_come_back(store: &dyn Store) {
+pub(super) async fn rows(store: &dyn Store) {
     let (mut row, mut job, artifact) = (pipeline(1, None, true), job(1, 1), artifact(1, Some(50)));
     let new = Changes { new_pipelines: vec![&row], jobs: vec![&job], artifacts: vec![&artifact], ..Changes::default() };
     write(store, new).await;
@@ -191,7 +191,7 @@ pub(super) async fn rows_come_back(store: &dyn Store) {
         // Writing the same rows twice changes nothing.
         write(store, Changes { pipelines: vec![&row], jobs: vec![&job], ..Changes::default() }).await;
     }
-    let found = store.family(Member::Job(JobId(1))).await.expect("readable");
+    let found = store.family(Member::Job(JobId(1))).await.expect("failed to read");
     assert_eq!((found.jobs, found.artifacts), (vec![job], vec![artifact]));
     let [found] = found.pipelines.as_slice() else { panic!("one pipeline") };
     assert_eq!((found.status, found.finished_at, &found.detail), (row.status, row.finished_at, &row.detail));
@@ -216,21 +216,21 @@ pub(super) async fn open_work(store: &dyn Store) {
     finished.open = false;
     write(store, Changes { pipelines: vec![&finished], ..Changes::default() }).await;
     let ids = |contents: &super::Contents| contents.pipelines.iter().map(|row| row.id.0).collect::<Vec<_>>();
-    let contents = store.open_work().await.expect("readable");
+    let contents = store.open_work().await.expect("failed to read");
     assert_eq!((ids(&contents), contents.jobs, contents.artifacts), (vec![1], vec![first], vec![files.0]));
     finished.open = true;
     write(store, Changes { pipelines: vec![&finished], ..Changes::default() }).await;
-    assert_eq!(ids(&store.open_work().await.expect("readable")), [1, 2], "open again");
+    assert_eq!(ids(&store.open_work().await.expect("failed to read")), [1, 2], "the reopened pipeline is read");
 }
 
 pub(super) async fn ids(store: &dyn Store) {
-    assert_eq!(store.last_ids().await.expect("readable"), LastIds::default());
+    assert_eq!(store.last_ids().await.expect("failed to read"), LastIds::default());
     let (one, two, row, job) = (runner(1), runner(2), pipeline(40, None, true), job(700, 40));
     let new = Changes { runners: vec![&one, &two], new_pipelines: vec![&row], jobs: vec![&job], ..Changes::default() };
     write(store, new).await;
     write(store, Changes { removed_runners: vec![RunnerId(2)], ..Changes::default() }).await;
     let (pipeline, job, runner) = (Some(PipelineId(40)), Some(JobId(700)), Some(RunnerId(2)));
-    assert_eq!(store.last_ids().await.expect("readable"), LastIds { pipeline, job, runner });
+    assert_eq!(store.last_ids().await.expect("failed to read"), LastIds { pipeline, job, runner });
 }
 
 pub(super) async fn families_and_pages(store: &dyn Store) {
@@ -248,16 +248,16 @@ pub(super) async fn families_and_pages(store: &dyn Store) {
     )
     .await;
     for member in [Member::Pipeline(PipelineId(1)), Member::Pipeline(PipelineId(2)), Member::Job(JobId(2))] {
-        let found = store.family(member).await.expect("readable");
+        let found = store.family(member).await.expect("failed to read");
         assert_eq!(found.pipelines.iter().map(|row| row.id.0).collect::<Vec<_>>(), [1, 2], "{member:?}");
         assert_eq!(found.jobs, [bridge.clone(), inner.clone()]);
         assert_eq!(found.runners, known[1..]);
     }
     for member in [Member::Pipeline(PipelineId(9)), Member::Job(JobId(9))] {
-        assert!(store.family(member).await.expect("readable").pipelines.is_empty(), "{member:?}");
+        assert!(store.family(member).await.expect("failed to read").pipelines.is_empty(), "{member:?}");
     }
     let page = async |after, limit| {
-        let found = store.pipelines(PipelineId(after), limit).await.expect("readable");
+        let found = store.pipelines(PipelineId(after), limit).await.expect("failed to read");
         found.iter().map(|row| row.id.0).collect::<Vec<_>>()
     };
     assert_eq!((page(i64::MIN, 2).await, page(2, 2).await, page(3, 2).await), (vec![1, 2], vec![3], vec![]));
@@ -277,22 +277,24 @@ pub(super) async fn expiry(store: &dyn Store) {
     )
     .await;
     let expired = async |now, limit| {
-        let found = store.expired(from_millis(now), limit).await.expect("readable");
+        let found = store.expired(from_millis(now), limit).await.expect("failed to read");
         found.iter().map(|row| row.job.0).collect::<Vec<_>>()
     };
-    assert_eq!(store.next_expiry().await.expect("readable"), Some(from_millis(10)));
+    assert_eq!(store.next_expiry().await.expect("failed to read"), Some(from_millis(10)));
     assert_eq!((expired(9, 9).await, expired(20, 1).await, expired(20, 9).await), (vec![], vec![2], vec![2, 1]));
     let deleted = (JobId(2), "archive".to_owned());
     write(store, Changes { deleted_artifacts: vec![&deleted], ..Changes::default() }).await;
     assert_eq!(expired(20, 9).await, [1]);
-    assert_eq!(store.next_expiry().await.expect("readable"), Some(from_millis(20)));
-    let rows = store.family(Member::Job(JobId(2))).await.expect("readable").artifacts;
+    assert_eq!(store.next_expiry().await.expect("failed to read"), Some(from_millis(20)));
+    let rows = store.family(Member::Job(JobId(2))).await.expect("failed to read").artifacts;
     assert_eq!(rows.iter().filter(|row| row.deleted).count(), 1, "the row is kept");
     // A new file of the same kind replaces the deleted one.
     write(store, Changes { artifacts: vec![&artifact(2, None)], ..Changes::default() }).await;
     write(store, Changes { artifacts: vec![&artifact(1, None)], ..Changes::default() }).await;
-    assert_eq!(store.next_expiry().await.expect("readable"), None);
-    assert!(!store.family(Member::Job(JobId(2))).await.expect("readable").artifacts.iter().any(|row| row.deleted));
+    assert_eq!(store.next_expiry().await.expect("failed to read"), None);
+    assert!(
+        !store.family(Member::Job(JobId(2))).await.expect("failed to read").artifacts.iter().any(|row| row.deleted)
+    );
 }
 
 pub(super) async fn events(store: &dyn Store) {
@@ -300,31 +302,35 @@ pub(super) async fn events(store: &dyn Store) {
     let (first, second) = ([event(1, JobChange::Queued), event(2, assigned)], [event(1, JobChange::Accepted)]);
     write(store, Changes { events: &first, ..Changes::default() }).await;
     write(store, Changes { events: &second, ..Changes::default() }).await;
-    let all = store.events_after(0, 9).await.expect("readable");
+    let all = store.events_after(0, 9).await.expect("failed to read");
     let expected: Vec<_> = first.iter().chain(&second).zip(1..).map(|(event, number)| event.numbered(number)).collect();
     assert_eq!(all, expected);
-    assert_eq!(store.events_after(1, 1).await.expect("readable"), expected[1..2]);
-    store.prune_events(3).await.expect("pruned");
-    store.prune_events(3).await.expect("pruned again");
-    assert!(store.events_after(0, 9).await.expect("readable").is_empty());
+    assert_eq!(store.events_after(1, 1).await.expect("failed to read"), expected[1..2]);
+    store.prune_events(3).await.expect("failed to prune");
+    store.prune_events(3).await.expect("failed to prune again");
+    assert!(store.events_after(0, 9).await.expect("failed to read").is_empty());
     write(store, Changes { events: &second, ..Changes::default() }).await;
-    assert_eq!(store.events_after(0, 9).await.expect("readable"), [second[0].numbered(4)], "no number is given twice");
+    assert_eq!(
+        store.events_after(0, 9).await.expect("failed to read"),
+        [second[0].numbered(4)],
+        "sequence numbers are not reused"
+    );
 }
 
-pub(super) async fn events_go_with_changes(store: &dyn Store) {
+pub(super) async fn events_with_changes(store: &dyn Store) {
     let (row, job, orphan) = (pipeline(1, None, true), job(1, 1), manager(9));
     let events = [event(1, JobChange::Queued)];
-    let refused = Changes {
+    let rejected = Changes {
         new_pipelines: vec![&row],
         jobs: vec![&job],
         managers: vec![&orphan],
         events: &events,
         ..Changes::default()
     };
-    store.write(&refused).await.expect_err("a manager without a runner");
-    assert!(store.events_after(0, 9).await.expect("readable").is_empty());
-    assert!(store.open_work().await.expect("readable").jobs.is_empty());
-    write(store, Changes { managers: Vec::new(), ..refused }).await;
-    assert_eq!(store.events_after(0, 9).await.expect("readable"), [events[0].numbered(1)]);
-    assert_eq!(store.open_work().await.expect("readable").jobs, [job]);
+    store.write(&rejected).await.expect_err("a manager without a runner");
+    assert!(store.events_after(0, 9).await.expect("failed to read").is_empty());
+    assert!(store.open_work().await.expect("failed to read").jobs.is_empty());
+    write(store, Changes { managers: Vec::new(), ..rejected }).await;
+    assert_eq!(store.events_after(0, 9).await.expect("failed to read"), [events[0].numbered(1)]);
+    assert_eq!(store.open_work().await.expect("failed to read").jobs, [job]);
 }

@@ -1,4 +1,4 @@
-//! A store in the memory of this process: for tests, and for a coordinator that leaves nothing behind.
+//! A store in the memory of this process: for tests, and for a coordinator that writes no files.
 
 use std::collections::BTreeMap;
 
@@ -71,30 +71,31 @@ impl Tables {
 
     /// Rejects changes that violate a constraint of the database.
     fn check(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
-        let refused = |what: &str| {
-            StoreError::Failed(std::sync::Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(what)))
+        let rejected = |message: &str| {
+            StoreError::Failed(std::sync::Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(message)))
         };
-        let runner = |id: &RunnerId| self.runners.contains_key(id) || changes.runners.iter().any(|row| row.id == *id);
-        if !changes.managers.iter().all(|row| runner(&row.runner)) {
-            return Err(refused("a manager without a runner"));
+        let runner_exists =
+            |id: &RunnerId| self.runners.contains_key(id) || changes.runners.iter().any(|row| row.id == *id);
+        if !changes.managers.iter().all(|row| runner_exists(&row.runner)) {
+            return Err(rejected("a manager has no runner"));
         }
         if changes.new_pipelines.iter().any(|row| self.pipelines.contains_key(&row.id)) {
-            return Err(refused("a pipeline with the id of another one"));
+            return Err(rejected("two pipelines have the same id"));
         }
         Ok(())
     }
 
-    /// Returns the rows of the pipelines that `which` selects.
-    fn select(&self, which: impl Fn(&PipelineRow) -> bool) -> Contents {
-        let pipelines: Vec<_> = self.pipelines.values().filter(|row| which(row)).cloned().collect();
-        let within = |id: &PipelineId| pipelines.binary_search_by_key(id, |row| row.id).is_ok();
-        let jobs: Vec<_> = self.jobs.values().filter(|row| within(&row.pipeline)).cloned().collect();
+    /// Returns the rows of the pipelines that `predicate` selects.
+    fn select(&self, predicate: impl Fn(&PipelineRow) -> bool) -> Contents {
+        let pipelines: Vec<_> = self.pipelines.values().filter(|row| predicate(row)).cloned().collect();
+        let is_selected = |id: &PipelineId| pipelines.binary_search_by_key(id, |row| row.id).is_ok();
+        let jobs: Vec<_> = self.jobs.values().filter(|row| is_selected(&row.pipeline)).cloned().collect();
         let of_job = |row: &&ArtifactRow| jobs.binary_search_by_key(&row.job, |job| job.id).is_ok();
         let artifacts = self.artifacts.values().filter(of_job).cloned().collect();
         Contents { runners: Vec::new(), managers: Vec::new(), pipelines, jobs, artifacts }
     }
 
-    fn unexpired(&self) -> impl Iterator<Item = &ArtifactRow> {
+    fn undeleted_artifacts(&self) -> impl Iterator<Item = &ArtifactRow> {
         self.artifacts.values().filter(|row| !row.deleted)
     }
 }
@@ -125,9 +126,9 @@ impl Store for MemoryStore {
         })
     }
 
-    async fn family(&self, of: Member) -> Result<Contents, StoreError> {
+    async fn family(&self, member: Member) -> Result<Contents, StoreError> {
         self.with(|tables| {
-            let pipeline = match of {
+            let pipeline = match member {
                 Member::Pipeline(id) => Some(id),
                 Member::Job(id) => tables.jobs.get(&id).map(|row| row.pipeline),
             };
@@ -135,8 +136,8 @@ impl Store for MemoryStore {
                 return Contents::default();
             };
             let mut contents = tables.select(|row| row.root == root);
-            let named = |id: &RunnerId| contents.jobs.iter().any(|row| row.runner == Some(*id));
-            contents.runners = tables.runners.values().filter(|row| named(&row.id)).cloned().collect();
+            let is_used = |id: &RunnerId| contents.jobs.iter().any(|row| row.runner == Some(*id));
+            contents.runners = tables.runners.values().filter(|row| is_used(&row.id)).cloned().collect();
             contents
         })
     }
@@ -147,8 +148,8 @@ impl Store for MemoryStore {
 
     async fn expired(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, StoreError> {
         self.with(|tables| {
-            let over = tables.unexpired().filter(|row| row.expires_at.is_some_and(|at| at <= now));
-            let mut expired: Vec<_> = over.cloned().collect();
+            let matching = tables.undeleted_artifacts().filter(|row| row.expires_at.is_some_and(|at| at <= now));
+            let mut expired: Vec<_> = matching.cloned().collect();
             expired.sort_by_key(|row| row.expires_at);
             expired.truncate(limit);
             expired
@@ -156,7 +157,7 @@ impl Store for MemoryStore {
     }
 
     async fn next_expiry(&self) -> Result<Option<Timestamp>, StoreError> {
-        self.with(|tables| tables.unexpired().filter_map(|row| row.expires_at).min())
+        self.with(|tables| tables.undeleted_artifacts().filter_map(|row| row.expires_at).min())
     }
 
     async fn events_after(&self, sequence: u64, limit: usize) -> Result<Vec<JobEvent>, StoreError> {

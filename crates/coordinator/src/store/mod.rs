@@ -1,8 +1,8 @@
 //! The port for data that must survive the process: rows, ids, assignments of jobs, and the outbox of events.
 //!
 //! A store makes no decisions. One coordinator writes to it, one batch at a time, and a batch is one transaction. Reads may run at the
-//! same time as a write and see whole batches only. Work that is *open* is read at the start. Finished pipelines are read when a caller
-//! asks for one, together with their parents and children (their *family*).
+//! same time as a write and see whole batches only. Work that is *open* is read at the start. A finished pipeline is read when a
+//! caller requests it, together with its parents and children (its *family*).
 //!
 //! [`sqlite`] stores the rows in a file, [`memory`] in this process. Both pass the same tests (`contract`).
 
@@ -25,10 +25,10 @@ pub(crate) use rows::{
     ArtifactRow, JobDetail, JobRow, ManagerRow, PipelineDetail, PipelineRow, PipelineSpec, RunnerRow,
 };
 
-/// The changes of one batch of commands. Rows are written whole; writing a row twice changes nothing.
+/// The changes of one batch of commands. Rows are written with all columns, so writing a row twice changes nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
-    /// Runners that were deleted; their managers are deleted with them.
+    /// Runners that were deleted. Their managers are deleted with them.
     pub(crate) removed_runners: Vec<RunnerId>,
     /// Managers that were deleted.
     pub(crate) removed_managers: Vec<&'a (RunnerId, String)>,
@@ -46,12 +46,12 @@ pub(crate) struct Changes<'a> {
     pub(crate) artifacts: Vec<&'a ArtifactRow>,
     /// Artifacts, by job and kind, whose files were deleted. The rows are kept.
     pub(crate) deleted_artifacts: Vec<&'a (JobId, String)>,
-    /// Events in the life of the jobs, in order.
+    /// New job events, in order.
     pub(crate) events: &'a [NewJobEvent],
 }
 
 impl Changes<'_> {
-    /// Number of changed rows.
+    /// Returns the number of changed rows.
     pub(crate) fn len(&self) -> usize {
         self.removed_runners.len()
             + self.removed_managers.len()
@@ -109,7 +109,7 @@ pub(crate) trait Store: Send + Sync + fmt::Debug {
     async fn last_ids(&self) -> Result<LastIds, StoreError>;
 
     /// Returns a family with its jobs and artifacts, and the runners of its jobs. Empty if the member does not exist.
-    async fn family(&self, of: Member) -> Result<Contents, StoreError>;
+    async fn family(&self, member: Member) -> Result<Contents, StoreError>;
 
     /// Returns at most `limit` pipelines with ids above `after`, in order.
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError>;

@@ -22,7 +22,7 @@ pub(super) fn predefined(environment: &Environment) -> Vec<Variable> {
     variables
 }
 
-/// Returns the tier of an environment without `deployment_tier`, from words in its name. The first matching row counts.
+/// Returns the tier of an environment without `deployment_tier`, from words in its name. The first matching tier is used.
 pub(crate) fn guess_tier(name: &str) -> &'static str {
     const WORDS: [(&str, &[&str]); 4] = [
         ("development", &["dev", "review", "trunk"]),
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tier_follows_the_name() {
+    fn tier_is_derived_from_the_name() {
         for (name, tier) in [
             ("review/feat-1", "development"),
             ("Production", "production"),

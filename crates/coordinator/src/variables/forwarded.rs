@@ -10,11 +10,11 @@ use super::{from_dotenv, rule_variables};
 
 /// Returns the pipeline variables of the pipeline that `bridge` starts.
 ///
-/// These are the bridge's YAML variables and the pipeline variables of its own pipeline, as `trigger:forward` says. `dotenv` holds the
-/// variables that the bridge gets from its needs; they are forwarded with the pipeline variables.
+/// These are the bridge's YAML variables and the pipeline variables of its own pipeline, depending on `trigger:forward`. `dotenv` holds
+/// the variables that the bridge gets from its needs. They are forwarded with the pipeline variables.
 ///
-/// References are expanded here, where the values are known; unknown ones become empty. A value can refer to the pipeline's id, but
-/// not to variables that only a job on a runner has.
+/// References to variables are expanded here. Unknown references become empty. A value can refer to the pipeline's id, but not to
+/// variables that only a job on a runner has.
 #[must_use]
 pub fn forwarded(
     context: &Context,
@@ -24,8 +24,8 @@ pub fn forwarded(
     dotenv: &[(String, String)],
 ) -> Vec<Variable> {
     let dotenv: Vec<Variable> = dotenv.iter().map(|(key, value)| from_dotenv(key, value)).collect();
-    let own = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
-    let mut known = layers::merge([own, rule_variables(context, job), dotenv.clone()]);
+    let pipeline_id = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
+    let mut known = layers::merge([pipeline_id, rule_variables(context, job), dotenv.clone()]);
     expand::expand_all(&mut known);
     // The content of file and raw variables is not inserted into other variables. The new pipeline has them under the same name.
     let lookup = |name: &str| {
@@ -39,10 +39,10 @@ pub fn forwarded(
         Variable { value: expand::expand_text(&variable.value, &lookup, Unknown::Empty), ..variable.clone() }
     };
     let yaml = if bridge.forward_yaml_variables { job.variables.iter().map(resolve).collect() } else { Vec::new() };
-    let (dotenv, run) = if bridge.forward_pipeline_variables {
+    let (dotenv, pipeline_variables) = if bridge.forward_pipeline_variables {
         (dotenv, context.pipeline_variables.iter().map(resolve).collect())
     } else {
         (Vec::new(), Vec::new())
     };
-    layers::merge([yaml, dotenv, run])
+    layers::merge([yaml, dotenv, pipeline_variables])
 }

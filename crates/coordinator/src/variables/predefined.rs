@@ -1,4 +1,4 @@
-//! The predefined variables that only the coordinator knows: ids, URLs, the token and the runner.
+//! The predefined variables that the coordinator sets when it assigns a job: ids, URLs, the token and the runner.
 //!
 //! These are the variables of phase J in docs/spec/pipeline-yaml.md, section 4.5.
 
@@ -9,7 +9,7 @@ use time::format_description::well_known::Rfc3339;
 use super::RunnerFacts;
 use crate::assignment::JobAssignment;
 
-/// Variables that the runner sets itself. They are never sent (C215), because a value in the payload would replace the runner's.
+/// Variables that the runner sets itself. They are never sent (case C215), because a value in the payload would replace the runner's.
 pub const RUNNER_OWNED: &[&str] = &[
     "CI_SERVER",
     "CI_SERVER_TLS_CA_FILE",

@@ -6,37 +6,37 @@ use futures::StreamExt;
 use muster_job::{FailureReason, JobStatus};
 use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
-use crate::support::{Bench, SOON, forbidden, job, producer, zip_of};
+use crate::support::{Bench, TIMEOUT, forbidden, job, producer, zip_of};
 
 #[tokio::test]
 async fn artifacts_are_checked_and_passed_to_later_jobs() {
     let bench = Bench::with(|options| options.limits.artifact_bytes = 10_000).await;
     let manager = bench.manager().await;
     let pipeline = bench.create(vec![vec![producer("build")], vec![job("test")]]).await;
-    let build = manager.take().await;
+    let build = manager.next_job().await;
     let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
     assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
     let large = manager.upload(&build, ("junit", "raw", None), vec![0; 10_001]).await;
     assert!(matches!(large, Err(ServiceError::TooLarge(_))), "{large:?}");
     let archive = zip_of("out/a.txt", "content");
-    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept");
-    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("kept again");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("failed to store");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("failed to store twice");
     let dotenv = manager.upload(&build, ("dotenv", "raw", None), b"no equals sign".to_vec()).await;
     assert!(matches!(dotenv, Err(ServiceError::BadRequest(_))), "{dotenv:?}");
-    manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("kept");
+    manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("failed to store");
     manager.succeed(&build).await;
 
-    let test = manager.take().await;
+    let test = manager.next_job().await;
     assert_eq!(test.dependencies.len(), 1);
     assert_eq!(test.dependencies[0].token, test.token);
     assert!(test.variables.iter().any(|variable| (variable.key.as_str(), variable.value.as_str()) == ("VERSION", "7")));
-    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), archive);
+    assert_eq!(manager.download(build.id, &test.token).await.expect("failed to download the archive"), archive);
     assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
-    let none = manager.download(test.id, &test.token).await;
-    assert!(matches!(none, Err(ServiceError::NotFound(_))), "{none:?}");
+    let missing = manager.download(test.id, &test.token).await;
+    assert!(matches!(missing, Err(ServiceError::NotFound(_))), "{missing:?}");
     let kinds: Vec<_> = bench.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
     assert_eq!(kinds, ["archive", "dotenv"]);
-    assert_eq!(files(&bench).len(), 2, "a refused upload leaves nothing: {:?}", files(&bench));
+    assert_eq!(files(&bench).len(), 2, "a rejected upload leaves no file: {:?}", files(&bench));
 }
 
 #[tokio::test]
@@ -46,11 +46,11 @@ async fn c163_invalid_dotenv_report_fails_the_job() {
     let manager = bench.manager().await;
     for report in ["A=1\n# a comment\n", &many, &"x".repeat(6 * 1024)] {
         let pipeline = bench.create(vec![vec![job("a")]]).await;
-        let taken = manager.take().await;
-        let refused = manager.upload(&taken, ("dotenv", "raw", None), report.as_bytes().to_vec()).await;
-        assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
+        let assigned = manager.next_job().await;
+        let rejected = manager.upload(&assigned, ("dotenv", "raw", None), report.as_bytes().to_vec()).await;
+        assert!(matches!(rejected, Err(ServiceError::BadRequest(_))), "{rejected:?}");
         // The job fails even if its runner ignores the rejection and reports success.
-        assert_eq!(manager.succeed(&taken).await, JobStatus::Failed);
+        assert_eq!(manager.succeed(&assigned).await, JobStatus::Failed);
         let view = bench.job(pipeline, "a").await;
         assert_eq!(view.failure_reason, Some(FailureReason::ScriptFailure));
         assert!(view.message.is_some_and(|message| message.contains("dotenv")) && view.artifacts.is_empty());
@@ -62,9 +62,9 @@ async fn expired_files_are_deleted_after_a_restart() {
     let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
-    let build = manager.take().await;
-    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
-    manager.upload(&build, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
+    let build = manager.next_job().await;
+    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("failed to store");
+    manager.upload(&build, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
     let benches = [before.restart_after_kill().await, before];
     let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
     let expected = [(archive.clone(), true), (junit.clone(), true)];
@@ -79,9 +79,9 @@ async fn expired_files_are_deleted_after_a_restart() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
+        tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
     }
-    // The deletion is known after a restart.
+    // After another restart, the artifact is still marked as deleted.
     let after = benches[1].restart_after_kill().await;
     assert_eq!(after.artifact_files_on_disk(build.id).await, [(archive, false), (junit, true)]);
 }
@@ -91,8 +91,8 @@ async fn expired_files_are_deleted_at_the_start() {
     let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
-    let build = manager.take().await;
-    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("kept");
+    let build = manager.next_job().await;
+    manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("failed to store");
     manager.succeed(&build).await;
     let killed = before.restart_after_kill().await;
     killed.coordinator.shutdown().await;
@@ -103,7 +103,7 @@ async fn expired_files_are_deleted_at_the_start() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(SOON, deleted).await.expect("deleted soon");
+    tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
 }
 
 /// Returns the paths of all artifact files, relative to their directory.
@@ -129,19 +129,22 @@ async fn leftover_files_are_deleted_at_the_start() {
     let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
+    let assigned = manager.next_job().await;
+    manager.upload(&assigned, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
     let root = before.dir.path().join("artifacts");
-    let own = format!("{}/junit/junit.raw", taken.id);
-    std::fs::create_dir_all(root.join(taken.id.to_string()).join("sast")).expect("a directory");
-    let of_job = ["junit/older.xml", "sast/whole.json"].map(|file| format!("{}/{file}", taken.id));
-    for leftover in of_job.into_iter().chain([".incoming/.upload-1a2b".to_owned()]) {
-        std::fs::write(root.join(leftover), "half").expect("written");
+    let stored = format!("{}/junit/junit.raw", assigned.id);
+    std::fs::create_dir_all(root.join(assigned.id.to_string()).join("sast")).expect("failed to create a directory");
+    let leftovers_of_job = ["junit/older.xml", "sast/whole.json"].map(|file| format!("{}/{file}", assigned.id));
+    for leftover in leftovers_of_job.into_iter().chain([".incoming/.upload-1a2b".to_owned()]) {
+        std::fs::write(root.join(leftover), "partial content").expect("failed to write");
     }
     assert_eq!(files(&before).len(), 4);
     let after = before.restart_after_kill().await;
-    assert_eq!(files(&after), [own]);
-    assert!(!after.dir.path().join(format!("artifacts/{}/sast", taken.id)).exists(), "nor is an empty directory left");
+    assert_eq!(files(&after), [stored]);
+    assert!(
+        !after.dir.path().join(format!("artifacts/{}/sast", assigned.id)).exists(),
+        "the empty directory is deleted"
+    );
 }
 
 #[tokio::test]
@@ -149,35 +152,35 @@ async fn replaced_and_late_files_are_deleted() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.upload(&taken, ("junit", "raw", None), b"x".to_vec()).await.expect("kept");
-    manager.upload(&taken, ("junit", "gzip", None), b"y".to_vec()).await.expect("kept");
-    let kept = [format!("{}/junit/junit.gzip", taken.id)];
-    assert_eq!(files(&bench), kept, "the report has another name now");
+    let assigned = manager.next_job().await;
+    manager.upload(&assigned, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
+    manager.upload(&assigned, ("junit", "gzip", None), b"y".to_vec()).await.expect("failed to store");
+    let expected = [format!("{}/junit/junit.gzip", assigned.id)];
+    assert_eq!(files(&bench), expected, "the second report replaces the first, which had another name");
 
-    let refused = manager.upload(&taken, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
-    assert!(matches!(refused, Err(ServiceError::BadRequest(_))), "{refused:?}");
-    assert_eq!(files(&bench), kept);
+    let rejected = manager.upload(&assigned, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
+    assert!(matches!(rejected, Err(ServiceError::BadRequest(_))), "{rejected:?}");
+    assert_eq!(files(&bench), expected);
     // The upload ends after the job has ended.
-    let (ended, mut end) = tokio::sync::oneshot::channel::<()>();
-    let (asked, begun) = tokio::sync::oneshot::channel::<()>();
+    let (finish, mut finished) = tokio::sync::oneshot::channel::<()>();
+    let (start, started) = tokio::sync::oneshot::channel::<()>();
     let query = ArtifactQuery { artifact_type: Some("sast".to_owned()), ..raw() };
     let body = futures::stream::once(async move {
-        // The body is only read once there is a file for it.
-        let _ = asked.send(());
-        let _ = (&mut end).await;
+        // The body is read only after a file was created for it.
+        let _ = start.send(());
+        let _ = (&mut finished).await;
         Ok(bytes::Bytes::from_static(b"late"))
     });
     let uploading = tokio::spawn({
-        let (coordinator, token, id) = (std::sync::Arc::clone(&bench.coordinator), taken.token.clone(), taken.id);
+        let (coordinator, token, id) = (std::sync::Arc::clone(&bench.coordinator), assigned.token.clone(), assigned.id);
         async move { coordinator.upload_artifact(id, &token, query, "s.json".to_owned(), body.boxed()).await }
     });
-    begun.await.expect("the upload has begun");
+    started.await.expect("the upload has not started");
     assert!(files(&bench).iter().any(|file| file.contains(".upload-")));
-    manager.succeed(&taken).await;
-    ended.send(()).expect("it waits");
-    assert_eq!(forbidden(uploading.await.expect("no panic")), Some(JobStatus::Success));
-    assert_eq!(files(&bench), kept);
+    manager.succeed(&assigned).await;
+    finish.send(()).expect("the upload does not wait");
+    assert_eq!(forbidden(uploading.await.expect("panicked")), Some(JobStatus::Success));
+    assert_eq!(files(&bench), expected);
 }
 
 fn raw() -> ArtifactQuery {

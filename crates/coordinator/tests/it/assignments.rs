@@ -1,4 +1,4 @@
-//! An assignment of a job, for the tests of variables and payload.
+//! Fixture of an assigned job, for the tests of variables and payload.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use time::macros::datetime;
 pub(crate) const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "glcbt-secret-token";
 
-/// A job with its surroundings, which a test changes before it reads the result.
+/// A job with its project, pipeline and runner. A test changes the fields and then reads the variables or the payload.
 pub(crate) struct JobFixture {
     pub(crate) job: Job,
     pub(crate) work: ScriptWork,

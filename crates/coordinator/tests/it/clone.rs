@@ -29,8 +29,8 @@ impl Drop for Repository {
 impl Repository {
     async fn serve(bench: &Bench) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let made = Command::new("git").args(["init", "-q", "--bare"]).arg(directory.path()).status().unwrap();
-        assert!(made.success());
+        let init = Command::new("git").args(["init", "-q", "--bare"]).arg(directory.path()).status().unwrap();
+        assert!(init.success());
         let coordinator = Arc::clone(&bench.coordinator);
         let routes = git_routes(GitServer {
             repository: directory.path().to_owned(),
@@ -47,13 +47,13 @@ impl Repository {
         Self { url, client, server, _directory: directory }
     }
 
-    /// Returns the status of both requests of a clone.
+    /// Returns the status codes of both requests of a clone.
     async fn clone_with(&self, token: &str) -> [StatusCode; 2] {
-        let sent = |request: reqwest::RequestBuilder| async {
+        let status = |request: reqwest::RequestBuilder| async {
             request.basic_auth("gitlab-ci-token", Some(token)).send().await.unwrap().status()
         };
         let refs = self.client.get(format!("{}/info/refs?service=git-upload-pack", self.url));
-        [sent(refs).await, sent(self.client.post(format!("{}/git-upload-pack", self.url)).body("0000")).await]
+        [status(refs).await, status(self.client.post(format!("{}/git-upload-pack", self.url)).body("0000")).await]
     }
 
     async fn clone_of(&self, job: &JobPayload) -> [StatusCode; 2] {
@@ -62,7 +62,7 @@ impl Repository {
 }
 
 const ALLOWED: [StatusCode; 2] = [StatusCode::OK; 2];
-const OVER: [StatusCode; 2] = [StatusCode::FORBIDDEN; 2];
+const DENIED: [StatusCode; 2] = [StatusCode::FORBIDDEN; 2];
 
 #[tokio::test]
 async fn job_can_clone_only_while_it_is_assigned() {
@@ -70,15 +70,15 @@ async fn job_can_clone_only_while_it_is_assigned() {
     let repository = Repository::serve(&bench).await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a"), job("b")]]).await;
-    let (first, other) = (manager.take().await, manager.take().await);
-    manager.running(&first).await;
+    let (first, other) = (manager.next_job().await, manager.next_job().await);
+    manager.report_running(&first).await;
     assert_eq!(repository.clone_of(&first).await, ALLOWED);
-    assert_eq!(repository.clone_of(&other).await, ALLOWED, "it is assigned, though it was not accepted yet");
+    assert_eq!(repository.clone_of(&other).await, ALLOWED, "the job is assigned, although it was not accepted yet");
     manager.succeed(&first).await;
-    assert_eq!(repository.clone_of(&first).await, OVER);
+    assert_eq!(repository.clone_of(&first).await, DENIED);
     assert_eq!(repository.clone_of(&other).await, ALLOWED);
     bench.coordinator.cancel_job(other.id, true).await.unwrap();
-    assert_eq!(repository.clone_of(&other).await, OVER);
+    assert_eq!(repository.clone_of(&other).await, DENIED);
 }
 
 #[tokio::test]
@@ -87,13 +87,13 @@ async fn former_assignee_cannot_clone() {
     let repository = Repository::serve(&bench).await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let silent = manager.take().await;
+    let silent = manager.next_job().await;
     bench.clock.advance(Duration::from_secs(30));
-    assert_eq!(repository.clone_of(&silent).await, ALLOWED, "and this accepts no job");
+    assert_eq!(repository.clone_of(&silent).await, ALLOWED, "cloning does not accept the job");
     bench.clock.advance(Duration::from_secs(30));
-    let second = manager.take().await;
+    let second = manager.next_job().await;
     assert_eq!(second.id, silent.id);
-    assert_eq!(repository.clone_of(&silent).await, OVER);
+    assert_eq!(repository.clone_of(&silent).await, DENIED);
     assert_eq!(repository.clone_of(&second).await, ALLOWED);
 }
 

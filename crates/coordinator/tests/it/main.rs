@@ -1,14 +1,16 @@
 //! Integration tests of the coordinator, one binary.
 
+#![expect(clippy::indexing_slicing, reason = "a wrong index fails the test, and shows where")]
+
 mod accept_timeout;
 mod artifacts;
 mod assignments;
-mod c_bridges;
-mod c_coordinator;
-mod c_payload;
-mod c_schedule;
-mod c_variables;
 mod clone;
+mod conformance_bridges;
+mod conformance_coordinator;
+mod conformance_payload;
+mod conformance_schedule;
+mod conformance_variables;
 mod from_yaml;
 mod memory;
 mod outbox;

@@ -1,4 +1,4 @@
-//! Finished pipelines, which are not in memory. All other tests also run with none of them in memory.
+//! Finished pipelines, which are not in memory. All other tests also keep no finished pipelines in memory.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -11,13 +11,13 @@ use muster_runner_api::service::ServiceError;
 
 use crate::support::{Bench, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
 
-/// Runs a pipeline of one job that leaves an archive, a dotenv report and a log.
-async fn finished(bench: &Bench, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
+/// Runs a pipeline of one job that produces an archive, a dotenv report and a log.
+async fn run_pipeline(bench: &Bench, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
     let id = bench.create(vec![vec![producer("build")]]).await;
-    let build = manager.take().await;
-    manager.upload(&build, ("archive", "zip", Some("1 day")), zip_of("out", "x")).await.expect("kept");
-    manager.upload(&build, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("kept");
-    manager.log(&build, 0, "a log").await.expect("accepted");
+    let build = manager.next_job().await;
+    manager.upload(&build, ("archive", "zip", Some("1 day")), zip_of("out", "x")).await.expect("failed to store");
+    manager.upload(&build, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("failed to store");
+    manager.log(&build, 0, "a log").await.expect("was not accepted");
     manager.succeed(&build).await;
     (id, build)
 }
@@ -26,17 +26,17 @@ async fn finished(bench: &Bench, manager: &Manager) -> (PipelineId, muster_runne
 async fn finished_pipelines_are_readable_after_a_restart() {
     let before = Bench::open().await;
     let manager = before.manager().await;
-    let (first, build) = finished(&before, &manager).await;
+    let (first, build) = run_pipeline(&before, &manager).await;
     let open = before.create(vec![vec![job("a")]]).await;
     for bench in [before.restart_after_kill().await, before] {
         let view = bench.view(first).await;
         assert_eq!((view.summary.status, view.jobs.len()), (JobStatus::Success, 1));
-        assert_eq!(bench.coordinator.job(build.id).await.expect("known"), view.jobs[0]);
+        assert_eq!(bench.coordinator.job(build.id).await.expect("the job does not exist"), view.jobs[0]);
         assert_eq!(view.jobs[0].runner.as_ref().map(|runner| runner.system_id.as_str()), Some("s_000000000001"));
         assert_eq!(view.jobs[0].artifacts.len(), 2);
-        assert_eq!(bench.coordinator.read_trace(build.id, 2).await.expect("readable"), "log");
+        assert_eq!(bench.coordinator.read_trace(build.id, 2).await.expect("failed to read"), "log");
         let ids = async |after, limit| {
-            let page = bench.coordinator.pipelines(after, limit).await.expect("readable");
+            let page = bench.coordinator.pipelines(after, limit).await.expect("failed to read");
             page.iter().map(|summary| summary.id).collect::<Vec<_>>()
         };
         assert_eq!((ids(None, 9).await, ids(None, 1).await), (vec![first, open], vec![first]));
@@ -51,16 +51,16 @@ async fn finished_pipelines_are_readable_after_a_restart() {
 async fn late_reports_for_finished_jobs_are_answered() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
-    let (_, build) = finished(&bench, &manager).await;
+    let (_, build) = run_pipeline(&bench, &manager).await;
     assert_eq!(manager.succeed(&build).await, JobStatus::Success, "repeated");
-    let refused = manager.update(&build, "failed", |_| {}).await;
-    assert!(matches!(refused, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{refused:?}");
-    let refused = manager.log(&build, 5, "more").await;
-    assert!(matches!(refused, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{refused:?}");
+    let rejected = manager.update(&build, "failed", |_| {}).await;
+    assert!(matches!(rejected, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{rejected:?}");
+    let rejected = manager.log(&build, 5, "more").await;
+    assert!(matches!(rejected, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{rejected:?}");
     let mut forged = build.clone();
     forged.token = "glcbt-1-1-00".to_owned();
-    let refused = manager.update(&forged, "running", |_| {}).await;
-    assert!(matches!(refused, Err(ServiceError::Forbidden { status: None })), "{refused:?}");
+    let rejected = manager.update(&forged, "running", |_| {}).await;
+    assert!(matches!(rejected, Err(ServiceError::Forbidden { status: None })), "{rejected:?}");
 }
 
 #[tokio::test]
@@ -68,17 +68,17 @@ async fn retry_reopens_a_finished_pipeline() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     let id = bench.create(vec![vec![job("a")], vec![job("b")]]).await;
-    let (first, _) = (manager.take().await, ());
+    let first = manager.next_job().await;
     manager.fail(&first, "script_failure", None).await;
     assert_eq!(bench.view(id).await.summary.status, JobStatus::Failed);
-    let again = bench.coordinator.retry_job(first.id).await.expect("it has ended");
-    // The database agrees.
+    let retry = bench.coordinator.retry_job(first.id).await.expect("the job has not ended");
+    // The change is in the database.
     let bench = bench.restart_after_kill().await;
-    let manager = manager.at(&bench);
-    let taken = manager.take().await;
-    assert_eq!(taken.id, again);
-    manager.succeed(&taken).await;
-    manager.succeed(&manager.take().await).await;
+    let manager = manager.connected_to(&bench);
+    let assigned = manager.next_job().await;
+    assert_eq!(assigned.id, retry);
+    manager.succeed(&assigned).await;
+    manager.succeed(&manager.next_job().await).await;
     let view = bench.view(id).await;
     assert_eq!((view.summary.status, view.jobs.len()), (JobStatus::Success, 3));
     assert!(view.jobs[0].retried);
@@ -91,14 +91,14 @@ async fn manual_job_of_a_finished_pipeline_can_be_played() {
     let mut optional = job("deploy");
     (optional.when, optional.allow_failure) = (When::Manual, AllowFailure::Yes);
     let id = bench.create(vec![vec![job("a"), optional]]).await;
-    manager.succeed(&manager.take().await).await;
+    manager.succeed(&manager.next_job().await).await;
     let view = bench.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
-    let deploy = view.job("deploy").expect("a job").id;
+    let deploy = view.job("deploy").expect("no job").id;
     bench.coordinator.play_job(deploy, Vec::new()).await.expect("a manual job");
-    let taken = manager.take().await;
-    assert_eq!(taken.id, deploy);
-    manager.succeed(&taken).await;
+    let assigned = manager.next_job().await;
+    assert_eq!(assigned.id, deploy);
+    manager.succeed(&assigned).await;
     assert_eq!(bench.status(id, "deploy").await, JobStatus::Success);
 }
 
@@ -106,26 +106,29 @@ async fn manual_job_of_a_finished_pipeline_can_be_played() {
 async fn job_gets_artifacts_of_a_finished_pipeline() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
-    let (first, build) = finished(&bench, &manager).await;
-    let mut user = job("use");
+    let (first, build) = run_pipeline(&bench, &manager).await;
+    let mut consumer = job("use");
     let need =
         |pipeline: &str| Need::Pipeline { pipeline: pipeline.to_owned(), job: "build".to_owned(), artifacts: true };
-    user.needs = Some(vec![need(&first.to_string())]);
+    consumer.needs = Some(vec![need(&first.to_string())]);
     let mut lost = job("lost");
     lost.needs = Some(vec![need("99")]);
-    let id = bench.create(vec![vec![user, lost]]).await;
-    let taken = manager.take_with(Some("key")).await;
-    assert_eq!((taken.job_info.name.as_str(), taken.dependencies.len()), ("use", 1));
-    assert!(taken.variables.iter().any(|variable| variable.key == "KEY" && variable.value == "value"));
-    let again = manager.take_with(Some("key")).await;
-    assert_eq!((again.id, again.dependencies.len()), (taken.id, 1), "the answer is repeated");
-    assert_eq!(manager.download(build.id, &taken.token).await.expect("the archive"), zip_of("out", "x"));
-    manager.succeed(&taken).await;
+    let id = bench.create(vec![vec![consumer, lost]]).await;
+    let assigned = manager.next_job_with_key(Some("key")).await;
+    assert_eq!((assigned.job_info.name.as_str(), assigned.dependencies.len()), ("use", 1));
+    assert!(assigned.variables.iter().any(|variable| variable.key == "KEY" && variable.value == "value"));
+    let repeated = manager.next_job_with_key(Some("key")).await;
+    assert_eq!((repeated.id, repeated.dependencies.len()), (assigned.id, 1), "the answer is repeated");
+    assert_eq!(
+        manager.download(build.id, &assigned.token).await.expect("failed to download the archive"),
+        zip_of("out", "x")
+    );
+    manager.succeed(&assigned).await;
     let waiting = tokio::spawn({
         let manager = manager.clone();
-        async move { manager.take().await }
+        async move { manager.next_job().await }
     });
-    let view = bench.until(id, |view| view.job("lost").is_some_and(|job| job.status.is_complete())).await;
+    let view = bench.wait_until(id, |view| view.job("lost").is_some_and(|job| job.status.is_complete())).await;
     waiting.abort();
     let reason = view.job("lost").and_then(|job| job.failure_reason);
     assert_eq!(reason, Some(FailureReason::MissingDependencyFailure));
@@ -135,7 +138,7 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
 async fn artifacts_of_finished_pipelines_expire() {
     let before = Bench::open().await;
     let manager = before.manager().await;
-    let (_, build) = finished(&before, &manager).await;
+    let (_, build) = run_pipeline(&before, &manager).await;
     let after = before.restart_after_kill().await;
     for bench in [&before, &after] {
         assert!(bench.artifact_files_on_disk(build.id).await.contains(&("archive".to_owned(), true)));
@@ -147,31 +150,37 @@ async fn artifacts_of_finished_pipelines_expire() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(crate::support::SOON, deleted).await.expect("deleted soon");
+        tokio::time::timeout(crate::support::TIMEOUT, deleted).await.expect("was not deleted in time");
     }
 }
 
 #[tokio::test]
-async fn in_memory_coordinator_leaves_no_files() {
-    let dir = tempfile::tempdir().expect("a directory");
+async fn in_memory_coordinator_writes_no_files() {
+    let dir = tempfile::tempdir().expect("failed to create a directory");
     let coordinator = Coordinator::in_memory(Options { write_job_events: true, ..Options::new(dir.path()) })
         .await
-        .expect("a coordinator");
+        .expect("failed to start a coordinator");
     let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
-    let token = coordinator.create_runner(runner).await.expect("a runner").token;
+    let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     let manager = Manager::new(Arc::clone(&coordinator), token);
     let compiled = pipeline(vec![vec![producer("build")], vec![job("test")]]);
-    let id = coordinator.create_pipeline(new_pipeline(compiled, Arc::new(NoFiles))).await.expect("a pipeline");
-    let build = manager.take().await;
-    manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
-    manager.log(&build, 0, "a log").await.expect("accepted");
+    let id = coordinator
+        .create_pipeline(new_pipeline(compiled, Arc::new(NoFiles)))
+        .await
+        .expect("failed to create a pipeline");
+    let build = manager.next_job().await;
+    manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
+    manager.log(&build, 0, "a log").await.expect("was not accepted");
     manager.succeed(&build).await;
-    let test = manager.take().await;
-    assert_eq!(manager.download(build.id, &test.token).await.expect("the archive"), zip_of("out", "x"));
+    let test = manager.next_job().await;
+    assert_eq!(
+        manager.download(build.id, &test.token).await.expect("failed to download the archive"),
+        zip_of("out", "x")
+    );
     manager.succeed(&test).await;
-    assert_eq!(coordinator.pipeline(id).await.expect("known").summary.status, JobStatus::Success);
-    assert_eq!(coordinator.read_trace(build.id, 0).await.expect("readable"), "a log");
-    assert!(!coordinator.events_after(0, 1).await.expect("readable").is_empty());
+    assert_eq!(coordinator.pipeline(id).await.expect("the pipeline does not exist").summary.status, JobStatus::Success);
+    assert_eq!(coordinator.read_trace(build.id, 0).await.expect("failed to read"), "a log");
+    assert!(!coordinator.events_after(0, 1).await.expect("failed to read").is_empty());
     coordinator.shutdown().await;
-    assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("failed to create a directory").count(), 0);
 }

@@ -17,7 +17,7 @@ impl Sources for Files {
             IncludeTarget::Local { path, .. } => self.0.iter().find(|(name, _)| name == path),
             _ => None,
         };
-        let (name, text) = found.ok_or_else(|| SourceError::NotFound(format!("{target:?} is not there")))?;
+        let (name, text) = found.ok_or_else(|| SourceError::NotFound(format!("{target:?} does not exist")))?;
         let (name, bytes) = ((*name).to_owned(), text.as_bytes().to_vec());
         Ok(IncludedFile { name, bytes, origin: Origin::Root, component: None })
     }
@@ -35,12 +35,12 @@ impl Sources for Files {
     }
 }
 
-/// A repository without files whose reads block until `.0` is closed.
-pub(crate) struct Stuck(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+/// A repository without files. Reads block until the channel `.0` is closed.
+pub(crate) struct BlockingFiles(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
-impl Sources for Stuck {
+impl Sources for BlockingFiles {
     fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        let _ = self.0.lock().expect("no panic").recv();
+        let _ = self.0.lock().expect("panicked").recv();
         NoFiles.read(target)
     }
 

@@ -1,4 +1,4 @@
-//! Tests of which calls of jobs count as contact of their manager, and of the update interval.
+//! Tests that some calls about jobs count as contact of the manager and others do not, and tests of the update interval.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 
@@ -15,7 +15,7 @@ use crate::support::{Bench, job, zip_of};
 /// Returns the stored time of the last contact of the only manager.
 async fn contacted_at(bench: &Bench) -> i64 {
     let options = SqliteConnectOptions::new().filename(bench.dir.path().join("coordinator.db")).read_only(true);
-    let mut database = SqliteConnection::connect_with(&options).await.expect("the database");
+    let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
     let row = sqlx::query("SELECT contacted_at FROM managers").fetch_one(&mut database).await.expect("a manager");
     row.get("contacted_at")
 }
@@ -27,18 +27,18 @@ async fn reports_and_traces_count_as_contact_but_artifacts_do_not() {
     let mut long = job("a");
     long.timeout = Some(Duration::from_secs(24 * 3600));
     bench.create(vec![vec![long]]).await;
-    let taken = manager.take().await;
-    manager.running(&taken).await;
+    let assigned = manager.next_job().await;
+    manager.report_running(&assigned).await;
     let first = contacted_at(&bench).await;
-    let while_later = || bench.clock.advance(Duration::from_secs(50 * 60));
-    while_later();
-    manager.upload(&taken, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
+    let advance_clock = || bench.clock.advance(Duration::from_secs(50 * 60));
+    advance_clock();
+    manager.upload(&assigned, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
     assert_eq!(contacted_at(&bench).await, first);
-    manager.log(&taken, 0, "hello\n").await.expect("accepted");
+    manager.log(&assigned, 0, "hello\n").await.expect("was not accepted");
     let second = contacted_at(&bench).await;
     assert!(second > first);
-    while_later();
-    manager.running(&taken).await;
+    advance_clock();
+    manager.report_running(&assigned).await;
     assert!(contacted_at(&bench).await > second);
 }
 
@@ -47,11 +47,11 @@ async fn unregistered_manager_can_finish_its_jobs() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    bench.coordinator.unregister(manager.token.clone()).await.expect("deleted");
-    manager.log(&taken, 0, "hello\n").await.expect("accepted");
-    manager.succeed(&taken).await;
-    bench.coordinator.stuck_jobs().await.expect("no failed write");
+    let assigned = manager.next_job().await;
+    bench.coordinator.unregister(manager.token.clone()).await.expect("failed to delete");
+    manager.log(&assigned, 0, "hello\n").await.expect("was not accepted");
+    manager.succeed(&assigned).await;
+    bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
 }
 
 #[tokio::test]
@@ -59,17 +59,18 @@ async fn trace_interval_is_short_while_a_user_reads_the_trace() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
+    let assigned = manager.next_job().await;
     let mut at = 0;
     let mut interval = async || {
-        let answer = manager.log(&taken, at, "x").await.expect("accepted");
+        let answer = manager.log(&assigned, at, "x").await.expect("was not accepted");
         at += 1;
-        let of_update = manager.update(&taken, "running", |_| {}).await.expect("accepted").update_interval;
-        assert_eq!(answer.update_interval, of_update);
+        let update_interval =
+            manager.update(&assigned, "running", |_| {}).await.expect("was not accepted").update_interval;
+        assert_eq!(answer.update_interval, update_interval);
         answer.update_interval.as_secs()
     };
     assert_eq!(interval().await, 60);
-    bench.coordinator.read_trace(taken.id, 0).await.expect("readable");
+    bench.coordinator.read_trace(assigned.id, 0).await.expect("failed to read");
     assert_eq!(interval().await, 3);
     bench.clock.advance(Duration::from_secs(9));
     assert_eq!(interval().await, 3);

@@ -15,7 +15,7 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Bench, Manager, SOON, forbidden, job, job_with};
+use crate::support::{Bench, Manager, TIMEOUT, forbidden, job, job_with};
 
 #[tokio::test]
 async fn job_runs_from_request_to_success() {
@@ -23,15 +23,15 @@ async fn job_runs_from_request_to_success() {
     let manager = bench.manager().await;
     let pipeline = bench.create(vec![vec![job("build")], vec![job("test")]]).await;
 
-    let build = manager.take().await;
+    let build = manager.next_job().await;
     assert_eq!((build.job_info.name.as_str(), build.job_info.pipeline_id), ("build", pipeline.0));
-    manager.running(&build).await;
-    let answer = manager.log(&build, 0, "hello\n").await.expect("accepted");
+    manager.report_running(&build).await;
+    let answer = manager.log(&build, 0, "hello\n").await.expect("was not accepted");
     assert_eq!((answer.accepted, answer.size, answer.status), (true, 6, JobStatus::Running));
     assert_eq!(bench.status(pipeline, "test").await, JobStatus::Created);
     assert_eq!(manager.succeed(&build).await, JobStatus::Success);
 
-    let test = manager.take().await;
+    let test = manager.next_job().await;
     assert_eq!(test.job_info.name, "test");
     manager.fail(&test, "script_failure", Some(3)).await;
     let view = bench.view(pipeline).await;
@@ -39,7 +39,7 @@ async fn job_runs_from_request_to_success() {
     let test = view.job("test").expect("test");
     assert_eq!((test.exit_code, test.failure_reason), (Some(3), Some(FailureReason::ScriptFailure)));
     assert!(test.queued_at.is_some() && test.started_at.is_some() && test.finished_at.is_some());
-    assert_eq!(bench.coordinator.read_trace(build.id, 0).await.expect("readable"), "hello\n");
+    assert_eq!(bench.coordinator.read_trace(build.id, 0).await.expect("failed to read"), "hello\n");
 }
 
 #[tokio::test]
@@ -48,11 +48,11 @@ async fn held_request_gets_the_next_job() {
     let manager = bench.manager().await;
     let waiting = tokio::spawn({
         let manager = manager.clone();
-        async move { manager.take().await }
+        async move { manager.next_job().await }
     });
     let pipeline = bench.create(vec![vec![job("a")]]).await;
     // The clock stands still, so only the new job can have ended the request.
-    let payload = tokio::time::timeout(SOON, waiting).await.expect("at once").expect("no panic");
+    let payload = tokio::time::timeout(TIMEOUT, waiting).await.expect("an immediate answer").expect("panicked");
     assert_eq!(payload.job_info.pipeline_id, pipeline.0);
 }
 
@@ -65,91 +65,91 @@ async fn held_request_ends_after_the_long_poll_time() {
         let coordinator = Arc::clone(&bench.coordinator);
         async move { coordinator.request_job(request).await }
     });
-    let answer = tokio::time::timeout(SOON, async {
+    let answer = tokio::time::timeout(TIMEOUT, async {
         let mut waiting = waiting;
         loop {
             // The request may not be held yet when the clock is moved for the first time.
             bench.clock.advance(Duration::from_secs(50));
-            bench.coordinator.stuck_jobs().await.expect("running");
+            bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
             tokio::task::yield_now().await;
             if waiting.is_finished() {
-                return (&mut waiting).await.expect("no panic");
+                return (&mut waiting).await.expect("panicked");
             }
         }
     })
     .await
-    .expect("ends")
+    .expect("did not end")
     .expect("204");
     assert!(answer.job.is_none() && !answer.last_update.is_empty());
 }
 
 #[tokio::test]
-async fn the_queue_version_changes_with_a_new_job_only() {
+async fn queue_version_changes_only_when_a_job_is_added() {
     let bench = Bench::with(|options| options.long_poll = Duration::ZERO).await;
     let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
-    let ask = || async { bench.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
-    let before = ask().await;
-    assert_eq!(ask().await, before);
+    let last_update = || async { bench.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
+    let before = last_update().await;
+    assert_eq!(last_update().await, before);
     bench.create(vec![vec![job("untagged")]]).await;
-    assert_ne!(ask().await, before);
+    assert_ne!(last_update().await, before);
 }
 
 #[tokio::test]
-async fn twenty_managers_get_each_of_300_jobs_once() {
+async fn twenty_managers_run_each_of_300_jobs_once() {
     let bench = Bench::with(|options| options.clock = Arc::new(SystemClock::new())).await;
     let manager = bench.manager().await;
     let mut events = bench.coordinator.subscribe();
-    let watching = tokio::spawn(async move {
-        let mut watch = InvariantMonitor::default();
-        let mut handouts = std::collections::HashMap::new();
+    let monitoring = tokio::spawn(async move {
+        let mut monitor = InvariantMonitor::default();
+        let mut assignments = std::collections::HashMap::new();
         while let Ok(event) = events.recv().await {
             if let Event::JobChanged(view) = event {
-                let taken = handouts.entry(view.id).or_insert(0);
+                let assignment = assignments.entry(view.id).or_insert(0);
                 if view.status.is_on_runner() {
-                    *taken = 1;
+                    *assignment = 1;
                 }
-                watch
-                    .note(view.id, JobSnapshot { status: view.status, assignment: *taken, alive: false })
+                monitor
+                    .record(view.id, JobSnapshot { status: view.status, assignment: *assignment, is_active: false })
                     .expect("J1, J2");
             }
         }
     });
     let stages = (0..3).map(|stage| (0..100).map(|index| job(&format!("{stage}-{index}"))).collect()).collect();
     let pipeline = bench.create(stages).await;
-    let over = CancellationToken::new();
+    let stop = CancellationToken::new();
     let mut managers = JoinSet::new();
     for _ in 0..20 {
-        let (manager, over) = (manager.clone(), over.clone());
+        let (manager, stop) = (manager.clone(), stop.clone());
         managers.spawn(async move {
             let mut done = Vec::new();
             loop {
-                let Some(job) = over.run_until_cancelled(manager.take()).await else { return done };
-                manager.running(&job).await;
+                let Some(job) = stop.run_until_cancelled(manager.next_job()).await else { return done };
+                manager.report_running(&job).await;
                 let text = format!("log of {}\n", job.id);
-                manager.log(&job, 0, &text).await.expect("accepted");
-                assert!(!manager.log(&job, 0, &text).await.expect("answered").accepted, "the same bytes twice");
+                manager.log(&job, 0, &text).await.expect("was not accepted");
+                assert!(!manager.log(&job, 0, &text).await.expect("no answer").accepted, "the same bytes are rejected");
                 manager.succeed(&job).await;
                 assert_eq!(manager.succeed(&job).await, JobStatus::Success, "repeated");
                 done.push(job.id);
             }
         });
     }
-    let view = bench.until(pipeline, |view| view.summary.status == JobStatus::Success).await;
+    let view = bench.wait_until(pipeline, |view| view.summary.status == JobStatus::Success).await;
     assert!(view.jobs.iter().all(|job| job.status == JobStatus::Success && job.attempt == 1));
-    over.cancel();
+    stop.cancel();
     let done: Vec<_> = managers.join_all().await.into_iter().flatten().collect();
     assert_eq!(done.len(), 300);
     assert_eq!(done.iter().collect::<BTreeSet<_>>().len(), 300);
     for id in done {
-        assert_eq!(bench.coordinator.read_trace(id, 0).await.expect("readable"), format!("log of {id}\n"));
+        assert_eq!(bench.coordinator.read_trace(id, 0).await.expect("failed to read"), format!("log of {id}\n"));
     }
     bench.coordinator.shutdown().await;
     drop(bench);
     drop(manager);
-    tokio::time::timeout(SOON, watching).await.expect("events end").expect("the invariants held");
+    tokio::time::timeout(TIMEOUT, monitoring).await.expect("events end").expect("an invariant was violated");
 }
 
-/// Returns whether a job belongs to the group: every second one of `j0`, `j1`, ...
+/// Returns whether a job belongs to the resource group: `j0`, `j2`, ...
 fn is_grouped(name: &str) -> bool {
     name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0)
 }
@@ -164,31 +164,31 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
         job
     });
     let pipeline = bench.create(vec![jobs.collect()]).await;
-    let mut takers = JoinSet::new();
-    // Jobs outside the group run in parallel: each of the six waits until the first job of the group also runs.
-    let together = Arc::new(Barrier::new(7));
+    let mut workers = JoinSet::new();
+    // The first job of the group and the six jobs outside the group wait for each other, so they must run in parallel.
+    let barrier = Arc::new(Barrier::new(7));
     for _ in 0..12 {
-        let (manager, together) = (manager.clone(), together.clone());
-        takers.spawn(async move {
-            let job = manager.take().await;
-            manager.running(&job).await;
+        let (manager, barrier) = (manager.clone(), barrier.clone());
+        workers.spawn(async move {
+            let job = manager.next_job().await;
+            manager.report_running(&job).await;
             if is_grouped(&job.job_info.name) == (job.job_info.name == "j0") {
-                together.wait().await;
+                barrier.wait().await;
             }
             manager.succeed(&job).await;
         });
     }
-    tokio::time::timeout(SOON, takers.join_all())
+    tokio::time::timeout(TIMEOUT, workers.join_all())
         .await
-        .expect("a job of the group and the six without one run together");
+        .expect("a job of the group and the six jobs outside the group run in parallel");
     let view = bench.view(pipeline).await;
-    let (grouped, free): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
+    let (grouped, ungrouped): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
-        jobs.into_iter().map(|job| (job.started_at.expect("ran"), job.finished_at)).collect::<Vec<_>>()
+        jobs.into_iter().map(|job| (job.started_at.expect("did not run"), job.finished_at)).collect::<Vec<_>>()
     };
     let grouped = times(grouped);
     at_most(1, grouped).expect("J4");
-    at_most(1, times(free)).expect_err("the others were not held back");
+    at_most(1, times(ungrouped)).expect_err("jobs outside the group run in parallel");
 }
 
 #[tokio::test]
@@ -196,18 +196,18 @@ async fn trace_accepts_each_byte_once() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let job = manager.take().await;
-    assert_eq!(manager.log(&job, 0, "one ").await.expect("accepted").size, 4);
-    let again = manager.log(&job, 0, "one ").await.expect("answered");
-    assert_eq!((again.accepted, again.size), (false, 4));
-    let gap = manager.log(&job, 9, "x").await.expect("answered");
+    let job = manager.next_job().await;
+    assert_eq!(manager.log(&job, 0, "one ").await.expect("was not accepted").size, 4);
+    let repeated = manager.log(&job, 0, "one ").await.expect("no answer");
+    assert_eq!((repeated.accepted, repeated.size), (false, 4));
+    let gap = manager.log(&job, 9, "x").await.expect("no answer");
     assert_eq!((gap.accepted, gap.size), (false, 4));
-    assert_eq!(manager.log(&job, 4, "two").await.expect("accepted").size, 7);
-    // A wrong checksum is logged, and the report of the runner counts.
+    assert_eq!(manager.log(&job, 4, "two").await.expect("was not accepted").size, 7);
+    // A wrong checksum is only logged. The report of the runner is accepted.
     let output = Output { checksum: Some("crc32:00000000".to_owned()), bytesize: Some(7) };
-    let ended = manager.update(&job, "success", |request| request.output = output).await.expect("accepted");
+    let ended = manager.update(&job, "success", |request| request.output = output).await.expect("was not accepted");
     assert_eq!(ended.status, JobStatus::Success);
-    assert_eq!(bench.coordinator.read_trace(job.id, 0).await.expect("readable"), "one two");
+    assert_eq!(bench.coordinator.read_trace(job.id, 0).await.expect("failed to read"), "one two");
 }
 
 #[tokio::test]
@@ -215,9 +215,9 @@ async fn too_large_trace_fails_the_job() {
     let bench = Bench::with(|options| options.limits.trace_bytes = 10).await;
     let manager = bench.manager().await;
     let pipeline = bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.log(&taken, 0, "0123456789").await.expect("accepted");
-    assert_eq!(forbidden(manager.log(&taken, 10, "x").await), Some(JobStatus::Failed));
+    let assigned = manager.next_job().await;
+    manager.log(&assigned, 0, "0123456789").await.expect("was not accepted");
+    assert_eq!(forbidden(manager.log(&assigned, 10, "x").await), Some(JobStatus::Failed));
     assert_eq!(bench.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
 }
 
@@ -226,27 +226,27 @@ async fn repeated_final_report_changes_nothing() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.fail(&taken, "from_the_future", None).await;
-    assert_eq!(manager.fail(&taken, "from_the_future", None).await, JobStatus::Failed);
-    assert_eq!(forbidden(manager.update(&taken, "success", |_| {}).await), Some(JobStatus::Failed));
-    assert_eq!(forbidden(manager.log(&taken, 0, "late").await), Some(JobStatus::Failed));
-    let view = bench.coordinator.job(taken.id).await.expect("the job");
+    let assigned = manager.next_job().await;
+    manager.fail(&assigned, "from_the_future", None).await;
+    assert_eq!(manager.fail(&assigned, "from_the_future", None).await, JobStatus::Failed);
+    assert_eq!(forbidden(manager.update(&assigned, "success", |_| {}).await), Some(JobStatus::Failed));
+    assert_eq!(forbidden(manager.log(&assigned, 0, "late").await), Some(JobStatus::Failed));
+    let view = bench.coordinator.job(assigned.id).await.expect("no job");
     assert_eq!(view.failure_reason, Some(FailureReason::UnknownFailure));
 }
 
 #[tokio::test]
-async fn success_while_canceling_is_canceled() {
+async fn job_that_succeeds_while_canceling_is_canceled() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     let pipeline = bench.create(vec![vec![job("a")], vec![job("b")]]).await;
-    let taken = manager.take().await;
-    manager.running(&taken).await;
-    bench.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
-    let answer = manager.log(&taken, 0, "winding down").await.expect("accepted");
+    let assigned = manager.next_job().await;
+    manager.report_running(&assigned).await;
+    bench.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
+    let answer = manager.log(&assigned, 0, "cleaning up").await.expect("was not accepted");
     assert_eq!((answer.accepted, answer.status), (true, JobStatus::Canceling));
-    assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
-    assert_eq!(manager.succeed(&taken).await, JobStatus::Canceled);
+    assert_eq!(manager.succeed(&assigned).await, JobStatus::Canceled);
+    assert_eq!(manager.succeed(&assigned).await, JobStatus::Canceled);
     assert_eq!(bench.view(pipeline).await.summary.status, JobStatus::Canceled);
 }
 
@@ -256,10 +256,10 @@ async fn cancel_is_immediate_without_graceful_support() {
     let mut manager = bench.manager().await;
     manager.info.features.remove("cancel_gracefully");
     let pipeline = bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.running(&taken).await;
-    bench.coordinator.cancel_pipeline(pipeline).await.expect("canceled");
-    assert_eq!(forbidden(manager.log(&taken, 0, "x").await), Some(JobStatus::Canceled));
+    let assigned = manager.next_job().await;
+    manager.report_running(&assigned).await;
+    bench.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
+    assert_eq!(forbidden(manager.log(&assigned, 0, "x").await), Some(JobStatus::Canceled));
 }
 
 #[tokio::test]
@@ -267,14 +267,14 @@ async fn job_tokens_are_valid_for_one_job() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a"), job("b")]]).await;
-    let (first, mut second) = (manager.take().await, manager.take().await);
+    let (first, mut second) = (manager.next_job().await, manager.next_job().await);
     second.token = first.token.clone();
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
     second.id = muster_job::JobId(999);
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
     second.token = "glcbt-invented".to_owned();
     assert_eq!(forbidden(manager.update(&second, "success", |_| {}).await), None);
-    let bad = manager.update(&first, "sideways", |_| {}).await.expect_err("no such state");
+    let bad = manager.update(&first, "invalid", |_| {}).await.expect_err("an invalid state");
     assert!(matches!(bad, ServiceError::BadRequest(_)), "{bad}");
 }
 
@@ -283,13 +283,13 @@ async fn job_fails_if_the_runner_lacks_a_feature() {
     let bench = Bench::open().await;
     let mut manager = bench.manager().await;
     manager.info.features.remove("return_exit_code");
-    let picky = muster_pipeline::model::Job {
+    let demanding = muster_pipeline::model::Job {
         allow_failure: muster_pipeline::model::AllowFailure::ExitCodes(vec![1]),
-        ..job("picky")
+        ..job("demanding")
     };
-    let pipeline = bench.create(vec![vec![picky, job("plain")]]).await;
-    assert_eq!(manager.take().await.job_info.name, "plain");
-    assert_eq!(bench.job(pipeline, "picky").await.failure_reason, Some(FailureReason::RunnerUnsupported));
+    let pipeline = bench.create(vec![vec![demanding, job("plain")]]).await;
+    assert_eq!(manager.next_job().await.job_info.name, "plain");
+    assert_eq!(bench.job(pipeline, "demanding").await.failure_reason, Some(FailureReason::RunnerUnsupported));
 }
 
 #[tokio::test]
@@ -305,11 +305,14 @@ async fn report_sets_coverage_and_environment_url() {
         ..Default::default()
     });
     let pipeline = bench.create(vec![vec![covered]]).await;
-    let taken = manager.take().await;
-    manager.log(&taken, 0, "total: 81%\n").await.expect("accepted");
-    manager.upload(&taken, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("kept");
+    let assigned = manager.next_job().await;
+    manager.log(&assigned, 0, "total: 81%\n").await.expect("was not accepted");
+    manager.upload(&assigned, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("failed to store");
     let tree = serde_json::json!({"steps": []});
-    manager.update(&taken, "success", |request| request.result_tree = Some(tree.clone())).await.expect("accepted");
+    manager
+        .update(&assigned, "success", |request| request.result_tree = Some(tree.clone()))
+        .await
+        .expect("was not accepted");
     let view = bench.job(pipeline, "a").await;
     assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
     assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
@@ -330,30 +333,34 @@ async fn runners_register_verify_reset_and_unregister() {
         tag_list: Some("linux, docker".to_owned()),
         ..RegisterRequest::default()
     };
-    let runner = service.register(request).await.expect("registered");
+    let runner = service.register(request).await.expect("was not registered");
     assert!(runner.id > 0 && runner.token_expires_at.is_none());
     let as_manager = |token: &str, system_id: &str| TokenRequest {
         token: token.to_owned(),
         system_id: system_id.to_owned(),
         info: None,
     };
-    assert_eq!(service.verify(as_manager(&runner.token, "s_1")).await.expect("known").id, runner.id);
+    assert_eq!(
+        service.verify(as_manager(&runner.token, "s_1")).await.expect("the runner does not exist").id,
+        runner.id
+    );
     assert_eq!(forbidden(service.verify(as_manager("unknown", "s_1")).await), None);
-    let gone = service.unregister_manager(as_manager(&runner.token, "s_2")).await.expect_err("no such manager");
-    assert!(matches!(gone, ServiceError::NotFound(_)), "{gone}");
-    service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("deleted");
-    let renewed = service.reset_token(runner.token.clone()).await.expect("another token");
+    let missing =
+        service.unregister_manager(as_manager(&runner.token, "s_2")).await.expect_err("the manager does not exist");
+    assert!(matches!(missing, ServiceError::NotFound(_)), "{missing}");
+    service.unregister_manager(as_manager(&runner.token, "s_1")).await.expect("failed to delete");
+    let renewed = service.reset_token(runner.token.clone()).await.expect("failed to reset the token");
     assert_eq!(renewed.id, runner.id);
     assert_eq!(forbidden(service.verify(as_manager(&runner.token, "s_1")).await), None);
-    let by_person = async |id: i64, token: &str| service.reset_token_with_pat(id, token.to_owned()).await;
-    assert_eq!(forbidden(by_person(runner.id, "glpat-other").await), None);
-    assert!(matches!(by_person(99, "glpat-abc").await, Err(ServiceError::NotFound(_))));
-    let last = by_person(runner.id, "glpat-abc").await.expect("another token");
+    let reset_with_pat = async |id: i64, token: &str| service.reset_token_with_pat(id, token.to_owned()).await;
+    assert_eq!(forbidden(reset_with_pat(runner.id, "glpat-other").await), None);
+    assert!(matches!(reset_with_pat(99, "glpat-abc").await, Err(ServiceError::NotFound(_))));
+    let last = reset_with_pat(runner.id, "glpat-abc").await.expect("failed to reset the token");
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
-    service.unregister(last.token.clone()).await.expect("deleted");
+    service.unregister(last.token.clone()).await.expect("failed to delete");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
-    let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
-    assert!(next.id > runner.id, "an id that jobs may name is not used again");
+    let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
+    assert!(next.id > runner.id, "ids of deleted runners are not reused");
     let database = std::fs::read(bench.dir.path().join("coordinator.db-wal")).expect("the log");
     for token in [&runner.token, &renewed.token, &last.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
@@ -370,27 +377,30 @@ async fn expired_runner_tokens_are_rejected() {
     .await;
     let service: &dyn RunnerService = &*bench.coordinator;
     let request = RegisterRequest { token: "GR1348941abc".to_owned(), ..RegisterRequest::default() };
-    let runner = service.register(request).await.expect("registered");
-    let first = runner.token_expires_at.clone().expect("it ends");
+    let runner = service.register(request).await.expect("was not registered");
+    let first = runner.token_expires_at.clone().expect("no expiry time");
     let verify = |token: &str| service.verify(TokenRequest { token: token.to_owned(), ..TokenRequest::default() });
-    assert_eq!(verify(&runner.token).await.expect("known").token_expires_at.as_deref(), Some(&*first));
+    assert_eq!(
+        verify(&runner.token).await.expect("the runner does not exist").token_expires_at.as_deref(),
+        Some(&*first)
+    );
     bench.clock.advance(day * 3 / 4);
-    let renewed = service.reset_token(runner.token).await.expect("another token");
-    assert!(renewed.token_expires_at.clone().expect("it ends too") > first);
+    let renewed = service.reset_token(runner.token).await.expect("failed to reset the token");
+    assert!(renewed.token_expires_at.clone().expect("no expiry time") > first);
     bench.clock.advance(day / 2);
-    verify(&renewed.token).await.expect("the first token would have ended by now");
+    verify(&renewed.token).await.expect("the renewed token has not expired");
     let bench = bench.restart_after_kill().await;
     bench.clock.advance(day / 2);
     let verify = bench.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
-    assert_eq!(forbidden(verify.await), None, "and that it ends is kept");
+    assert_eq!(forbidden(verify.await), None, "the expiry time is stored");
 }
 
 #[tokio::test]
 async fn registration_and_token_resets_can_be_disabled() {
     let bench = Bench::open().await;
-    let refused = bench.coordinator.register(RegisterRequest::default()).await.expect_err("closed");
-    assert!(matches!(refused, ServiceError::Gone(_)), "{refused}");
-    let known = bench.coordinator.create_runner(NewRunner::default()).await.expect("a runner");
+    let rejected = bench.coordinator.register(RegisterRequest::default()).await.expect_err("registration is disabled");
+    assert!(matches!(rejected, ServiceError::Gone(_)), "{rejected}");
+    let known = bench.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
     assert_eq!(forbidden(bench.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
 }
 

@@ -1,4 +1,4 @@
-//! Data on disk: restarts, past runs, full disks, invalid databases.
+//! Data on disk: restarts, the history of runs, full disks, invalid databases.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -15,7 +15,7 @@ use muster_runner_api::service::{RunnerService, ServiceError};
 use sqlx::Connection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-use crate::support::{Bench, Manager, NoFiles, SOON, job, new_pipeline, pipeline, producer, zip_of};
+use crate::support::{Bench, Manager, NoFiles, TIMEOUT, job, new_pipeline, pipeline, producer, zip_of};
 
 #[tokio::test]
 async fn killed_coordinator_resumes_all_jobs() {
@@ -24,38 +24,38 @@ async fn killed_coordinator_resumes_all_jobs() {
     let mut retried = job("c");
     retried.retry.max = 1;
     let id = before.create(vec![vec![producer("a"), job("b"), retried], vec![job("d")]]).await;
-    let (first, second, third) = (manager.take().await, manager.take().await, manager.take().await);
-    manager.upload(&first, ("archive", "zip", None), zip_of("out", "x")).await.expect("kept");
-    manager.upload(&first, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("kept");
-    manager.log(&first, 0, "first ").await.expect("accepted");
+    let (first, second, third) = (manager.next_job().await, manager.next_job().await, manager.next_job().await);
+    manager.upload(&first, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
+    manager.upload(&first, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("failed to store");
+    manager.log(&first, 0, "first ").await.expect("was not accepted");
     manager.succeed(&first).await;
-    manager.log(&second, 0, "half of ").await.expect("accepted");
+    manager.log(&second, 0, "half of ").await.expect("was not accepted");
     manager.fail(&third, "script_failure", Some(1)).await;
 
     let after = before.restart_after_kill().await;
-    let manager = manager.at(&after);
-    let (was, is) = (before.view(id).await, after.view(id).await);
+    let manager = manager.connected_to(&after);
+    let (old, new) = (before.view(id).await, after.view(id).await);
     let statuses = |view: &muster_coordinator::views::PipelineView| -> Vec<_> {
         view.jobs.iter().map(|job| (job.id, job.name.clone(), job.attempt, job.status, job.started_at)).collect()
     };
-    assert_eq!(statuses(&was), statuses(&is));
-    assert_eq!(was.summary.status, is.summary.status);
+    assert_eq!(statuses(&old), statuses(&new));
+    assert_eq!(old.summary.status, new.summary.status);
 
-    // The running job continues with its token and its trace; the retry is in the queue; later jobs follow.
-    let lost = manager.log(&second, 0, "").await.expect("answered");
+    // The running job continues with its token and its trace. The retry is in the queue, and later jobs follow.
+    let lost = manager.log(&second, 0, "").await.expect("no answer");
     assert_eq!((lost.accepted, lost.size), (false, 8));
-    manager.log(&second, 8, "it").await.expect("accepted");
+    manager.log(&second, 8, "it").await.expect("was not accepted");
     manager.succeed(&second).await;
-    let again = manager.take().await;
-    assert_eq!(again.job_info.name, "c");
-    assert!(again.id.0 > third.id.0.max(second.id.0), "a retry is a new job");
-    manager.succeed(&again).await;
-    let last = manager.take().await;
+    let retry = manager.next_job().await;
+    assert_eq!(retry.job_info.name, "c");
+    assert!(retry.id.0 > third.id.0.max(second.id.0), "a retry is a new job");
+    manager.succeed(&retry).await;
+    let last = manager.next_job().await;
     assert_eq!(last.dependencies.len(), 1);
     assert!(last.variables.iter().any(|variable| variable.key == "KEY"));
     manager.succeed(&last).await;
     assert_eq!(after.view(id).await.summary.status, JobStatus::Success);
-    assert_eq!(after.coordinator.read_trace(second.id, 0).await.expect("readable"), "half of it");
+    assert_eq!(after.coordinator.read_trace(second.id, 0).await.expect("failed to read"), "half of it");
 }
 
 #[tokio::test]
@@ -63,13 +63,13 @@ async fn accept_timeout_applies_after_a_restart() {
     let before = Bench::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
-    let silent = manager.take_with(Some("key")).await;
+    let silent = manager.next_job_with_key(Some("key")).await;
     let after = before.restart_after_kill().await;
-    let manager = manager.at(&after);
-    let same = manager.take_with(Some("key")).await;
-    assert_eq!((same.id, &same.token), (silent.id, &silent.token), "the key still counts");
+    let manager = manager.connected_to(&after);
+    let same = manager.next_job_with_key(Some("key")).await;
+    assert_eq!((same.id, &same.token), (silent.id, &silent.token), "the key is still valid");
     after.clock.advance(Duration::from_secs(60));
-    assert_ne!(manager.take().await.token, silent.token);
+    assert_ne!(manager.next_job().await.token, silent.token);
 }
 
 #[tokio::test]
@@ -84,7 +84,7 @@ async fn delay_continues_after_a_restart() {
     let after = before.restart_after_kill().await;
     assert_eq!(after.job(id, "later").await.scheduled_at, before.job(id, "later").await.scheduled_at);
     after.clock.advance(Duration::from_secs(60));
-    assert_eq!(manager.at(&after).take().await.job_info.name, "later");
+    assert_eq!(manager.connected_to(&after).next_job().await.job_info.name, "later");
 }
 
 #[tokio::test]
@@ -102,23 +102,24 @@ async fn first_ids_are_configurable_and_never_reused() {
 }
 
 #[tokio::test]
-async fn past_run_is_readable_after_a_kill() {
+async fn history_is_readable_during_and_after_a_run() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     let id = bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.log(&taken, 0, "a log").await.expect("accepted");
-    manager.fail(&taken, "script_failure", Some(1)).await;
+    let assigned = manager.next_job().await;
+    manager.log(&assigned, 0, "a log").await.expect("was not accepted");
+    manager.fail(&assigned, "script_failure", Some(1)).await;
     let view = bench.view(id).await;
 
-    let alive = History::open(bench.dir.path()).await.expect("readable while it runs");
-    assert_eq!(alive.pipeline(id).await.expect("the pipeline"), view);
+    let history_of_running_coordinator =
+        History::open(bench.dir.path()).await.expect("failed to read while the job runs");
+    assert_eq!(history_of_running_coordinator.pipeline(id).await.expect("no pipeline"), view);
     bench.coordinator.shutdown().await;
-    let past = History::open(bench.dir.path()).await.expect("readable afterwards");
-    assert_eq!(past.pipelines(None, 10).await.expect("readable").len(), 1);
-    assert_eq!(past.pipeline(id).await.expect("the pipeline"), view);
-    assert_eq!(past.read_trace(taken.id, 2).await.expect("readable"), "log");
-    assert!(past.pipeline(PipelineId(99)).await.is_err());
+    let history = History::open(bench.dir.path()).await.expect("failed to read afterwards");
+    assert_eq!(history.pipelines(None, 10).await.expect("failed to read").len(), 1);
+    assert_eq!(history.pipeline(id).await.expect("no pipeline"), view);
+    assert_eq!(history.read_trace(assigned.id, 2).await.expect("failed to read"), "log");
+    assert!(history.pipeline(PipelineId(99)).await.is_err());
 }
 
 #[tokio::test]
@@ -133,17 +134,17 @@ async fn calls_fail_after_the_shutdown() {
 
 #[tokio::test]
 async fn open_error_names_the_directory() {
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = tempfile::tempdir().expect("failed to create a directory");
     let file = dir.path().join("file");
-    std::fs::write(&file, "x").expect("a file");
+    std::fs::write(&file, "x").expect("failed to create a file");
     let error = Coordinator::open(Options::new(file.join("state"))).await.expect_err("below a file");
     assert!(matches!(error, OpenError::Unwritable { .. }), "{error}");
     assert!(error.to_string().contains("file/state"), "{error}");
     let error = History::open(dir.path()).await.expect_err("no run");
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
-    std::fs::write(dir.path().join("coordinator.db"), "this is no database, it is a text of some length")
-        .expect("a file");
-    let error = Coordinator::open(Options::new(dir.path())).await.expect_err("no database");
+    std::fs::write(dir.path().join("coordinator.db"), "this is not a database, but a text of some length")
+        .expect("failed to create a file");
+    let error = Coordinator::open(Options::new(dir.path())).await.expect_err("not a database");
     assert!(matches!(error, OpenError::Database { .. }), "{error}");
 }
 
@@ -152,7 +153,7 @@ async fn database_of_a_newer_version_is_not_changed() {
     let bench = Bench::open().await;
     bench.coordinator.shutdown().await;
     let options = SqliteConnectOptions::new().filename(bench.dir.path().join("coordinator.db"));
-    let mut database = SqliteConnection::connect_with(&options).await.expect("the database");
+    let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
     sqlx::query(
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
          VALUES (9000, 'from the future', 1, x'00', 0)",
@@ -160,7 +161,7 @@ async fn database_of_a_newer_version_is_not_changed() {
     .execute(&mut database)
     .await
     .expect("a newer version");
-    database.close().await.expect("closed");
+    database.close().await.expect("failed to close");
     let error = Coordinator::open(Options::new(bench.dir.path())).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
     let error = History::open(bench.dir.path()).await.expect_err("newer");
@@ -173,17 +174,17 @@ async fn secrets_are_readable_by_their_owner_only() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
-    let taken = manager.take().await;
-    manager.log(&taken, 0, "x").await.expect("accepted");
+    let assigned = manager.next_job().await;
+    manager.log(&assigned, 0, "x").await.expect("was not accepted");
     for name in
-        ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", taken.id)]
+        ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", assigned.id)]
     {
         let mode = std::fs::metadata(bench.dir.path().join(name)).expect(name).permissions().mode();
         assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
     }
 }
 
-/// Environment variable with the mount point, set in the process that has its own small file system.
+/// Environment variable with the mount point. It is set in the process that has its own small file system.
 const SMALL_DISK: &str = "MUSTER_TEST_SMALL_DISK";
 
 /// Runs a test of this binary again with a file system of 2 MB in its own mount namespace, if this machine allows that.
@@ -191,7 +192,7 @@ fn on_a_small_disk(test: &str) {
     if !muster_test_needs::mounts() {
         return;
     }
-    let dir = tempfile::tempdir().expect("a directory");
+    let dir = tempfile::tempdir().expect("failed to create a directory");
     let script = format!("mount -t tmpfs -o size=2m tmpfs '{}' || exit 77; exec \"$0\" \"$@\"", dir.path().display());
     let status = Command::new("unshare")
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
@@ -208,42 +209,45 @@ fn full_disk_pauses_assignments_and_loses_nothing() {
         on_a_small_disk("store::full_disk_pauses_assignments_and_loses_nothing");
         return;
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("failed to create a runtime");
     runtime.block_on(full_disk(Path::new(&dir)));
 }
 
 async fn full_disk(dir: &Path) {
     let state = dir.join("state");
     let coordinator = Coordinator::open(Options { clock: Arc::new(SystemClock::new()), ..Options::new(&state) }).await;
-    let coordinator = coordinator.expect("a coordinator");
+    let coordinator = coordinator.expect("failed to start a coordinator");
     let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
-    let token = coordinator.create_runner(runner).await.expect("a runner").token;
+    let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     let manager = Manager::new(Arc::clone(&coordinator), token);
     let new = new_pipeline(pipeline(vec![vec![job("a")], vec![job("b")]]), Arc::new(NoFiles));
-    let id = coordinator.create_pipeline(new).await.expect("a pipeline");
-    let taken = manager.take().await;
-    manager.log(&taken, 0, "before\n").await.expect("accepted");
+    let id = coordinator.create_pipeline(new).await.expect("failed to create a pipeline");
+    let assigned = manager.next_job().await;
+    manager.log(&assigned, 0, "before\n").await.expect("was not accepted");
     let mut events = coordinator.subscribe();
 
-    let ballast = dir.join("ballast");
-    fill(&ballast);
-    let error = manager.log(&taken, 7, &"x".repeat(100_000)).await.expect_err("no space for the log");
+    let filler = dir.join("filler");
+    fill(&filler);
+    let error = manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("no space for the log");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
-    // The database uses its free pages first; then it is full. No job of these pipelines matches the manager.
+    // The database first uses its free pages, and is full afterwards. No job of these pipelines matches the manager.
     let mut tagged = job("other");
     tagged.tags = vec!["other".to_owned()];
     let other = || new_pipeline(pipeline(vec![vec![tagged.clone()]]), Arc::new(NoFiles));
     let error = loop {
-        match tokio::time::timeout(SOON, coordinator.create_pipeline(other())).await.expect("no hang") {
+        match tokio::time::timeout(TIMEOUT, coordinator.create_pipeline(other())).await.expect("no answer in time") {
             Ok(_) => {}
             Err(error) => break error,
         }
     };
     assert!(error.to_string().contains("no space left"), "{error}");
-    let problem = tokio::time::timeout(SOON, async {
+    let problem = tokio::time::timeout(TIMEOUT, async {
         loop {
-            // The first event is about the trace, which has its own problem.
+            // The first event reports the failed write of the trace.
             if let Ok(Event::StorageProblem(Some(text))) = events.recv().await
                 && text.contains("database")
             {
@@ -251,40 +255,40 @@ async fn full_disk(dir: &Path) {
             }
         }
     });
-    assert!(problem.await.expect("an event").to_lowercase().contains("no space left"));
-    let summary = coordinator.pipeline(id).await.expect("still readable").summary;
+    assert!(problem.await.expect("no event").to_lowercase().contains("no space left"));
+    let summary = coordinator.pipeline(id).await.expect("failed to read").summary;
     assert!(summary.problems.iter().any(|problem| problem.contains("no space left")), "{summary:?}");
-    let refused = manager.update(&taken, "success", |_| {}).await.expect_err("not durable, not acknowledged");
-    assert!(matches!(refused, ServiceError::StorageFull(_)), "{refused}");
+    let rejected = manager.update(&assigned, "success", |_| {}).await.expect_err("not durable, not acknowledged");
+    assert!(matches!(rejected, ServiceError::StorageFull(_)), "{rejected}");
     let full = Coordinator::open(Options::new(dir.join("other"))).await.expect_err("no space for another");
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
-    std::fs::remove_file(&ballast).expect("space again");
-    assert_eq!(manager.succeed(&taken).await, JobStatus::Success, "the repeated report is accepted");
-    let next = manager.take().await;
+    std::fs::remove_file(&filler).expect("the space was not released");
+    assert_eq!(manager.succeed(&assigned).await, JobStatus::Success, "the repeated report is accepted");
+    let next = manager.next_job().await;
     assert_eq!(next.job_info.name, "b");
     manager.succeed(&next).await;
-    assert_eq!(coordinator.pipeline(id).await.expect("readable").summary.status, JobStatus::Success);
-    assert_eq!(coordinator.read_trace(taken.id, 0).await.expect("readable"), "before\n");
+    assert_eq!(coordinator.pipeline(id).await.expect("failed to read").summary.status, JobStatus::Success);
+    assert_eq!(coordinator.read_trace(assigned.id, 0).await.expect("failed to read"), "before\n");
     coordinator.shutdown().await;
-    let past = History::open(&state).await.expect("whole");
-    assert_eq!(past.pipeline(id).await.expect("stored").summary.status, JobStatus::Success);
-    let refused = past.pipelines(None, 1000).await.expect("readable").pop().expect("the last pipeline");
-    assert_eq!(refused.status, JobStatus::Canceled, "what was refused does not run later");
+    let history = History::open(&state).await.expect("failed to read");
+    assert_eq!(history.pipeline(id).await.expect("failed to store").summary.status, JobStatus::Success);
+    let rejected = history.pipelines(None, 1000).await.expect("failed to read").pop().expect("no last pipeline");
+    assert_eq!(rejected.status, JobStatus::Canceled, "a rejected pipeline does not run later");
 }
 
 /// Fills the disk.
 fn fill(path: &Path) {
     use std::io::Write;
-    let mut file = std::fs::File::create(path).expect("a file");
+    let mut file = std::fs::File::create(path).expect("failed to create a file");
     for size in [64 * 1024, 4096, 512, 1] {
-        let piece = vec![0; size];
-        while file.write_all(&piece).is_ok() {}
+        let chunk = vec![0; size];
+        while file.write_all(&chunk).is_ok() {}
     }
 }
 
 #[tokio::test]
-async fn overdue_and_silent_jobs_are_ended() {
+async fn jobs_fail_after_their_timeout_or_the_contact_timeout() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     let mut short = job("short");
@@ -292,18 +296,18 @@ async fn overdue_and_silent_jobs_are_ended() {
     let mut long = job("long");
     long.timeout = Some(Duration::from_secs(24 * 3600));
     let id = bench.create(vec![vec![short, long]]).await;
-    let (short, long) = (manager.take().await, manager.take().await);
+    let (short, long) = (manager.next_job().await, manager.next_job().await);
     assert_eq!(short.runner_info.timeout, 120);
-    manager.running(&short).await;
-    manager.running(&long).await;
+    manager.report_running(&short).await;
+    manager.report_running(&long).await;
     bench.clock.advance(Duration::from_secs(120 + 15 * 60));
-    bench.until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    bench.wait_until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
     assert_eq!(bench.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
     // A report from the runner extends the contact timeout.
-    manager.running(&long).await;
+    manager.report_running(&long).await;
     bench.clock.advance(Duration::from_secs(3599));
     assert_eq!(bench.status(id, "long").await, JobStatus::Running);
     bench.clock.advance(Duration::from_secs(1));
-    bench.until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    bench.wait_until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
     assert_eq!(bench.job(id, "long").await.failure_reason, Some(FailureReason::NoUpdatesRunning));
 }

@@ -1,4 +1,4 @@
-//! A coordinator with handmade pipelines, and managers that call its service directly.
+//! A coordinator with pipelines from tests, and managers that call its service directly.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
@@ -22,11 +22,11 @@ use muster_runner_api::wire::{JobRequest, UpdateRequest, VersionInfo};
 use tempfile::TempDir;
 use time::macros::datetime;
 
-pub(crate) use crate::repositories::{Files, Stuck};
+pub(crate) use crate::repositories::{BlockingFiles, Files};
 pub(crate) use muster_coordinator::NoFiles;
 
-/// Maximum time to wait for what should happen at once.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Timeout for events that should happen immediately.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Returns a job with a script.
 pub(crate) fn job(name: &str) -> Job {
@@ -123,40 +123,45 @@ impl Bench {
     }
 
     pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
         let clock = ManualClock::at(datetime!(2026-11-21 12:00 UTC));
         let mut options = options(dir.path(), &clock);
         change(&mut options);
-        let coordinator = Coordinator::open(options).await.expect("a coordinator");
+        let coordinator = Coordinator::open(options).await.expect("failed to start a coordinator");
         Self { dir, clock, coordinator }
     }
 
     /// Opens a second coordinator on a copy of the current files, as after a `kill -9`.
     pub(crate) async fn restart_after_kill(&self) -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
         copy(self.dir.path(), dir.path());
-        let coordinator = Coordinator::open(options(dir.path(), &self.clock)).await.expect("opened again");
+        let coordinator = Coordinator::open(options(dir.path(), &self.clock)).await.expect("failed to reopen");
         Self { dir, clock: self.clock.clone(), coordinator }
     }
 
     pub(crate) async fn create(&self, stages: Vec<Vec<Job>>) -> PipelineId {
         let new = new_pipeline(pipeline(stages), Arc::new(NoFiles));
-        self.coordinator.create_pipeline(new).await.expect("a pipeline")
+        self.coordinator.create_pipeline(new).await.expect("failed to create a pipeline")
     }
 
-    /// Creates a pipeline from the text of `.gitlab-ci.yml`. `run` holds its pipeline variables.
-    pub(crate) async fn create_from(&self, yaml: &str, files: Files, run: &[(&str, &str)]) -> PipelineId {
-        self.create_with(yaml, Arc::new(files), run).await
+    /// Creates a pipeline from the text of `.gitlab-ci.yml`. `variables` are its pipeline variables.
+    pub(crate) async fn create_from(&self, yaml: &str, files: Files, variables: &[(&str, &str)]) -> PipelineId {
+        self.create_with(yaml, Arc::new(files), variables).await
     }
 
     /// Like [`Bench::create_from`], with other sources.
-    pub(crate) async fn create_with(&self, yaml: &str, sources: SharedSources, run: &[(&str, &str)]) -> PipelineId {
+    pub(crate) async fn create_with(
+        &self,
+        yaml: &str,
+        sources: SharedSources,
+        variables: &[(&str, &str)],
+    ) -> PipelineId {
         let mut new = new_pipeline(pipeline(Vec::new()), Arc::clone(&sources));
         new.context.predefined = vec![Variable::public("CI_PIPELINE_SOURCE", "push")];
-        new.context.pipeline_variables = run.iter().map(|(key, value)| Variable::public(*key, *value)).collect();
+        new.context.pipeline_variables = variables.iter().map(|(key, value)| Variable::public(*key, *value)).collect();
         let compiled = muster_pipeline::compile(yaml.as_bytes(), &new.context, &*sources);
         new.compiled = compiled.pipeline.unwrap_or_else(|| panic!("no pipeline: {:?}", compiled.diagnostics));
-        self.coordinator.create_pipeline(new).await.expect("a pipeline")
+        self.coordinator.create_pipeline(new).await.expect("failed to create a pipeline")
     }
 
     pub(crate) async fn manager(&self) -> Manager {
@@ -164,16 +169,16 @@ impl Bench {
     }
 
     pub(crate) async fn manager_with(&self, runner: NewRunner) -> Manager {
-        let credentials = self.coordinator.create_runner(runner).await.expect("a runner");
+        let credentials = self.coordinator.create_runner(runner).await.expect("failed to create a runner");
         Manager::new(Arc::clone(&self.coordinator), credentials.token)
     }
 
     pub(crate) async fn view(&self, pipeline: PipelineId) -> PipelineView {
-        self.coordinator.pipeline(pipeline).await.expect("the pipeline")
+        self.coordinator.pipeline(pipeline).await.expect("no pipeline")
     }
 
     pub(crate) async fn job(&self, pipeline: PipelineId, name: &str) -> JobView {
-        self.view(pipeline).await.job(name).expect("the job").clone()
+        self.view(pipeline).await.job(name).expect("no job").clone()
     }
 
     pub(crate) async fn status(&self, pipeline: PipelineId, name: &str) -> JobStatus {
@@ -187,40 +192,44 @@ impl Bench {
 
     /// Returns the kinds of a job's files, and whether each is on disk.
     pub(crate) async fn artifact_files_on_disk(&self, job: JobId) -> Vec<(String, bool)> {
-        let files = self.coordinator.artifact_files(job).await.expect("known");
+        let files = self.coordinator.artifact_files(job).await.expect("the job does not exist");
         files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }
 
-    /// Waits until `done` is true for a pipeline. Checks it after each event.
-    pub(crate) async fn until(&self, pipeline: PipelineId, done: impl Fn(&PipelineView) -> bool) -> PipelineView {
+    /// Waits until `predicate` returns true for a pipeline. Checks it after each event.
+    pub(crate) async fn wait_until(
+        &self,
+        pipeline: PipelineId,
+        predicate: impl Fn(&PipelineView) -> bool,
+    ) -> PipelineView {
         let mut events = self.coordinator.subscribe();
-        tokio::time::timeout(SOON, async {
+        tokio::time::timeout(TIMEOUT, async {
             loop {
                 let view = self.view(pipeline).await;
-                if done(&view) {
+                if predicate(&view) {
                     return view;
                 }
                 let _ = events.recv().await;
             }
         })
         .await
-        .expect("the condition holds soon")
+        .expect("the predicate is true in time")
     }
 }
 
 pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
     let clock: Arc<dyn Clock> = Arc::new(clock.clone());
-    // All finished pipelines are read from the store again.
+    // Keep no finished pipelines in memory, so that they are always read from the store.
     let limits = Limits { finished_in_memory: 0, ..Limits::default() };
     Options { clock, limits, write_job_events: true, ..Options::new(dir) }
 }
 
 fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).expect("a directory") {
-        let entry = entry.expect("an entry");
+    for entry in std::fs::read_dir(from).expect("failed to create a directory") {
+        let entry = entry.expect("no entry");
         let target = to.join(entry.file_name());
-        if entry.file_type().expect("a type").is_dir() {
-            std::fs::create_dir_all(&target).expect("a directory");
+        if entry.file_type().expect("no type").is_dir() {
+            std::fs::create_dir_all(&target).expect("failed to create a directory");
             copy(&entry.path(), &target);
         } else {
             std::fs::copy(entry.path(), target).expect("a copy");
@@ -250,8 +259,8 @@ impl Manager {
         Self { coordinator, token, info: VersionInfo { name: "fake".to_owned(), features, ..VersionInfo::default() } }
     }
 
-    /// Returns the same manager at another coordinator.
-    pub(crate) fn at(&self, bench: &Bench) -> Self {
+    /// Returns the same manager, connected to the coordinator of `bench`.
+    pub(crate) fn connected_to(&self, bench: &Bench) -> Self {
         Self { coordinator: Arc::clone(&bench.coordinator), ..self.clone() }
     }
 
@@ -260,20 +269,21 @@ impl Manager {
             info: self.info.clone(),
             token: self.token.clone(),
             system_id: "s_000000000001".to_owned(),
-            // Any version will do: only requests without one are not held.
-            last_update: "an earlier one".to_owned(),
+            // Any version is sufficient: only requests without a version are not held.
+            last_update: "an earlier version".to_owned(),
             idempotency_key: key.map(ToOwned::to_owned),
         }
     }
 
     /// Requests a job and waits for it.
-    pub(crate) async fn take(&self) -> JobPayload {
-        self.take_with(None).await
+    pub(crate) async fn next_job(&self) -> JobPayload {
+        self.next_job_with_key(None).await
     }
 
-    pub(crate) async fn take_with(&self, key: Option<&str>) -> JobPayload {
-        let answer = tokio::time::timeout(SOON, self.coordinator.request_job(self.request(key))).await;
-        *answer.expect("an answer soon").expect("an answer").job.expect("a job")
+    /// Requests a job with an idempotency key and waits for it.
+    pub(crate) async fn next_job_with_key(&self, key: Option<&str>) -> JobPayload {
+        let answer = tokio::time::timeout(TIMEOUT, self.coordinator.request_job(self.request(key))).await;
+        *answer.expect("no answer in time").expect("no answer").job.expect("no job")
     }
 
     pub(crate) async fn update(
@@ -288,12 +298,12 @@ impl Manager {
         self.coordinator.update_job(job.id, request).await
     }
 
-    pub(crate) async fn running(&self, job: &JobPayload) {
+    pub(crate) async fn report_running(&self, job: &JobPayload) {
         self.update(job, "running", |_| {}).await.expect("the job is assigned to this manager");
     }
 
     pub(crate) async fn succeed(&self, job: &JobPayload) -> JobStatus {
-        self.update(job, "success", |_| {}).await.expect("success is accepted").status
+        self.update(job, "success", |_| {}).await.expect("success was not accepted").status
     }
 
     pub(crate) async fn fail(&self, job: &JobPayload, reason: &str, exit_code: Option<i64>) -> JobStatus {
@@ -301,7 +311,7 @@ impl Manager {
             request.failure_reason = Some(reason.to_owned());
             request.exit_code = exit_code;
         };
-        self.update(job, "failed", change).await.expect("failure is accepted").status
+        self.update(job, "failed", change).await.expect("failure was not accepted").status
     }
 
     pub(crate) async fn log(&self, job: &JobPayload, start: u64, text: &str) -> Result<TraceAnswer, ServiceError> {
@@ -326,26 +336,26 @@ impl Manager {
     pub(crate) async fn download(&self, producer: JobId, token: &str) -> Result<Vec<u8>, ServiceError> {
         let mut download = self.coordinator.download_artifacts(producer, token).await?;
         let mut content = Vec::new();
-        while let Some(piece) = download.body.next().await {
-            content.extend_from_slice(&piece.expect("readable"));
+        while let Some(chunk) = download.body.next().await {
+            content.extend_from_slice(&chunk.expect("failed to read"));
         }
         Ok(content)
     }
 }
 
-/// Returns a stream of small pieces.
+/// Returns a stream of small chunks.
 pub(crate) fn stream(content: Vec<u8>) -> ByteStream {
-    let pieces: Vec<_> = content.chunks(1000).map(|piece| Ok(Bytes::copy_from_slice(piece))).collect();
-    futures::stream::iter(pieces).boxed()
+    let chunks: Vec<_> = content.chunks(1000).map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
+    futures::stream::iter(chunks).boxed()
 }
 
 /// Returns a zip archive with one file.
 pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     use std::io::Write;
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
-    writer.start_file(name, zip::write::SimpleFileOptions::default()).expect("an entry");
-    writer.write_all(content.as_bytes()).expect("content");
-    writer.finish().expect("an archive").into_inner()
+    writer.start_file(name, zip::write::SimpleFileOptions::default()).expect("failed to start an entry");
+    writer.write_all(content.as_bytes()).expect("failed to write the content");
+    writer.finish().expect("failed to finish the archive").into_inner()
 }
 
 /// Returns the job status of a forbidden call.

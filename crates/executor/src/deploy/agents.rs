@@ -48,7 +48,7 @@ impl Agents {
         let missing = |source| NoAgentError::Missing { path: path.clone(), version: env!("CARGO_PKG_VERSION"), source };
         let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(missing)?);
         // Another version may have been installed meanwhile.
-        if let Some((_, known)) = others.get(platform).filter(|(then, _)| *then == stamp) {
+        if let Some((_, known)) = others.get(platform).filter(|(opened_stamp, _)| *opened_stamp == stamp) {
             return Ok(Arc::clone(known));
         }
         let opened = Arc::new(Executable::open(&path).map_err(missing)?);
@@ -74,19 +74,22 @@ mod tests {
     fn agent_for_another_platform_is_beside_the_executable() {
         let dir = tempfile::tempdir().unwrap();
         let agents = Agents::new(Arc::new(Executable::new(dir.path().join("muster"))));
-        let of = |os: &str, arch: &str| Platform { os: os.to_owned(), arch: arch.to_owned() };
+        let platform = |os: &str, arch: &str| Platform { os: os.to_owned(), arch: arch.to_owned() };
         agents.executable_for(&Platform::this()).unwrap();
-        let error = agents.executable_for(&of("windows", "amd64")).unwrap_err().to_string();
+        let error = agents.executable_for(&platform("windows", "amd64")).unwrap_err().to_string();
         assert!(error.contains("for Linux only"), "{error}");
-        let error = agents.executable_for(&of("linux", "s390x")).unwrap_err().to_string();
-        assert!(error.contains("its agent /") && error.contains("install version"), "{error}");
+        let error = agents.executable_for(&platform("linux", "s390x")).unwrap_err().to_string();
+        assert!(error.contains("agent's executable /") && error.contains("install version"), "{error}");
 
-        // It can be installed while the manager runs.
-        std::fs::write(dir.path().join("muster-agent-linux-s390x"), "its agent").unwrap();
-        let s390x = of("linux", "s390x");
+        // The executable can be installed while the manager runs.
+        std::fs::write(dir.path().join("muster-agent-linux-s390x"), "an agent").unwrap();
+        let s390x = platform("linux", "s390x");
         let first = agents.executable_for(&s390x).unwrap();
         assert!(Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()));
         std::fs::write(dir.path().join("muster-agent-linux-s390x"), "the next version").unwrap();
-        assert!(!Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()), "it was replaced");
+        assert!(
+            !Arc::ptr_eq(&first, &agents.executable_for(&s390x).unwrap()),
+            "the replaced file was not opened again"
+        );
     }
 }

@@ -114,7 +114,7 @@ async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
                 Ok(byte) if line.len() < MAX_LINE_BYTES => line.push(byte),
                 Ok(_) => return Err(DeployError::TooMuchOutput(String::new())),
                 Err(_) if last.trim().is_empty() => {
-                    let needed = "it needs sh, sha256sum and a home directory";
+                    let needed = "the instance needs sh, sha256sum and a home directory";
                     return Err(DeployError::ShellExited(needed.to_owned()));
                 }
                 Err(_) => return Err(DeployError::ShellExited(last)),

@@ -59,8 +59,8 @@ pub enum DeployError {
     /// The shell exited without an answer. Has its last line.
     #[error("the instance's shell exited without an answer{}", last_line(.0))]
     ShellExited(String),
-    /// The shell printed more than an answer can have. Has the last line.
-    #[error("the instance's shell printed more than an answer{}", last_line(.0))]
+    /// The shell printed more output than an answer can have. Has the last line.
+    #[error("the instance's shell printed too much output instead of an answer{}", last_line(.0))]
     TooMuchOutput(String),
     /// The agent cannot be reached on the machine. Has the message of the relay.
     #[error("{0}")]
@@ -78,7 +78,7 @@ pub enum DeployError {
     )]
     NotExecutable,
     /// The agent on the machine has another version than the manager.
-    #[error("its agent for {platform} has version {agent}, this manager {manager}; install both in the same version")]
+    #[error("the agent for {platform} has version {agent}, the manager {manager}; install both in the same version")]
     Version {
         /// Platform of the machine.
         platform: Platform,
@@ -88,7 +88,7 @@ pub enum DeployError {
         manager: &'static str,
     },
     /// A command on the machine failed.
-    #[error("it exited with {status}{}", last_line(stderr))]
+    #[error("the command exited with {status}{}", last_line(stderr))]
     Command {
         /// Exit status or signal.
         status: String,
@@ -111,7 +111,7 @@ pub enum NoAgentError {
     #[error("the agent is for Linux only; use Linux machines")]
     NotLinux,
     /// The file with the agent cannot be read.
-    #[error("failed to read its agent {}; install version {version} there", path.display())]
+    #[error("failed to read the agent's executable {}; install version {version} there", path.display())]
     Missing {
         /// Expected path of the agent.
         path: PathBuf,

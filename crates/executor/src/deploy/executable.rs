@@ -91,11 +91,11 @@ impl Executable {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
             open => open.map_err(|error| Some(error.to_string()))?,
         };
-        let wanted = format!("{AGENT_ONLY} {}", env!("CARGO_PKG_VERSION"));
+        let expected = format!("{AGENT_ONLY} {}", env!("CARGO_PKG_VERSION"));
         let found = version(name).map_err(|error| Some(error.to_string()))?;
-        if found != wanted {
+        if found != expected {
             return Err(Some(format!(
-                "its version is `{found}`, expected `{wanted}`; install both in the same version"
+                "its version is `{found}`, expected `{expected}`; install both in the same version"
             )));
         }
         Ok(Self::from_file(open, name))
@@ -251,8 +251,8 @@ mod tests {
     #[tokio::test]
     async fn agent_only_executable_of_this_version_is_used() {
         let dir = tempfile::tempdir().unwrap();
-        let wanted = format!("muster-agent {}", env!("CARGO_PKG_VERSION"));
-        let path = write_agent_only(dir.path(), &wanted);
+        let expected = format!("muster-agent {}", env!("CARGO_PKG_VERSION"));
+        let path = write_agent_only(dir.path(), &expected);
         let executable = Executable::open_agent_only(&path).unwrap();
         assert_eq!(executable.path(), path);
         let before = std::fs::read(&path).unwrap();
@@ -263,7 +263,7 @@ mod tests {
         flate2::read::MultiGzDecoder::new(packed.as_slice()).read_to_end(&mut unpacked).unwrap();
         assert_eq!(unpacked, before);
         let reason = Executable::open_agent_only(&path).unwrap_err().unwrap();
-        assert!(reason.contains("99.0.0") && reason.contains(&wanted), "{reason}");
+        assert!(reason.contains("99.0.0") && reason.contains(&expected), "{reason}");
         assert_eq!(Executable::open_agent_only(&dir.path().join("nothing")).unwrap_err(), None);
     }
 

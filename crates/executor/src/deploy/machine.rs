@@ -26,7 +26,7 @@ pub trait Dial: Send + Sync {
     /// [`DeployError`] if there is no session.
     async fn dial(&self) -> Result<Dialed, DeployError>;
 
-    /// Reports that the machine could not be reached, or that a connection broke, to whoever can find the cause.
+    /// Reports that the machine could not be reached, or that a connection broke, so that the cause can be determined.
     fn report_unreachable(&self) {}
 }
 
@@ -53,13 +53,13 @@ pub struct RemoteMachine {
     name: String,
     agents: Arc<Agents>,
     /// Platform of the machine when it was reached before.
-    kind: Lock<Option<Platform>>,
+    platform: Lock<Option<Platform>>,
     /// Locked while connecting, so that jobs that lose the connection together replace it once, and the executable is sent once.
     connected: Mutex<Option<Connected>>,
     trace_lines: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
-    /// Whether no job of this manager uses the machine, so that an outdated agent may be replaced.
-    is_free: AtomicBool,
+    /// Whether an outdated agent may be replaced, because no job of this manager uses the machine.
+    may_replace_agent: AtomicBool,
 }
 
 impl RemoteMachine {
@@ -67,8 +67,8 @@ impl RemoteMachine {
     #[must_use]
     pub fn new(name: impl Into<String>, agents: Arc<Agents>) -> Self {
         let (connected, trace_lines, home) = (Mutex::new(None), Lock::default(), Lock::default());
-        let (kind, is_free) = (Lock::default(), AtomicBool::new(false));
-        Self { name: name.into(), agents, kind, connected, trace_lines, home, is_free }
+        let (platform, may_replace_agent) = (Lock::default(), AtomicBool::new(false));
+        Self { name: name.into(), agents, platform, connected, trace_lines, home, may_replace_agent }
     }
 
     /// Returns the home directory on the machine. `None` before the first connection.
@@ -76,9 +76,9 @@ impl RemoteMachine {
         self.home.lock().clone()
     }
 
-    /// Marks the machine as free of jobs: an outdated agent may be replaced with the next connection.
-    pub fn mark_exclusive(&self) {
-        self.is_free.store(true, Ordering::Relaxed);
+    /// Allows the next connection to replace an outdated agent. The caller knows that the machine has no jobs.
+    pub fn allow_agent_replacement(&self) {
+        self.may_replace_agent.store(true, Ordering::Relaxed);
     }
 
     /// Returns the trace lines that describe the connection. Empty before the first connection.
@@ -86,14 +86,14 @@ impl RemoteMachine {
         self.trace_lines.lock().clone()
     }
 
-    /// Returns a connection to the agent that is believed to work, and the home directory.
+    /// Returns a connection to the agent that is not known to be broken, and the home directory.
     ///
     /// # Errors
     /// [`ExecutorError`]. The next call may succeed.
     pub async fn connect(&self, dial: &dyn Dial) -> Result<(AgentConnection, PathBuf), ExecutorError> {
         let mut connected = self.connected.lock().await;
-        let was_free = self.is_free.swap(false, Ordering::Relaxed);
-        if let Some(outdated) = connected.take_if(|known| known.is_outdated && was_free) {
+        let may_replace = self.may_replace_agent.swap(false, Ordering::Relaxed);
+        if let Some(outdated) = connected.take_if(|known| known.is_outdated && may_replace) {
             tracing::info!(machine = self.name, "replacing an outdated agent without jobs");
             outdated.session.close().await;
         }
@@ -125,14 +125,15 @@ impl RemoteMachine {
     async fn reach(&self, dial: &dyn Dial) -> Result<Connected, ExecutorError> {
         let unreachable = |error: DeployError| ExecutorError::unreachable(self.name.clone(), error_chain(&error));
         let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
-        let kind = self.kind.lock().clone();
-        let (agent, kind) = connect::deploy_agent(session.as_ref(), &self.agents, kind).await.map_err(unreachable)?;
+        let platform = self.platform.lock().clone();
+        let (agent, platform) =
+            connect::deploy_agent(session.as_ref(), &self.agents, platform).await.map_err(unreachable)?;
         let connection = AgentConnection::from_stream(self.name.clone(), agent.stream).await?;
         tracing::info!(machine = self.name, pid = connection.identity().pid, "connected to the agent");
         if !agent.is_outdated {
-            check_version(&connection.identity().version, &kind).map_err(unreachable)?;
+            check_version(&connection.identity().version, &platform).map_err(unreachable)?;
         }
-        *self.kind.lock() = Some(kind);
+        *self.platform.lock() = Some(platform);
         *self.home.lock() = Some(agent.home.clone());
         *self.trace_lines.lock() = trace_lines;
         Ok(Connected { session, connection, home: agent.home, is_outdated: agent.is_outdated })

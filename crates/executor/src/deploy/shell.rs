@@ -14,7 +14,7 @@ pub const MARK: &str = "muster: ";
 /// Command that prints the SHA-256 of its input, followed by a space.
 ///
 /// OpenSSL uses the processor's SHA instructions, which coreutils often lacks. A missing program reads nothing of the input.
-const SHA256_COMMAND: &str = r#"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null"#;
+const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null";
 /// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
 /// Answer after the executable was placed.
@@ -69,8 +69,8 @@ mod tests {
     fn path_with_shell_characters_is_not_used() {
         let identity = FileIdentity { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
         assert!(connect(&identity, "/usr/bin/muster").contains("have /usr/bin/muster"));
-        for odd in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
-            assert!(connect(&identity, odd).contains("have /nonexistent"), "{odd}");
+        for path in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
+            assert!(connect(&identity, path).contains("have /nonexistent"), "{path}");
         }
     }
 }

@@ -18,45 +18,46 @@ use std::sync::Arc;
 use super::*;
 use crate::test_support::StubAgent;
 
-/// This host as a machine. A relay's stream leads to the agent in memory.
+/// This host, in the role of a machine. A relay's stream leads to the agent in memory.
 struct Machine {
     home: tempfile::TempDir,
     dials: AtomicUsize,
     reports: AtomicUsize,
 }
 
-struct Login {
+/// A session whose commands have a separate home directory.
+struct HomeSession {
     home: std::path::PathBuf,
 }
 
-impl Login {
-    fn at_home(&self, command: &str) -> String {
+impl HomeSession {
+    fn with_home(&self, command: &str) -> String {
         format!("export HOME='{0}' PATH='{0}/path':$PATH; {command}", self.home.display())
     }
 }
 
 #[async_trait]
-impl Session for Login {
+impl Session for HomeSession {
     async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        let command = self.at_home(run.command);
+        let command = self.with_home(run.command);
         let RemoteCommand { stdin, stdout, stderr, stop, .. } = run;
-        let mut here = RemoteCommand { stop, ..RemoteCommand::new(&command) };
+        let mut local = RemoteCommand { stop, ..RemoteCommand::new(&command) };
         if let Some(stdin) = stdin {
-            here.stdin = Some(stdin);
+            local.stdin = Some(stdin);
         }
         if let Some(stdout) = stdout {
-            here.stdout = Some(stdout);
+            local.stdout = Some(stdout);
         }
         if let Some(stderr) = stderr {
-            here.stderr = Some(stderr);
+            local.stderr = Some(stderr);
         }
-        LocalSession.run(here).await
+        LocalSession.run(local).await
     }
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         LocalSession.dial(network, address).await
     }
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        LocalSession.dial_command(&self.at_home(command)).await
+        LocalSession.dial_command(&self.with_home(command)).await
     }
     async fn close(&self) {}
 }
@@ -65,7 +66,7 @@ impl Session for Login {
 impl Dial for Machine {
     async fn dial(&self) -> Result<Dialed, DeployError> {
         self.dials.fetch_add(1, Ordering::Relaxed);
-        let session = Box::new(Login { home: self.home.path().to_owned() });
+        let session = Box::new(HomeSession { home: self.home.path().to_owned() });
         Ok(Dialed { session, trace_lines: vec!["connected".to_owned()] })
     }
     fn report_unreachable(&self) {
@@ -92,7 +93,7 @@ impl Machine {
 }
 
 /// Returns agents whose executable answers as `muster agent connect` does, after some output of a profile.
-fn stand_in(dir: &Path, commands: &str) -> Arc<Agents> {
+fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -117,14 +118,14 @@ while data := s.recv(65536): os.write(1, data)'"#;
 async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(dir.path(), RELAY);
+    let agents = fake_agents(dir.path(), RELAY);
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
     assert_eq!(machine.placed(), [own_executable(&agents).identity().await.unwrap().hash.clone()]);
     assert_eq!(instance.trace_lines(), ["connected"]);
 
-    // Jobs share the connection. A job that finds it broken has it replaced, without sending the executable again.
+    // Jobs share the connection. After a job reports it as broken, it is replaced without sending the executable again.
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
     std::fs::write(dir.path().join("muster"), "another one").unwrap();
@@ -140,7 +141,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
 async fn same_executable_at_another_path_is_used() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(dir.path(), RELAY);
+    let agents = fake_agents(dir.path(), RELAY);
     std::fs::set_permissions(own_executable(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     connect().await;
@@ -160,7 +161,7 @@ async fn same_executable_at_another_path_is_used() {
 }
 
 /// Makes `uname` on the machine report another platform.
-fn of_another_kind(machine: &Machine) {
+fn report_another_platform(machine: &Machine) {
     let bin = machine.home.path().join("path");
     std::fs::create_dir(&bin).unwrap();
     std::fs::write(bin.join("uname"), "#!/bin/sh\necho Linux s390x\n").unwrap();
@@ -168,15 +169,15 @@ fn of_another_kind(machine: &Machine) {
 }
 
 #[tokio::test]
-async fn other_platform_gets_its_agent_or_nothing() {
+async fn agent_for_another_platform_is_sent_if_installed() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    of_another_kind(&machine);
-    let agents = stand_in(dir.path(), "exit 1");
+    report_another_platform(&machine);
+    let agents = fake_agents(dir.path(), "exit 1");
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let error = instance.connect(&machine).await.unwrap_err().to_string();
     assert!(
-        error.contains("the platform is linux/s390x: failed to read its agent")
+        error.contains("the platform is linux/s390x: failed to read the agent's executable")
             && error.contains("muster-agent-linux-s390x"),
         "{error}"
     );
@@ -194,7 +195,7 @@ async fn other_platform_gets_its_agent_or_nothing() {
 async fn damaged_executable_is_replaced() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
     machine.agent();
-    let agents = stand_in(dir.path(), RELAY);
+    let agents = fake_agents(dir.path(), RELAY);
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let damaged = bin.join(&own_executable(&agents).identity().await.unwrap().hash);
@@ -206,9 +207,9 @@ async fn damaged_executable_is_replaced() {
 }
 
 #[tokio::test]
-async fn failed_start_has_a_reason_and_is_reported() {
+async fn failed_agent_start_is_reported_with_its_reason() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
-    let agents = stand_in(dir.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
+    let agents = fake_agents(dir.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
     let error = RemoteMachine::new("instance i-9", agents).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
     assert_eq!(machine.reports.load(Ordering::Relaxed), 1);
@@ -219,24 +220,24 @@ async fn failed_command_error_contains_its_stderr() {
     let machine = Machine::new();
     run_command(&machine, "test -d \"$HOME\"").await.unwrap();
     let error = run_command(&machine, "echo no docker here >&2; exit 3").await.unwrap_err().to_string();
-    assert!(error.contains("it exited with status 3: no docker here"), "{error}");
+    assert!(error.contains("the command exited with status 3: no docker here"), "{error}");
 }
 
 /// A machine whose command to place the executable prints endlessly.
-struct Endless {
+struct EndlessOutput {
     to_stderr: bool,
 }
 
 #[async_trait]
-impl Session for Endless {
+impl Session for EndlessOutput {
     async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        let to = if self.to_stderr { run.stderr } else { run.stdout };
-        let to = to.expect("the output has no limit");
+        let output = if self.to_stderr { run.stderr } else { run.stdout };
+        let output = output.expect("the caller must limit the output with its own writer");
         let mut written = 0;
         loop {
             assert!(written < 64 << 20, "{written} bytes of output are in memory");
             let what = "failed to write the output";
-            to.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { what, source })?;
+            output.write_all(&[b'y'; 64 * 1024]).await.map_err(|source| RunError::Local { operation: what, source })?;
             written += 64 * 1024;
         }
     }
@@ -250,12 +251,12 @@ impl Session for Endless {
 }
 
 #[tokio::test]
-async fn endless_output_is_refused_and_not_stored() {
+async fn endless_output_is_rejected_and_not_buffered() {
     let dir = tempfile::tempdir().unwrap();
-    let agents = stand_in(dir.path(), RELAY);
+    let agents = fake_agents(dir.path(), RELAY);
     for to_stderr in [false, true] {
         let error =
-            super::connect::deploy_agent(&Endless { to_stderr }, &agents, None).await.err().unwrap().to_string();
+            super::connect::deploy_agent(&EndlessOutput { to_stderr }, &agents, None).await.err().unwrap().to_string();
         assert!(error.contains("printed more than 1 MiB"), "{} bytes", error.len());
         assert!(error.contains("bytes omitted]") && error.len() < 16 * 1024, "{} bytes", error.len());
     }

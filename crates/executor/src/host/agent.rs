@@ -19,7 +19,7 @@ use rustix::process::Uid;
 use tokio::net::UnixStream;
 
 use super::HostEnvironment;
-use super::process::{FileId, Process, ProcessMark};
+use super::process::{FileId, Process, ProcessIdentity};
 use crate::ExecutorError;
 
 /// Maximum size of a record.
@@ -47,7 +47,7 @@ impl HostAgent {
         let process = Process::from_peer(&stream).map_err(|error| ExecutorError::unreachable(&location, error))?;
         let is_ours = || {
             runs_executable(&process, &options.executable)
-                || read_record(record).as_ref() == Some(process.mark())
+                || read_record(record).as_ref() == Some(process.identity())
                 || child.is_some_and(|child| process.descends_from(child))
         };
         if process.user() != *user || !is_ours() {
@@ -63,7 +63,7 @@ impl HostAgent {
             move || dial(socket.clone(), process.clone())
         };
         let connection = AgentConnection::open(location, dial).await?;
-        write_record(record, process.mark());
+        write_record(record, process.identity());
         Ok(Self { connection, process })
     }
 
@@ -83,7 +83,7 @@ impl HostAgent {
 /// Opens another connection to the socket.
 ///
 /// # Errors
-/// An I/O error, also if another process listens there by now.
+/// An I/O error, also if another process listens there now.
 pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     if process.is_peer_of(&stream) {
@@ -118,7 +118,7 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
 }
 
 /// Returns the process that is recorded as an agent of this state directory. `None` means that there is no usable record.
-fn read_record(record: &Path) -> Option<ProcessMark> {
+fn read_record(record: &Path) -> Option<ProcessIdentity> {
     // Jobs that run as the user of this process can replace the record by anything.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
@@ -127,7 +127,7 @@ fn read_record(record: &Path) -> Option<ProcessMark> {
 /// Records the agent's process.
 ///
 /// Without the record, the manager after the next upgrade would not recognize this agent.
-fn write_record(record: &Path, process: &ProcessMark) {
+fn write_record(record: &Path, process: &ProcessIdentity) {
     if read_record(record).as_ref() == Some(process) {
         return;
     }
@@ -145,7 +145,7 @@ fn write_record(record: &Path, process: &ProcessMark) {
 
 #[cfg(test)]
 pub(super) fn record_this_process(record: &Path) {
-    write_record(record, &ProcessMark::from_pid(rustix::process::getpid()).unwrap());
+    write_record(record, &ProcessIdentity::from_pid(rustix::process::getpid()).unwrap());
 }
 
 /// Checks the directory before the first agent is needed.

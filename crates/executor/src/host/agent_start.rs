@@ -85,7 +85,7 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
 /// Opens a file of the state directory. Never blocks, for instance on a FIFO in its place.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
-    Ok(muster_files::apart(path, move || muster_files::open_with(&mut options, &own)).await?)
+    Ok(muster_files::run_blocking(path, move || muster_files::open_with(&mut options, &own)).await?)
 }
 
 /// Starts an agent, and returns the ID of the child process as soon as the agent listens.
@@ -99,7 +99,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     // The agent leaves this session as its first act. Dropping the child is intended: the agent outlives this process, and the runtime
     // reaps it if it ends earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    match tokio::time::timeout(START_TIMEOUT, ready(&mut child)).await {
+    match tokio::time::timeout(START_TIMEOUT, wait_ready(&mut child)).await {
         Ok(true) => Ok(child.id()),
         Ok(false) => Err(failed(format!("it exited before it listened: {}", tail(log_path.clone()).await))),
         Err(_) => {
@@ -135,8 +135,8 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     command
 }
 
-/// Returns whether the child printed the marker before the end of its output.
-async fn ready(child: &mut Child) -> bool {
+/// Waits for the marker in the output of the child. Returns `false` if the output ends without it.
+async fn wait_ready(child: &mut Child) -> bool {
     let Some(output) = child.stdout.take() else { return false };
     let mut lines = BufReader::new(output).lines();
     while let Ok(Some(line)) = lines.next_line().await {

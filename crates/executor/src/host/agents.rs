@@ -6,8 +6,8 @@
 //! ```
 //!
 //! New jobs go to the agent that runs the manager's executable. If none does, they go to the first number on which no agent answers, and an
-//! agent is started there. The lease of a job names its agent, and the job stays with it. An agent that died is restarted on its own spool,
-//! whatever its number is. An outdated agent is ended when its spool is empty.
+//! agent is started there. The lease of a job names its agent, and the job stays with it. An agent that died is restarted on its own spool.
+//! An outdated agent is ended when its spool is empty.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::ExecutorError;
 const HOST: &str = "host";
 /// Numbers of agents: up to 16 executables can have jobs at the same time.
 const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
-/// Interval at which outdated agents are asked whether they have jobs. The agent has no event for that.
+/// Interval for querying whether outdated agents have jobs. The agent has no event for this.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 /// All agents of one state directory.
@@ -36,7 +36,7 @@ pub(super) struct Agents {
     /// User as which the agents run.
     user: Uid,
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
-    /// Number for new jobs, once it has been determined. Locked meanwhile.
+    /// Number for new jobs. `None` until it has been determined. The lock is held while it is determined.
     current: tokio::sync::Mutex<Option<u32>>,
     /// Task that ends the outdated agents.
     retiring: Mutex<Option<JoinHandle<()>>>,
@@ -179,24 +179,24 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
     while !agents.is_empty() {
         // Wait first: jobs of an earlier manager process are still being restored.
         tokio::time::sleep(POLL_INTERVAL).await;
-        let mut left = Vec::new();
+        let mut remaining = Vec::new();
         for outdated in agents {
             match outdated.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
                 Ok(answer) if answer.get_ref().jobs.is_empty() && outdated.has_no_jobs() => end(&outdated.agent),
-                Ok(_) => left.push(outdated),
+                Ok(_) => remaining.push(outdated),
                 // The agent has ended. If a job needs it, it is restarted with the manager's executable.
                 Err(error) => tracing::debug!(%error, "outdated agent has ended"),
             }
         }
-        agents = left;
+        agents = remaining;
     }
 }
 
-/// Requests an agent without jobs to end.
+/// Asks an agent without jobs to end, by a signal.
 fn end(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {
-        Ok(()) => tracing::info!(pid, "outdated agent without jobs ended"),
+        Ok(()) => tracing::info!(pid, "ending an outdated agent without jobs"),
         Err(error) => tracing::warn!(pid, %error, "failed to end an outdated agent without jobs"),
     }
 }

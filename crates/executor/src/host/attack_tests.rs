@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use muster_job::JobId;
 
-use super::tests::{executable, options, provider, serve, serve_as};
+use super::tests::{executable, executor, options, serve, serve_as};
 use super::*;
 use crate::{Slot, SlotKey};
 
@@ -23,7 +23,7 @@ impl Victim {
         self.0.id().into()
     }
 
-    fn lives(&mut self) -> bool {
+    fn is_running(&mut self) -> bool {
         self.0.try_wait().unwrap().is_none()
     }
 }
@@ -45,7 +45,7 @@ async fn impostor_cannot_make_the_manager_end_a_process() {
         HostExecutor::new(options.clone()).unwrap();
         let impostor = serve(&home.path().join("state/agent.sock"), claimed);
         let found = find_or_start_agent(options).await;
-        assert!(victim.lives(), "the process that the impostor named was ended");
+        assert!(victim.is_running(), "the process that the impostor named was ended");
         let error = found.map(|_| claimed).unwrap_err().to_string();
         assert!(error.contains("is not an agent of this manager"), "{error}");
         impostor.shutdown_background();
@@ -58,19 +58,19 @@ async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
     let executable = home.path().join("agent");
     std::fs::copy("/bin/sh", &executable).unwrap();
     let mut agent = Victim::start(&executable);
-    let provider = provider(home.path(), &executable);
+    let executor = executor(home.path(), &executable);
     let impostor = serve_as(&home.path().join("state/agent.sock"), env!("CARGO_PKG_VERSION"), agent.pid());
 
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_ne!(lease.record.environment, "host", "a new job is given to the impostor");
+    let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
+    assert_ne!(lease.record.environment, "host", "a new job was given to the impostor");
     lease.release();
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
-    let lease = provider.restore(&record).await.unwrap();
+    let lease = executor.restore(&record).await.unwrap();
     let error = lease.environment.connect().await.unwrap_err().to_string();
     assert!(error.contains("is not an agent of this manager"), "{error}");
     assert!(error.contains("agent.sock") && error.contains(&std::process::id().to_string()), "{error}");
-    assert!(agent.lives());
+    assert!(agent.is_running());
     impostor.shutdown_background();
 }
 
@@ -78,26 +78,26 @@ async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
 #[tokio::test]
 async fn reused_process_id_is_not_trusted() {
     let home = tempfile::tempdir().unwrap();
-    let provider = provider(home.path(), "/nonexistent");
+    let executor = executor(home.path(), "/nonexistent");
     let (socket, record) = (home.path().join("state/agent.sock"), home.path().join("state/agent.process"));
     let impostor = serve(&socket, 1);
     agent::record_this_process(&record);
-    provider.agents.by_name("host").unwrap().connect().await.unwrap();
-    let right: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+    executor.agents.by_name("host").unwrap().connect().await.unwrap();
+    let recorded: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
     for (field, value) in [("started", 1.into()), ("boot", "another".into()), ("executable", serde_json::Value::Null)] {
-        let mut record_of_another = right.clone();
+        let mut record_of_another = recorded.clone();
         record_of_another[field] = value;
         std::fs::write(&record, record_of_another.to_string()).unwrap();
-        let provider = super::tests::provider(home.path(), "/nonexistent");
-        let error = provider.agents.by_name("host").unwrap().connect().await.unwrap_err();
+        let executor = super::tests::executor(home.path(), "/nonexistent");
+        let error = executor.agents.by_name("host").unwrap().connect().await.unwrap_err();
         assert!(matches!(error, ExecutorError::Untrusted { .. }), "{field}: {error}");
     }
     // Jobs that run as the user of the manager can replace the record.
     std::fs::remove_file(&record).unwrap();
     let fifo = Command::new("mkfifo").arg(&record).status().unwrap();
     assert!(fifo.success());
-    let provider = super::tests::provider(home.path(), "/nonexistent");
-    let error = provider.agents.by_name("host").unwrap().connect().await.unwrap_err();
+    let executor = super::tests::executor(home.path(), "/nonexistent");
+    let error = executor.agents.by_name("host").unwrap().connect().await.unwrap_err();
     assert!(matches!(error, ExecutorError::Untrusted { .. }), "{error}");
     impostor.shutdown_background();
 }
@@ -162,15 +162,16 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     symlink(elsewhere.join("new"), jobs.join("dangling")).unwrap();
     let status = Command::new("chown").args(["-hR", "nobody"]).arg(&jobs).status().unwrap();
     assert!(status.success());
-    for below in ["link/builds", "deep/link/builds", "deep/deeper/link/link/builds", "dangling", "dangling/builds"] {
-        let path = jobs.join(below);
+    for subpath in ["link/builds", "deep/link/builds", "deep/deeper/link/link/builds", "dangling", "dangling/builds"] {
+        let path = jobs.join(subpath);
         let directories = Directories { builds: path.clone(), cache: home.path().join("cache"), shared: true };
         let user = Some("nobody".to_owned());
         let created = HostExecutor::new(HostOptions { directories, user, ..options(home.path(), "/nonexistent") });
-        let left: Vec<_> = std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert!(left.is_empty(), "{below}: {left:?} was created for the user of the jobs");
-        let error = created.map(|_| below).unwrap_err().to_string();
-        assert!(error.contains("is a link"), "{below}: {error}");
+        let created_entries: Vec<_> =
+            std::fs::read_dir(&elsewhere).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(created_entries.is_empty(), "{subpath}: {created_entries:?} was created for the user of the jobs");
+        let error = created.map(|_| subpath).unwrap_err().to_string();
+        assert!(error.contains("is a link"), "{subpath}: {error}");
     }
     // Links of the administrator are followed. Directories below a job's directory work without links.
     symlink(&jobs, home.path().join("link")).unwrap();
@@ -193,7 +194,7 @@ fn start_failing_agent(home: &Path) -> String {
         let error = runtime.block_on(async { find_or_start_agent(options).await.map(|_| ()).unwrap_err().to_string() });
         done.send(error).unwrap();
     });
-    ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent does not end")
+    ended.recv_timeout(std::time::Duration::from_secs(20)).expect("starting an agent does not return")
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Creates directories inside directories that jobs own, and gives them to the user of the jobs.
 //!
-//! A manager that runs as root must not change the owner of anything that a job put in the way. Each part of a path is therefore opened
-//! relative to the open directory above it, and links are followed only in directories whose entries no job can change. The owner is
-//! changed through the open directory, and only if it belongs to this process and is empty, as after its creation. Files never change their
-//! owner, so hard links are of no use to a job.
+//! A manager that runs as root must not change the owner of a file or directory that a job created in that place. Each part of a path
+//! is therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
+//! change. The owner is changed through the open directory, and only if it belongs to this process and is empty, as after its creation.
+//! Files never change their owner, so hard links are of no use to a job.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -112,9 +112,9 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
 /// Returns the target of a link if no job can have created it. `path` names the link in errors.
 fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf> {
     let is_ours = |user: u32| user == 0 || user == geteuid().as_raw();
-    let around = fstat(directory)?;
+    let parent = fstat(directory)?;
     let link = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
-    let is_closed = around.st_mode & WRITABLE_BY_OTHERS == 0 || around.st_mode & STICKY != 0 && is_ours(link.st_uid);
+    let is_protected = parent.st_mode & WRITABLE_BY_OTHERS == 0 || parent.st_mode & STICKY != 0 && is_ours(link.st_uid);
     let target = match readlinkat(directory, name, Vec::new()) {
         Ok(target) => PathBuf::from(OsString::from_vec(target.into_bytes())),
         Err(Errno::INVAL) => {
@@ -122,7 +122,7 @@ fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf>
         }
         Err(error) => return Err(error.into()),
     };
-    if is_ours(around.st_uid) && is_closed {
+    if is_ours(parent.st_uid) && is_protected {
         return Ok(target);
     }
     let message = format!(
@@ -206,21 +206,21 @@ mod tests {
             ("nothing", &|| {}),
         ];
         std::fs::write(home.path().join("file"), "").unwrap();
-        for (what, swap) in swaps {
-            let made = create_for(&new, Mode::RWXU, owner, || {
+        for (replacement, swap) in swaps {
+            let created = create_for(&new, Mode::RWXU, owner, || {
                 std::fs::remove_dir(&new).unwrap();
                 swap();
             });
-            let error = made.map(|()| what).unwrap_err().to_string();
-            assert!(error.contains("was replaced meanwhile"), "{what}: {error}");
+            let error = created.map(|()| replacement).unwrap_err().to_string();
+            assert!(error.contains("was replaced meanwhile"), "{replacement}: {error}");
             if new.is_symlink() || new.is_file() {
                 assert_eq!(user(&home.path().join("file")), 0);
                 std::fs::remove_file(&new).unwrap();
             } else if new.exists() {
-                assert_eq!((user(&new), user(&new.join("deep"))), (0, 0), "{what}");
+                assert_eq!((user(&new), user(&new.join("deep"))), (0, 0), "{replacement}");
                 std::fs::rename(&new, &secret).unwrap();
             }
-            assert_eq!(user(&secret), 0, "{what}");
+            assert_eq!(user(&secret), 0, "{replacement}");
         }
         create(&new, Some(owner)).unwrap();
         assert_eq!(user(&new), user(&jobs));

@@ -11,7 +11,7 @@
 //! - `spool/`: the agent's spool
 //! - `agent.log`: the agent's log
 //! - `agent.lock`: keeps two managers from starting two agents
-//! - `agent.process`: identity of the agent's process, so that no other process can pass for it
+//! - `agent.process`: identity of the agent's process, so that no other process can impersonate the agent
 //! - `agent.sock`: the agent's socket, unless the path would be too long for a socket
 
 mod agent;
@@ -106,9 +106,9 @@ impl HostExecutor {
         Ok(Self { agents: Agents::new(options, user)?, slots, capacity })
     }
 
-    fn lease(name: String, environment: Arc<HostEnvironment>, taken: HeldSlot) -> Lease {
-        let record = LeaseRecord::local(name, taken.slot.clone());
-        Lease::new(record, environment, Box::new(taken))
+    fn lease(name: String, environment: Arc<HostEnvironment>, held_slot: HeldSlot) -> Lease {
+        let record = LeaseRecord::local(name, held_slot.slot.clone());
+        Lease::new(record, environment, Box::new(held_slot))
     }
 }
 
@@ -121,9 +121,9 @@ impl Executor for HostExecutor {
     async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
         let mut free = self.slots.free();
         loop {
-            if let Some(taken) = self.slots.take(key) {
+            if let Some(held_slot) = self.slots.take(key) {
                 let (name, environment) = self.agents.current().await?;
-                return Ok(Self::lease(name, environment, taken));
+                return Ok(Self::lease(name, environment, held_slot));
             }
             // The sender lives as long as `self.slots`. Without it no slot could become free, so wait until the caller cancels.
             if free.changed().await.is_err() {
@@ -134,10 +134,10 @@ impl Executor for HostExecutor {
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let environment = self.agents.by_name(&record.environment);
-        let taken = environment.as_ref().and_then(|_| self.slots.reacquire(&record.slot));
+        let held_slot = environment.as_ref().and_then(|_| self.slots.reacquire(&record.slot));
         let lease = environment
-            .zip(taken)
-            .map(|(environment, taken)| Self::lease(record.environment.clone(), environment, taken));
+            .zip(held_slot)
+            .map(|(environment, held_slot)| Self::lease(record.environment.clone(), environment, held_slot));
         lease.ok_or_else(|| ExecutorError::SlotTaken { environment: record.environment.clone(), slot: record.slot.id })
     }
 

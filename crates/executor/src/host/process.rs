@@ -39,7 +39,7 @@ impl FileId {
 
 /// Identifies a process forever: process IDs are reused, but not with the same start time after the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ProcessMark {
+pub(super) struct ProcessIdentity {
     boot: String,
     pid: i32,
     /// Start time of the process, in clock ticks since boot.
@@ -48,7 +48,7 @@ pub(super) struct ProcessMark {
     executable: Option<FileId>,
 }
 
-impl ProcessMark {
+impl ProcessIdentity {
     pub(super) fn from_pid(pid: Pid) -> io::Result<Self> {
         let pid = pid.as_raw_nonzero().get();
         let unreadable =
@@ -79,7 +79,7 @@ fn read_proc(path: &str) -> io::Result<String> {
 /// A process that listens on a socket. Clones share the pidfd.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
-    mark: ProcessMark,
+    identity: ProcessIdentity,
     user: Uid,
     /// The pidfd. `None` on kernels before Linux 5.3: the process then gets no signals.
     handle: Option<Arc<OwnedFd>>,
@@ -108,46 +108,46 @@ impl Process {
             },
             Err(error) => return Err(error.into()),
         };
-        let mark = ProcessMark::from_pid(pid)?;
-        let process = Self { mark, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
-        // Only now it is certain that the files in `/proc` were those of this process.
+        let identity = ProcessIdentity::from_pid(pid)?;
+        let process = Self { identity, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
+        // Only now is it certain that the files in `/proc` were those of this process.
         if process.has_ended() { Err(io::Error::other("the process has ended")) } else { Ok(process) }
     }
 
     pub(super) fn pid(&self) -> i32 {
-        self.mark.pid
+        self.identity.pid
     }
 
     pub(super) fn user(&self) -> Uid {
         self.user
     }
 
-    pub(super) fn mark(&self) -> &ProcessMark {
-        &self.mark
+    pub(super) fn identity(&self) -> &ProcessIdentity {
+        &self.identity
     }
 
     pub(super) fn executable(&self) -> Option<FileId> {
-        self.mark.executable
+        self.identity.executable
     }
 
     /// Returns whether this process is the given child, or a child of it: `su` may stay as the parent.
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
-        is_child(self.mark.pid)
-            || stat_field(self.mark.pid, PARENT_FIELD).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
+        is_child(self.identity.pid)
+            || stat_field(self.identity.pid, PARENT_FIELD).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
     }
 
     /// Returns whether this process is at the other end of the connection.
     pub(super) fn is_peer_of(&self, stream: &UnixStream) -> bool {
-        stream.peer_cred().is_ok_and(|peer| peer.pid() == Some(self.mark.pid)) && !self.has_ended()
+        stream.peer_cred().is_ok_and(|peer| peer.pid() == Some(self.identity.pid)) && !self.has_ended()
     }
 
     pub(super) fn has_ended(&self) -> bool {
         match &self.handle {
             Some(handle) => wait(handle, &NO_WAIT).unwrap_or(true),
-            None => Pid::from_raw(self.mark.pid)
-                .map(ProcessMark::from_pid)
-                .is_none_or(|now| !now.is_ok_and(|now| now == self.mark)),
+            None => Pid::from_raw(self.identity.pid)
+                .map(ProcessIdentity::from_pid)
+                .is_none_or(|now| !now.is_ok_and(|now| now == self.identity)),
         }
     }
 
@@ -207,17 +207,17 @@ time.sleep(600)";
         identifies_and_ends(|stream| Process::from_peer_with(stream, Err(NixErrno::ENOPROTOOPT))).await;
     }
 
-    async fn identifies_and_ends(of: impl Fn(&UnixStream) -> io::Result<Process>) {
+    async fn identifies_and_ends(open: impl Fn(&UnixStream) -> io::Result<Process>) {
         let home = tempfile::tempdir().unwrap();
         let socket = home.path().join("socket");
         let mut python = Command::new("python3");
         python.args(["-c", LISTEN]).arg(&socket).stdout(Stdio::piped());
         let mut child = python.spawn().unwrap();
-        let mut listens = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut listens).unwrap();
+        let mut ready_line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready_line).unwrap();
 
         let stream = UnixStream::connect(&socket).await.unwrap();
-        let process = of(&stream).unwrap();
+        let process = open(&stream).unwrap();
         assert_eq!(u32::try_from(process.pid()).unwrap(), child.id());
         assert_eq!(process.user(), rustix::process::geteuid());
         let executable = FileId::from_path(Path::new(&format!("/proc/{}/exe", child.id())));
@@ -231,8 +231,8 @@ time.sleep(600)";
         assert!(process.wait(&limit).unwrap(), "the process did not end after its signal");
         assert!(process.has_ended() && !process.is_peer_of(&stream));
         child.wait().unwrap();
-        // The ID is free and may belong to another process by now. That process must not get the signal.
+        // The ID is free and may belong to another process now. That process must not get the signal.
         process.signal(Signal::KILL).unwrap();
-        of(&stream).unwrap_err();
+        open(&stream).unwrap_err();
     }
 }

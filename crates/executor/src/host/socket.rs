@@ -35,11 +35,11 @@ pub fn operator_socket_path(ledgers: &Path) -> Result<PathBuf, ExecutorError> {
     path_or_hash(ledgers, "operator.sock", ".operator.sock")
 }
 
-/// Returns `near` in the directory, or a hash of that path with the suffix `far` in the private directory.
-fn path_or_hash(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, ExecutorError> {
-    let near = state_dir.join(near);
-    if near.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
-        return Ok(near);
+/// Returns the path of `name` in the directory. If it is too long, returns a path in the private directory: a hash, followed by `suffix`.
+fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, ExecutorError> {
+    let path = state_dir.join(name);
+    if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
+        return Ok(path);
     }
     let directory = runtime_directory(HASHED_NAME_BYTES).map_err(|error| ExecutorError::File {
         action: "create a private directory for sockets instead of",
@@ -49,5 +49,5 @@ fn path_or_hash(state_dir: &Path, near: &str, far: &str) -> Result<PathBuf, Exec
     // The hash is the same for all processes of one build. Other builds have another format of the spool anyway.
     let mut hasher = DefaultHasher::new();
     state_dir.as_os_str().as_bytes().hash(&mut hasher);
-    Ok(directory.join(format!("{:016x}{far}", hasher.finish())))
+    Ok(directory.join(format!("{:016x}{suffix}", hasher.finish())))
 }

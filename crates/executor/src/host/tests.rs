@@ -43,13 +43,13 @@ pub(super) fn options(home: &Path, executable: impl Into<PathBuf>) -> HostOption
     }
 }
 
-pub(super) fn provider(home: &Path, executable: impl Into<PathBuf>) -> HostExecutor {
+pub(super) fn executor(home: &Path, executable: impl Into<PathBuf>) -> HostExecutor {
     HostExecutor::new(options(home, executable)).unwrap()
 }
 
 /// Returns the environment of the first agent.
-fn environment(provider: &HostExecutor) -> Arc<HostEnvironment> {
-    provider.agents.by_name("host").unwrap()
+fn environment(executor: &HostExecutor) -> Arc<HostEnvironment> {
+    executor.agents.by_name("host").unwrap()
 }
 
 /// Creates an executable that runs `script` instead of an agent.
@@ -63,10 +63,10 @@ pub(super) fn executable(home: &Path, script: &str) -> PathBuf {
 #[tokio::test]
 async fn connection_to_a_restarted_agent_is_replaced() {
     let home = tempfile::tempdir().unwrap();
-    let provider = provider(home.path(), std::env::current_exe().unwrap());
+    let executor = executor(home.path(), std::env::current_exe().unwrap());
     let socket = home.path().join("state/agent.sock");
     let first = serve(&socket, 1);
-    let environment = environment(&provider);
+    let environment = environment(&executor);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
@@ -84,7 +84,7 @@ async fn connection_to_a_restarted_agent_is_replaced() {
 async fn failed_agent_start_error_contains_its_log() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo 'no space left' >&2; exit 1");
-    let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
+    let error = environment(&executor(home.path(), agent)).connect().await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("exited before it listened: no space left") && text.contains("agent.log"), "{text}");
 }
@@ -93,7 +93,7 @@ async fn failed_agent_start_error_contains_its_log() {
 async fn agent_command_line_has_socket_and_spool() {
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), "echo \"$@\" > args; echo \"step-runner is listening on socket $4\"");
-    let error = environment(&provider(home.path(), agent)).connect().await.unwrap_err();
+    let error = environment(&executor(home.path(), agent)).connect().await.unwrap_err();
     assert!(matches!(error, ExecutorError::Unreachable(_)), "{error}");
     let args = std::fs::read_to_string(home.path().join("state/args")).unwrap();
     let state = home.path().join("state");
@@ -131,7 +131,7 @@ fn agent_for_another_user_is_started_by_su() {
 fn state_directory_is_private_but_traversable() {
     let home = tempfile::tempdir().unwrap();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    provider(home.path(), "/nonexistent");
+    executor(home.path(), "/nonexistent");
     assert_eq!(mode(&home.path().join("state")), 0o700);
     if !rustix::process::geteuid().is_root() {
         muster_test_needs::missing("only root can give a directory to another user");
@@ -166,16 +166,16 @@ fn unknown_user_is_named_in_the_error() {
 #[tokio::test]
 async fn leases_are_limited_awaited_and_restored() {
     let home = tempfile::tempdir().unwrap();
-    let provider = provider(home.path(), "/nonexistent");
+    let executor = executor(home.path(), "/nonexistent");
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
-    assert_eq!(*provider.capacity().borrow(), Capacity::of(1), "waiting jobs do not change the capacity");
+    let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
+    assert_eq!(*executor.capacity().borrow(), Capacity::of(1), "waiting jobs do not change the capacity");
     let record = lease.record.clone();
-    assert!(provider.restore(&record).await.is_err(), "one lease per slot");
+    assert!(executor.restore(&record).await.is_err(), "one lease per slot");
     let next = EnvironmentRequest::new(JobId(2));
-    let (second, ()) = tokio::join!(provider.acquire(&key, &next), async { lease.release() });
+    let (second, ()) = tokio::join!(executor.acquire(&key, &next), async { lease.release() });
     second.unwrap().release();
-    provider.restore(&record).await.unwrap();
+    executor.restore(&record).await.unwrap();
 }
 
 #[test]
@@ -196,10 +196,10 @@ const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 #[test]
 fn socket_of_a_long_state_directory_is_private() {
     if std::env::var_os(WITHOUT_SESSION).is_none() {
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let test = "host::tests::socket_of_a_long_state_directory_is_private";
-        again.args(["--exact", test]).env_remove("XDG_RUNTIME_DIR").env(WITHOUT_SESSION, "1");
-        let output = again.output().unwrap();
+        child.args(["--exact", test]).env_remove("XDG_RUNTIME_DIR").env(WITHOUT_SESSION, "1");
+        let output = child.output().unwrap();
         assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
         return;
     }
@@ -209,26 +209,26 @@ fn socket_of_a_long_state_directory_is_private() {
         let found = std::fs::symlink_metadata(directory).unwrap();
         let is_private = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
         assert!(is_private && found.mode() & 0o077 == 0, "{}", directory.display());
-        let above = std::fs::metadata(directory.parent().unwrap()).unwrap();
-        assert!(above.mode() & 0o002 == 0, "other users can write above {}", directory.display());
+        let parent = std::fs::metadata(directory.parent().unwrap()).unwrap();
+        assert!(parent.mode() & 0o002 == 0, "other users can write above {}", directory.display());
     }
 }
 
 #[tokio::test]
 async fn new_jobs_avoid_outdated_agents_and_old_jobs_stay() {
     let home = tempfile::tempdir().unwrap();
-    let provider = provider(home.path(), "/nonexistent");
+    let executor = executor(home.path(), "/nonexistent");
     // An earlier manager started this agent. Its executable is not the one of this manager.
     agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
-    let lease = provider.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
+    let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_eq!(lease.record.environment, "host-1", "the job went to an agent of another version");
     let error = lease.environment.connect().await.unwrap_err();
     assert!(error.to_string().contains("agent.log"), "no new agent was started: {error}");
     lease.release();
     let record = LeaseRecord::local("host", Slot { id: 0, project_slot: 0, key });
-    let lease = provider.restore(&record).await.unwrap();
+    let lease = executor.restore(&record).await.unwrap();
     assert_eq!(lease.environment.connect().await.unwrap().identity().pid, 1);
     old.shutdown_background();
 }

@@ -39,9 +39,9 @@ impl InstanceExecutor {
         job: &EnvironmentRequest,
     ) -> Result<Lease, ExecutorError> {
         let active_job = ActiveJobGuard::new(&self.shared);
-        let (limit, began) = (self.shared.settings().instance_acquire_timeout, Instant::now());
+        let (timeout, began) = (self.shared.settings().instance_acquire_timeout, Instant::now());
         let scaler =
-            tokio::time::timeout(limit, self.shared.scaler()).await.map_err(|_| self.acquire_timed_out(limit))?;
+            tokio::time::timeout(timeout, self.shared.scaler()).await.map_err(|_| self.acquire_timed_out(timeout))?;
         // The scaler runs now, so these settings no longer change.
         let isolation = self.shared.settings().isolation.clone();
         let image = isolation.is_some().then(|| job.image.clone()).transpose().map_err(ExecutorError::NotAcquired)?;
@@ -50,9 +50,9 @@ impl InstanceExecutor {
             return Ok(into_lease(held, active_job));
         }
         let mut search = SlotSearch { key, job, reschedule_notes: Vec::new(), tried: None };
-        let (mut left, mut failures) = (limit.saturating_sub(began.elapsed()), Vec::new());
+        let (mut remaining, mut failures) = (timeout.saturating_sub(began.elapsed()), Vec::new());
         let held = loop {
-            let held = self.acquire_slot(&scaler, &mut search, left).await?;
+            let held = self.acquire_slot(&scaler, &mut search, remaining).await?;
             let (Some(settings), Some(image)) = (&isolation, &image) else { break held };
             search.tried = held.slot().map(|slot| TriedInstance::from_instance_id(slot.instance()));
             let reason = match self.shared.isolation.create_vm(held, settings.clone(), image.clone()).await {
@@ -72,7 +72,7 @@ impl InstanceExecutor {
             }
             tokio::time::sleep(VM_RETRY_DELAY).await;
             // The timeout applies only to waiting for a slot.
-            left = limit;
+            remaining = timeout;
         };
         let mut lease = into_lease(held, active_job);
         lease.reschedule_notes = search.reschedule_notes;
@@ -87,10 +87,10 @@ impl InstanceExecutor {
         job: &EnvironmentRequest,
         resume: &ResumeRequest,
     ) -> Result<HeldLease, ExecutorError> {
-        let refused =
+        let resume_error =
             |reason: String| ExecutorError::NotAcquired(format!("failed to resume the job environment: {reason}"));
         if self.shared.settings().isolation.is_some() {
-            return Err(refused("vm_isolation is set, so no environment outlives its job".to_owned()));
+            return Err(resume_error("vm_isolation is set, so no environment outlives its job".to_owned()));
         }
         let reservation = self.shared.reservations.lock().pop();
         let reservation = match reservation {
@@ -99,11 +99,11 @@ impl InstanceExecutor {
         };
         self.shared.reservations_changed.notify_one();
         let ResumeRequest { name, owner } = resume.clone();
-        let lease = reservation.resume(name, owner).await.map_err(|failure| refused(failure.to_string()))?;
-        let lost = |reason| refused(format!("{reason}; run the job again that left the environment"));
-        prepare(&lease, self.limit()).await.map_err(lost)?;
-        let taken = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
-        Ok(HeldLease::new(lease, Arc::clone(&self.shared), taken))
+        let lease = reservation.resume(name, owner).await.map_err(|failure| resume_error(failure.to_string()))?;
+        let lost = |reason| resume_error(format!("{reason}; run the job that left the environment again"));
+        prepare(&lease, self.acquire_timeout()).await.map_err(lost)?;
+        let held_slot = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
+        Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
     }
 
     /// Acquires an unused slot of an instance. Dropping it releases the slot.
@@ -111,7 +111,7 @@ impl InstanceExecutor {
         &self,
         scaler: &Scaler,
         search: &mut SlotSearch<'_>,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<HeldLease, ExecutorError> {
         let (began, job) = (Instant::now(), search.job);
         let reservation = self.shared.reservations.lock().pop();
@@ -122,42 +122,44 @@ impl InstanceExecutor {
         self.shared.reservations_changed.notify_one();
         let request = share::request(search.key, job, &self.shared.settings(), search.tried);
         let lease = loop {
-            let left = limit.saturating_sub(began.elapsed());
-            let lease = reservation.acquire(request, left).await.map_err(|failure| {
+            let remaining = timeout.saturating_sub(began.elapsed());
+            let lease = reservation.acquire(request, remaining).await.map_err(|failure| {
                 let failure = match failure {
-                    // The start of the scaler, or earlier slots, may have used up a part of the timeout.
-                    AcquireError::Timeout { reason, .. } => AcquireError::Timeout { timeout: self.limit(), reason },
+                    // The start of the scaler, or earlier slots, may have used a part of the timeout.
+                    AcquireError::Timeout { reason, .. } => {
+                        AcquireError::Timeout { timeout: self.acquire_timeout(), reason }
+                    }
                     failure => failure,
                 };
                 ExecutorError::NotAcquired(failure.to_string())
             })?;
-            let reason = match prepare(&lease, limit.saturating_sub(began.elapsed())).await {
+            let reason = match prepare(&lease, timeout.saturating_sub(began.elapsed())).await {
                 Ok(()) => break lease,
                 Err(reason) => reason,
             };
-            if search.reschedule_notes.len() >= MAX_RESCHEDULES || began.elapsed() >= limit {
+            if search.reschedule_notes.len() >= MAX_RESCHEDULES || began.elapsed() >= timeout {
                 return Err(ExecutorError::NotAcquired(reason));
             }
             tracing::warn!(job = job.id.0, reason, "slot lost before anything was started, trying another one");
             search.reschedule_notes.push(reason);
             reservation = scaler.admit(task_key(job.id));
         };
-        let taken = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
+        let held_slot = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
-        // One reference is in the list of all instances, the other one is this.
+        // One reference is in the list of all instances, and the other one is `instance`.
         if Arc::strong_count(&instance) <= 2 {
-            instance.mark_exclusive();
+            instance.allow_agent_replacement();
         }
-        Ok(HeldLease::new(lease, Arc::clone(&self.shared), taken))
+        Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
     }
 
-    fn limit(&self) -> Duration {
+    fn acquire_timeout(&self) -> Duration {
         self.shared.settings().instance_acquire_timeout
     }
 
-    fn acquire_timed_out(&self, limit: Duration) -> ExecutorError {
+    fn acquire_timed_out(&self, timeout: Duration) -> ExecutorError {
         let reason = self.shared.capacity.borrow().limit_reason.clone().unwrap_or_default();
-        let seconds = limit.as_secs();
+        let seconds = timeout.as_secs();
         ExecutorError::NotAcquired(format!(
             "unable to acquire instance within the configured timeout of {seconds}s: {reason}"
         ))
@@ -165,10 +167,10 @@ impl InstanceExecutor {
 }
 
 /// Runs the plugin's preparation of the instance for a job. The error is the reason why the job cannot run there.
-async fn prepare(lease: &Slot, limit: Duration) -> Result<(), String> {
+async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
     let instance = lease.instance();
     tokio::select! {
-        prepared = lease.prepare_job(limit) => {
+        prepared = lease.prepare_job(timeout) => {
             prepared.map_err(|error| format!("instance {instance}: its plugin failed to prepare it for the job: {error}"))
         }
         loss = lease.lost() => Err(format!("instance {instance} was lost: {loss}")),

@@ -135,7 +135,7 @@ mod tests {
         assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
         let error = error_chain(&stated("linux", "s390x").unwrap_err());
         assert!(
-            error.contains("instance i-1 is linux/s390x;") && error.contains("failed to read its agent"),
+            error.contains("instance i-1 is linux/s390x;") && error.contains("failed to read the agent's executable"),
             "{error}"
         );
     }

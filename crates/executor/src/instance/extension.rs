@@ -85,7 +85,7 @@ async fn follow_once(
     }
 }
 
-/// Returns the offers of the plugin, without any if it does not support them. `None` means that the plugin was dropped.
+/// Returns the offers of the plugin. The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let plugin_group = plugin.group();
@@ -114,9 +114,9 @@ impl OfferTable {
         self.offers = offers
             .iter()
             .map(|offer| {
-                // No machine may be left because this group has them all. Only a notice means that the offer is out of stock.
+                // The offer can report 0 because this group has all of its machines. Only a notice means that the offer is out of stock.
                 let was_available = before.get(&offer.name).is_none_or(|(available, _)| *available);
-                let available = was_available || offer.available.is_some_and(|left| left > 0);
+                let available = was_available || offer.available.is_some_and(|count| count > 0);
                 (offer.name.clone(), (available, price(offer)))
             })
             .collect();
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(offer_table.current(), (None, true), "without offers");
         let offers = || vec![offer("a", None, 300_000), offer("b", Some(0), 100_000), offer("c", Some(2), 200_000)];
         offer_table.set_offers(offers());
-        assert_eq!(offer_table.current(), (Some(0.3), true), "no machine is left, but there was no notice");
+        assert_eq!(offer_table.current(), (Some(0.3), true), "an offer without machines is available until a notice");
         offer_table.apply_notice("a", false);
         assert_eq!(offer_table.current(), (Some(0.2), true), "the highest price of the available offers");
         offer_table.apply_notice("b", false);

@@ -96,7 +96,7 @@ async fn start(
     }
     let all = started.into_iter().zip(groups).enumerate();
     let (hosts, plugins) =
-        all.map(|(index, (started, group))| GroupPlugin::of(GroupId(index), started, group.name)).unzip();
+        all.map(|(index, (started, group))| GroupPlugin::new(GroupId(index), started, group.name)).unzip();
     let ready = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
     let store = Box::new(FileLedger::new(ledger));
     let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, unix_now).await;
@@ -136,7 +136,7 @@ enum PluginState {
 }
 
 impl GroupPlugin {
-    fn of(
+    fn new(
         group: GroupId,
         started: Result<Arc<PluginGroup>, String>,
         name: String,

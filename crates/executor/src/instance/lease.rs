@@ -22,7 +22,7 @@ use crate::{
 const SLOT_RELEASED: &str = "the slot was released";
 const SCALER_ENDED: &str = "the taskscaler has ended";
 
-/// Time without an answer after which an instance is given up, whatever its provider reports.
+/// Time without an answer after which an instance is considered lost, whatever its provider reports.
 ///
 /// Its connection was silent for up to 6 s before, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
@@ -132,7 +132,7 @@ impl Dial for HeldLease {
     }
 }
 
-/// Execution environment of one lease. Its instance may have others.
+/// Execution environment of one lease. Other leases may have environments on the same instance.
 struct InstanceEnvironment {
     /// Dropped before the slot, so that the next owner of the slot can tell that no other job uses the instance.
     machine: Arc<RemoteMachine>,
@@ -210,7 +210,7 @@ impl Sharing for InstanceEnvironment {
     fn slot_share(&self) -> Option<SlotShare> {
         let slot = self.held.slot.as_ref()?;
         let (settings, home) = (self.held.shared.settings(), self.machine.home());
-        Some(share::share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
+        Some(share::slot_share(slot, &settings, home.as_deref(), self.held.nested.is_some()))
     }
 
     fn report_usage(&self, used: &ResourceUsage) {
@@ -257,7 +257,7 @@ impl Replaceable for InstanceEnvironment {
     fn retire(&self, reason: &str) {
         match (&self.held.slot, &self.held.nested) {
             (Some(slot), None) => slot.retire_instance(reason.to_owned()),
-            // A silent virtual machine says little about its instance. The scaler checks the instance.
+            // The instance may work although its virtual machine is silent. The scaler checks the instance.
             (Some(slot), Some(_)) => {
                 slot.health(Err(reason.to_owned()));
                 slot.connection_lost();

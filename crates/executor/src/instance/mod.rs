@@ -7,7 +7,7 @@
 //! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine ([`isolation`]).
 //!
 //! A broken connection is replaced as long as the instance exists. The scaler decides whether it still exists: it is notified of the broken
-//! connection at once, and asks the provider.
+//! connection at once, and queries the provider.
 
 mod acquire;
 mod claims;
@@ -17,7 +17,6 @@ mod files;
 mod group_plugins;
 mod isolation;
 mod lease;
-
 mod plugin_group;
 mod plugin_metrics;
 mod prepare;
@@ -32,7 +31,7 @@ mod work;
 pub use lease::UNRESPONSIVE_TIMEOUT;
 pub use plugin_group::PluginGroup;
 pub use provider::{InstanceExecutor, InstanceOptions};
-pub use runners::{Fleet, FleetList, InstanceExecutors, InstancesOptions, NAME, log_instances_left};
+pub use runners::{Fleet, FleetList, InstanceExecutors, InstancesOptions, NAME, log_remaining_instances};
 pub use settings::SettingsError;
 
 /// Metrics of a scaler, its plugins and its instances.
@@ -47,11 +46,11 @@ pub mod metrics {
         let scaler =
             muster_taskscaler::driver::Metrics::new(&Config::new(GroupConfig::new("", 0)), &Buckets::default());
         let plugin = super::plugin_metrics::families(&[(String::new(), muster_fleeting::host::Counts::default())]);
-        let of_scaler = scaler
+        let families = scaler
             .families()
             .into_iter()
             .chain(plugin)
             .chain(super::resources::InstanceUsageTracker::default().families());
-        of_scaler.chain(super::isolation::Isolation::default().families()).collect()
+        families.chain(super::isolation::Isolation::default().families()).collect()
     }
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use muster_fleeting::host::{CallError, Group, PluginStatus};
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use muster_job::error_chain;
-use muster_taskscaler::driver::{HostStatus, InstanceGroupPort, NoAnswer};
+use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
 /// Delay before a call is repeated that was interrupted by the end of the plugin's process.
@@ -17,7 +17,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct PluginGroup {
     group: Group,
-    status: watch::Receiver<HostStatus>,
+    status: watch::Receiver<PluginAvailability>,
     follow: tokio::task::JoinHandle<()>,
 }
 
@@ -27,9 +27,9 @@ impl PluginGroup {
     pub fn new(group: Group) -> Arc<Self> {
         let max_size = group.info().max_size;
         let translate = move |status: &PluginStatus| match status {
-            PluginStatus::Up { .. } => HostStatus::Up { max_size },
-            PluginStatus::Down { cause, .. } => HostStatus::Down { cause: cause.clone() },
-            PluginStatus::Stopped => HostStatus::Down { cause: "it was stopped".to_owned() },
+            PluginStatus::Up { .. } => PluginAvailability::Up { max_size },
+            PluginStatus::Down { cause, .. } => PluginAvailability::Down { cause: cause.clone() },
+            PluginStatus::Stopped => PluginAvailability::Down { cause: "it was stopped".to_owned() },
         };
         let mut plugin = group.status();
         let (sender, status) = watch::channel(translate(&plugin.borrow_and_update()));
@@ -61,29 +61,29 @@ impl PluginGroup {
         // The connection can break before the exit of the process is noticed.
         tokio::time::sleep(RETRY_DELAY).await;
         let mut status = self.status.clone();
-        match status.wait_for(|status| matches!(status, HostStatus::Up { .. })).await {
+        match status.wait_for(|status| matches!(status, PluginAvailability::Up { .. })).await {
             Ok(_) => None,
             Err(_) => Some(Err("the plugin was stopped".to_owned())),
         }
     }
 }
 
-/// Returns whether a failed call says something about the plugin or about the instance.
-fn unanswered(error: &CallError) -> NoAnswer {
+/// Returns whether the plugin or the instance is the cause of a failed call.
+fn unanswered(error: &CallError) -> InstanceCallError {
     let message = error_chain(error);
     match error {
         CallError::Down { .. } | CallError::Disconnected { .. } | CallError::Timeout { .. } => {
-            NoAnswer::Plugin(message)
+            InstanceCallError::Plugin(message)
         }
         CallError::Refused { .. } | CallError::NoCapability { .. } | CallError::InvalidResponse { .. } => {
-            NoAnswer::Instance(message)
+            InstanceCallError::Instance(message)
         }
     }
 }
 
 #[async_trait]
 impl InstanceGroupPort for PluginGroup {
-    fn status(&self) -> watch::Receiver<HostStatus> {
+    fn status(&self) -> watch::Receiver<PluginAvailability> {
         self.status.clone()
     }
 
@@ -115,11 +115,11 @@ impl InstanceGroupPort for PluginGroup {
         self.group.resume(ids).await.map_err(|error| error_chain(&error))
     }
 
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, InstanceCallError> {
         self.group.connect_info(id).await.map_err(|error| unanswered(&error))
     }
 
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer> {
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), InstanceCallError> {
         self.group.heartbeat(id).await.map_err(|error| unanswered(&error))
     }
 

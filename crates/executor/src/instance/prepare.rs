@@ -26,7 +26,7 @@ impl Prepare for InstancePreparer {
         }
         let dialer = PrepareDialer { shared: &shared, instance: &instance };
         // Runs only once per instance, because it could disturb jobs of an earlier manager process.
-        if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !instance.again) {
+        if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !instance.was_ready) {
             run_command(&dialer, command)
                 .await
                 .map_err(|error| format!("instance_ready_command: {}", error_chain(&error)))?;
@@ -51,7 +51,8 @@ impl Dial for PrepareDialer<'_> {
     async fn dial(&self) -> Result<Dialed, DeployError> {
         // An instance that was prepared before has its host key.
         let id = (self.instance.group.as_str(), &self.instance.id);
-        let (session, addresses) = self.shared.dial(id, || self.instance.connect_info(), !self.instance.again).await?;
+        let (session, addresses) =
+            self.shared.dial(id, || self.instance.connect_info(), !self.instance.was_ready).await?;
         Ok(self.shared.dialed(id, session, &addresses))
     }
 }

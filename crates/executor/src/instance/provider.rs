@@ -91,7 +91,7 @@ pub(super) struct ProviderContext {
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
     /// Virtual machines of jobs, if `vm_isolation` is set.
     pub(super) isolation: Arc<Isolation>,
-    /// Whether the log says that jobs run without cgroups.
+    /// Set after the warning that jobs run without cgroups was logged.
     pub(super) warned_no_cgroup: Once,
     /// Resources that the instances use.
     pub(super) usage: InstanceUsageTracker,
@@ -127,7 +127,7 @@ impl InstanceExecutor {
             scaler: watch::Sender::new(None),
             capacity: watch::Sender::new(Capacity {
                 jobs: 0,
-                limit_reason: Some("its plugin has not been started yet".into()),
+                limit_reason: Some("the plugin has not been started yet".into()),
             }),
             active_jobs: AtomicUsize::new(0),
             reservations: Mutex::default(),
@@ -178,35 +178,35 @@ impl InstanceExecutor {
         self.shared.scaler.borrow().clone()
     }
 
-    /// Stops the scaler and its plugins within about `limit`.
+    /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Instances are deleted if the configuration says so. Returns the names of those that are left.
-    pub async fn stop(&self, limit: Duration) -> Vec<String> {
-        let left = self.shut_down(limit, false).await;
+    /// Instances are deleted if the configuration says so. Returns the names of the remaining ones.
+    pub async fn stop(&self, timeout: Duration) -> Vec<String> {
+        let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
-        left
+        remaining
     }
 
     /// Stops like [`Self::stop`], for a runner that was removed from the configuration.
     ///
     /// Deletes all its instances, and after the last one its ledger.
-    pub async fn remove_all_and_stop(&self, limit: Duration) -> Vec<String> {
-        let left = self.shut_down(limit, true).await;
+    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Vec<String> {
+        let remaining = self.shut_down(timeout, true).await;
         // Without the lock, this executor has not read the ledger.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
-            && left.is_empty()
+            && remaining.is_empty()
             && let Err(error) = files::discard(&self.shared.options.ledger)
         {
             tracing::warn!(error = error_chain(&error), "failed to delete the ledger of a removed runner");
         }
-        left
+        remaining
     }
 
-    async fn shut_down(&self, limit: Duration, remove: bool) -> Vec<String> {
+    async fn shut_down(&self, timeout: Duration, remove: bool) -> Vec<String> {
         // A scaler that has not started does not know the instances in the ledger, which it must delete.
         if remove && self.scaler().is_none() && self.shared.options.ledger.exists() {
-            let _ = tokio::time::timeout(limit, self.shared.scaler()).await;
+            let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
         if let Some(work) = work {
@@ -217,9 +217,9 @@ impl InstanceExecutor {
         self.shared.reservations.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
-        // Creating a virtual machine may take longer than that. The deletion of instances needs the other half of the time.
-        self.shared.isolation.wait_idle(limit / 2).await;
-        let limit = limit.saturating_sub(began.elapsed());
+        // The other half of the time is for the deletion of instances. Creating a virtual machine may take longer than its half.
+        self.shared.isolation.wait_idle(timeout / 2).await;
+        let timeout = timeout.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
             return FileLedger::rows(&self.shared.options.ledger)
                 .map_or_else(|_| Vec::new(), |rows| instance_ids(&rows));
@@ -227,8 +227,8 @@ impl InstanceExecutor {
         if remove {
             scaler.delete_all_on_shutdown();
         }
-        let limit = if remove { limit } else { limit.min(settings::shutdown_timeout(&self.shared.settings())) };
-        scaler.shutdown(limit).await.into_iter().map(|instance| instance.id).collect()
+        let timeout = if remove { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
+        scaler.shutdown(timeout).await.into_iter().map(|instance| instance.id).collect()
     }
 }
 
@@ -258,7 +258,7 @@ impl Executor for InstanceExecutor {
 impl Elastic for InstanceExecutor {
     fn request_answered(&self, at_once: bool) {
         if let Some(scaler) = self.scaler() {
-            scaler.answered(at_once);
+            scaler.job_request_answered(at_once);
         }
     }
 
@@ -286,7 +286,7 @@ impl InstanceExecutor {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
         };
-        // This waits until the plugin has started, however long that takes: the job runs on the instance meanwhile and loses nothing.
+        // This waits until the plugin has started, however long that takes, because the job continues to run on the instance.
         let scaler = self.shared.scaler().await;
         let lease = scaler.claim(TaskKey::new(task_key)).await;
         let lease = lease.ok_or_else(|| lost("it no longer existed when the manager was restarted"))?;
@@ -300,8 +300,8 @@ impl InstanceExecutor {
                 return Err(lost(&format!("the job ran in virtual machine {id}, but vm_isolation is no longer set")));
             }
         };
-        let taken = self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
-        let held = HeldLease::new(lease, Arc::clone(&self.shared), taken);
+        let held_slot = self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
+        let held = HeldLease::new(lease, Arc::clone(&self.shared), held_slot);
         Ok(into_lease(if let Some(nested) = nested { held.with(nested) } else { held }, active_job))
     }
 
@@ -328,7 +328,7 @@ impl ProviderContext {
         Arc::clone(&self.settings.lock())
     }
 
-    /// Returns the settings in the configuration file, which apply to anything that is started from now on.
+    /// Returns the settings in the configuration file. Plugins that start from now on use them.
     pub(super) fn newest_settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.newest_settings.lock())
     }
@@ -337,7 +337,7 @@ impl ProviderContext {
     pub(super) fn known_hosts(&self) -> &KnownHosts {
         self.known_hosts.get_or_init(|| {
             let path = files::known_hosts_path(&self.options.ledger);
-            KnownHosts::kept_in(&path).unwrap_or_else(|error| {
+            KnownHosts::load(&path).unwrap_or_else(|error| {
                 let (runner, path) = (&self.options.name, path.display());
                 tracing::error!(runner, %path, %error, "failed to read the known host keys; the next key of each instance will be trusted");
                 KnownHosts::default()
@@ -413,7 +413,7 @@ impl ProviderContext {
         Dialed { session, trace_lines: trace_lines(name.as_str(), addresses, shown) }
     }
 
-    /// Checks that there is an agent for the platform that a machine is said to have.
+    /// Checks that there is an agent for the platform that the configuration or the plugin states.
     pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), DeployError> {
         ensure_supported(&self.agents, name, connector)
     }

@@ -28,16 +28,16 @@ impl InstanceExecutor {
         Report { runner, unavailable_reason, requests_paused_reason, status, resources }
     }
 
-    /// Explains a decision of the scaler, as of `unix` seconds.
+    /// Explains a decision of the scaler, as of `now_unix_s` (seconds since 1970).
     ///
     /// # Errors
     /// An I/O error if the recorded decisions cannot be read.
-    pub async fn explain(&self, subject: &Subject, unix: i64) -> std::io::Result<Explanation> {
+    pub async fn explain(&self, subject: &Subject, now_unix_s: i64) -> std::io::Result<Explanation> {
         let report = self.report().await;
         let (ledger, subject) = (self.shared.options.ledger.clone(), subject.clone());
         // Up to a hundred thousand lines are read, which must not block a thread that serves jobs.
         let read = tokio::task::spawn_blocking(move || {
-            explain(&subject, &report, ReportSource::Manager, unix, &|since, limit, wanted| {
+            explain(&subject, &report, ReportSource::Manager, now_unix_s, &|since, limit, wanted| {
                 history::read(&ledger, since, limit, wanted)
             })
         });

@@ -70,7 +70,7 @@ impl InstanceUsageTracker {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|usage| usage.instances.values());
         // The numbers come from a plugin: an integer sum could overflow.
-        let sum = |of: fn(&InstanceUsage) -> u64| all().map(|used| of(used) as f64).sum::<f64>();
+        let sum = |field: fn(&InstanceUsage) -> u64| all().map(|used| field(used) as f64).sum::<f64>();
         let mut set = MetricSet::default();
         for (name, help, value) in [
             ("muster_instances_with_usage", "Instances whose resource usage the plugin reports.", all().count() as f64),

@@ -124,26 +124,27 @@ mod tests {
 
     #[test]
     fn vm_isolation_needs_a_daemon_and_a_readable_key() {
-        let with = |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
-        let error = validate(&with(IsolationSettings::default())).unwrap_err().to_string();
+        let with_isolation =
+            |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
+        let error = validate(&with_isolation(IsolationSettings::default())).unwrap_err().to_string();
         assert!(error.contains("nesting_host is missing") && error.contains("unix:///run/nesting.sock"), "{error}");
         let connector = ConnectorSettings { key_path: Some("/nonexistent/key".into()), ..ConnectorSettings::default() };
         let host = "unix:///run/nesting.sock".to_owned();
         let mut isolation = IsolationSettings { nesting_host: host, connector, ..IsolationSettings::default() };
-        let error = validate(&with(isolation.clone())).unwrap_err().to_string();
+        let error = validate(&with_isolation(isolation.clone())).unwrap_err().to_string();
         assert!(
             error.starts_with("vm_isolation.connector_config: failed to read key_path /nonexistent/key"),
             "{error}"
         );
         isolation.connector = ConnectorSettings::default();
-        validate(&with(isolation)).unwrap();
+        validate(&with_isolation(isolation)).unwrap();
     }
 
     #[test]
     fn all_problems_of_scaling_settings_are_reported() {
         let problems = vec!["policy[2].periods: one".to_owned(), "policy[2].timezone: two".to_owned()];
-        let of = Scaling { problems, ..Scaling::default() };
-        let settings = AutoscalerSettings { scaling: of, ..AutoscalerSettings::default() };
+        let scaling = Scaling { problems, ..Scaling::default() };
+        let settings = AutoscalerSettings { scaling, ..AutoscalerSettings::default() };
         let error = scaler_config(&settings, "main", 0).unwrap_err().to_string();
         assert_eq!(error, "[runners.autoscaler]: policy[2].periods: one; policy[2].timezone: two");
     }

@@ -16,7 +16,7 @@ use crate::port::SlotKey;
 use crate::port::{EnvironmentRequest, SlotShare, StickyContextSettings};
 
 /// Directory of sticky contexts, relative to the home directory on the instance.
-const CONTEXTS: &str = ".muster/contexts";
+const CONTEXTS_DIR: &str = ".muster/contexts";
 
 /// Returns the request to the scaler for a job.
 pub(super) fn request(
@@ -45,7 +45,7 @@ fn hash_number(parts: &[&[u8]]) -> u64 {
 /// Returns the share of a lease.
 ///
 /// `home` is the home directory on the instance, if it is known yet. `nested` means that the job has a separate virtual machine.
-pub(super) fn share(
+pub(super) fn slot_share(
     lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,
     home: Option<&Path>,
@@ -53,7 +53,7 @@ pub(super) fn share(
 ) -> SlotShare {
     let sticky = |sticky: &StickySettings| {
         Some(StickyContextSettings {
-            root: home?.join(CONTEXTS),
+            root: home?.join(CONTEXTS_DIR),
             max_size_bytes: sticky.max_size_bytes,
             max_age: sticky.max_age,
         })
@@ -65,7 +65,7 @@ pub(super) fn share(
         memory_bytes: density.slot.memory_bytes.unwrap_or_default().saturating_mul(u64::from(lease.slots())),
         measured: density.learn_from_usage,
         sticky: settings.sticky.as_ref().and_then(sticky),
-        is_alone: nested || settings.scaling.config.max_uses == Some(NonZeroU32::MIN),
+        is_exclusive: nested || settings.scaling.config.max_uses == Some(NonZeroU32::MIN),
     }
 }
 
@@ -91,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contexts_and_kinds_differ_by_project_and_level() {
+    fn sticky_contexts_and_job_kinds_differ_by_project_and_protection() {
         let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
-        let of = |project_id, name: &str, protected| {
+        let request_for = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };
             let job = EnvironmentRequest {
                 name: name.to_owned(),
@@ -103,20 +103,23 @@ mod tests {
             };
             request(&key, &job, &settings, None)
         };
-        let one = of(1, "build", true);
-        assert_eq!(one, of(1, "build", true));
-        assert_eq!(one.sticky_context, of(1, "test", true).sticky_context);
-        for other in [of(1, "build", false), of(2, "build", true)] {
+        let one = request_for(1, "build", true);
+        assert_eq!(one, request_for(1, "build", true));
+        assert_eq!(one.sticky_context, request_for(1, "test", true).sticky_context);
+        for other in [request_for(1, "build", false), request_for(2, "build", true)] {
             assert_ne!(one.sticky_context, other.sticky_context);
         }
-        assert!(one.job_kind != of(1, "test", true).job_kind && one.job_kind != of(2, "build", true).job_kind);
-        assert_eq!(one.job_kind, of(1, "build", false).job_kind);
-        let off = request(
+        assert!(
+            one.job_kind != request_for(1, "test", true).job_kind
+                && one.job_kind != request_for(2, "build", true).job_kind
+        );
+        assert_eq!(one.job_kind, request_for(1, "build", false).job_kind);
+        let without_sticky = request(
             &SlotKey { runner: "r".to_owned(), project_id: 1 },
             &EnvironmentRequest { sticky: true, ..EnvironmentRequest::new(JobId(1)) },
             &AutoscalerSettings::default(),
             None,
         );
-        assert_eq!((off.sticky_context, off.job_kind), (None, None));
+        assert_eq!((without_sticky.sticky_context, without_sticky.job_kind), (None, None));
     }
 }

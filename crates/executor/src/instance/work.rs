@@ -18,7 +18,7 @@ use super::settings;
 const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// Minimum interval between two removals of connections to deleted instances.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
-/// Reason for no reservations while the manager shuts down.
+/// Reason why no slots are reserved while the manager shuts down.
 const DRAINING: &str = "the manager accepts no more jobs";
 
 /// Runs the background task of an instance executor.
@@ -62,26 +62,26 @@ async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
     }
 }
 
-/// Makes the missing reservations. Returns the reason why there are not more.
+/// Reserves the missing slots. Returns the reason if not all of them can be reserved.
 async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
-        let held = {
+        let reserved = {
             let mut reservations = shared.reservations.lock();
             reservations.retain(|reservation| !reservation.is_revoked());
             reservations.len()
         };
-        shared.publish(held, None);
+        shared.publish(reserved, None);
         if *shared.intake.lock() == Intake::Closed {
             shared.reservations.lock().clear();
             return Some(DRAINING.into());
         }
-        let wanted = shared.requests.load(Ordering::Relaxed).max(1);
-        if held > wanted {
+        let max_requests = shared.requests.load(Ordering::Relaxed).max(1);
+        if reserved > max_requests {
             // Dropping a reservation revokes it.
-            shared.reservations.lock().truncate(wanted);
+            shared.reservations.lock().truncate(max_requests);
             continue;
         }
-        if held == wanted {
+        if reserved == max_requests {
             return None;
         }
         match scaler.reserve(new_key()).await {

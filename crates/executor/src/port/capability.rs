@@ -74,7 +74,7 @@ pub struct SlotShare {
     /// Storage of sticky contexts. `None` means that they are disabled.
     pub sticky: Option<StickyContextSettings>,
     /// Whether the machine belongs to this job only: no other job runs on it before, beside or after it.
-    pub is_alone: bool,
+    pub is_exclusive: bool,
 }
 
 /// Storage for the files that jobs of one project and protection level leave for each other.

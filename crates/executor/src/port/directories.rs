@@ -35,13 +35,13 @@ impl Directories {
 
 /// Resolves `.` and `..` in a path without reading the file system.
 fn resolve(path: &Path) -> PathBuf {
-    let mut whole = PathBuf::new();
+    let mut resolved = PathBuf::new();
     for component in path.components() {
         match component {
             Component::CurDir => {}
-            Component::ParentDir => drop(whole.pop()),
-            other => whole.push(other),
+            Component::ParentDir => drop(resolved.pop()),
+            other => resolved.push(other),
         }
     }
-    whole
+    resolved
 }

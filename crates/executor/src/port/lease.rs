@@ -22,7 +22,7 @@ pub struct LeaseRecord {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Locality {
-    /// The environment is on the manager's host: both are lost together.
+    /// The environment is on the manager's host, so the environment and the manager are lost together.
     #[default]
     Local,
     /// The environment is one of several machines with an agent each.

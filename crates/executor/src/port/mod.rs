@@ -135,7 +135,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Returns a capacity that needs no reason.
+    /// Returns the capacity of an executor that has a configured limit only.
     #[must_use]
     pub fn of(jobs: usize) -> Self {
         Self { jobs, limit_reason: None }
@@ -148,7 +148,7 @@ pub trait ExecutionEnvironment: Send + Sync + 'static {
     /// Returns a connection to the environment's agent, and starts the agent if none runs.
     ///
     /// Calling this again replaces a lost connection. A connection that worked before is not checked on each call: a caller that finds it
-    /// broken calls [`AgentConnection::doubt`], and the next call replaces it.
+    /// broken calls [`AgentConnection::mark_suspect`], and the next call replaces it.
     ///
     /// # Errors
     /// [`ExecutorError`]. The next call may succeed.

@@ -1,4 +1,4 @@
-//! Executor kinds: what is registered under an executor's name.
+//! Executor kinds: the objects that are registered under the names of executors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -14,7 +14,8 @@
 //! let registry = Registry::new().register("chroot", chroot);
 //! ```
 //!
-//! The function receives the checked settings of a runner and returns its executor. There are three ways to register:
+//! The function receives the checked settings of a runner and returns its executor. There are three ways to register, and
+//! [`Registry::alias`] gives an executor further names:
 //!
 //! - [`Registry::register`]: each runner has a separate executor. This is the usual choice.
 //! - [`Registry::register_shared`]: all runners share one executor, as they share this host.
@@ -51,6 +52,8 @@ pub struct Registry {
     /// Executors that all runners of a name share.
     shared: BTreeMap<&'static str, Provided>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
+    /// Further names of registered executors.
+    aliases: BTreeMap<&'static str, &'static str>,
     /// Executors of single runners.
     runners: BTreeMap<(RunnerKey, &'static str), Provided>,
     /// Configured runners, with the names of their executors.
@@ -86,6 +89,7 @@ impl Registry {
         Self {
             shared: BTreeMap::new(),
             kinds: BTreeMap::new(),
+            aliases: BTreeMap::new(),
             runners: BTreeMap::new(),
             configured: Vec::new(),
             removals: JoinSet::new(),
@@ -116,6 +120,15 @@ impl Registry {
         self
     }
 
+    /// Gives a registered executor another name. Jobs differ by the name, but their environments do not.
+    ///
+    /// A runner that changes from one name to the other keeps its executor.
+    #[must_use]
+    pub fn alias(mut self, name: &'static str, registered: &'static str) -> Self {
+        self.aliases.insert(name, registered);
+        self
+    }
+
     /// Returns whether the runner has an executor.
     #[must_use]
     pub fn has(&self, runner: &RunnerSettings) -> bool {
@@ -132,6 +145,7 @@ impl Registry {
     }
 
     fn provided(&self, executor: &str, runner: &RunnerKey) -> Option<&Provided> {
+        let executor = registered_name(&self.aliases, executor);
         let of_runner = || {
             let (name, _) = self.kinds.get_key_value(executor)?;
             self.runners.get(&(runner.clone(), *name))
@@ -146,7 +160,8 @@ impl Registry {
         self.capacities_dirty = true;
         self.configured.clear();
         for runner in runners {
-            let Some((name, kind)) = self.kinds.get_key_value(runner.executor.as_str()) else { continue };
+            let executor = registered_name(&self.aliases, &runner.executor);
+            let Some((name, kind)) = self.kinds.get_key_value(executor) else { continue };
             match kind.configure(runner, runners) {
                 Ok(executor) => {
                     let id = (runner.key.clone(), *name);
@@ -209,9 +224,9 @@ impl Registry {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
         }
-        let (shared, kinds, own) = (&mut self.shared, &self.kinds, &mut self.runners);
+        let (shared, kinds, own, aliases) = (&mut self.shared, &self.kinds, &mut self.runners, &self.aliases);
         let mut capacity = |runner: &Arc<RunnerSettings>| {
-            let executor = runner.executor.as_str();
+            let executor = registered_name(aliases, &runner.executor);
             let provided = match (shared.get_mut(executor), kinds.get_key_value(executor)) {
                 (Some(shared), _) => Some(shared),
                 (None, Some((name, _))) => own.get_mut(&(runner.key.clone(), *name)),
@@ -259,4 +274,9 @@ impl Registry {
         let removed = async { while self.removals.join_next().await.is_some() {} };
         let _ = tokio::join!(stopped, tokio::time::timeout(timeout, removed));
     }
+}
+
+/// Returns the name under which an executor is registered.
+fn registered_name<'a>(aliases: &BTreeMap<&'static str, &'static str>, executor: &'a str) -> &'a str {
+    aliases.get(executor).copied().unwrap_or(executor)
 }

@@ -6,26 +6,27 @@ use muster_job::Secret;
 use super::*;
 use crate::{EnvironmentRequest, ExecutorError, Lease, LeaseRecord, Slot, SlotKey};
 
-struct Empty(watch::Sender<Capacity>);
+/// An executor that has a capacity, but no environments.
+struct StubExecutor(watch::Sender<Capacity>);
 
-impl Empty {
+impl StubExecutor {
     fn with(jobs: usize) -> Arc<dyn Executor> {
         Arc::new(Self(watch::Sender::new(Capacity::of(jobs))))
     }
 }
 
 #[async_trait]
-impl Executor for Empty {
+impl Executor for StubExecutor {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         self.0.subscribe()
     }
 
     async fn acquire(&self, _: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        Err(ExecutorError::NotAcquired("none".to_owned()))
+        Err(ExecutorError::NotAcquired("no environments".to_owned()))
     }
 
     async fn restore(&self, _: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        Err(ExecutorError::NotAcquired("none".to_owned()))
+        Err(ExecutorError::NotAcquired("no environments".to_owned()))
     }
 }
 
@@ -38,10 +39,11 @@ fn runner(token: &str, executor: &str) -> Arc<RunnerSettings> {
 async fn runner_has_an_executor_until_its_last_job_ends() {
     let created = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&created);
-    let mut registry = Registry::new().register_shared("shell", Empty::with(7)).register("chroot", move |runner| {
-        count.fetch_add(1, Ordering::Relaxed);
-        if runner.name == "bad" { Err("no root".into()) } else { Ok(Empty::with(3)) }
-    });
+    let mut registry =
+        Registry::new().register_shared("shell", StubExecutor::with(7)).register("chroot", move |runner| {
+            count.fetch_add(1, Ordering::Relaxed);
+            if runner.name == "bad" { Err("no root".into()) } else { Ok(StubExecutor::with(3)) }
+        });
     let runners = [runner("a", "shell"), runner("b", "chroot"), runner("c", "chroot"), runner("d", "unknown")];
     registry.configure(&runners, |_| false);
     assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
@@ -59,6 +61,43 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     );
     registry.remove_unused(|_| false);
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
+}
+
+/// Kind whose only executor belongs to all runners. Counts the runners that were removed.
+struct OneExecutor(Arc<dyn Executor>, Arc<AtomicU32>);
+
+impl ExecutorKind for OneExecutor {
+    fn configure(
+        &self,
+        _: &Arc<RunnerSettings>,
+        _: &[Arc<RunnerSettings>],
+    ) -> Result<Arc<dyn Executor>, ConfigureError> {
+        Ok(Arc::clone(&self.0))
+    }
+
+    fn remove(&self, _: &RunnerKey) -> Option<futures::future::BoxFuture<'static, ()>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        None
+    }
+}
+
+#[tokio::test]
+async fn runner_keeps_its_executor_under_another_name() {
+    let removed = Arc::new(AtomicU32::new(0));
+    let mut registry = Registry::new()
+        .register_shared("shell", StubExecutor::with(7))
+        .register_kind("instance", Arc::new(OneExecutor(StubExecutor::with(3), Arc::clone(&removed))))
+        .alias("docker", "shell")
+        .alias("docker-autoscaler", "instance");
+    let runners = [runner("a", "docker"), runner("b", "instance"), runner("c", "kubernetes")];
+    registry.configure(&runners, |_| false);
+    let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, one)| one.jobs).collect();
+    assert_eq!(jobs, [7, 3, 0]);
+    let own = registry.executor(&runners[1], &runners[1].key);
+    let renamed = [runner("b", "docker-autoscaler")];
+    registry.configure(&renamed, |_| false);
+    assert!(Arc::ptr_eq(&own, &registry.executor(&renamed[0], &renamed[0].key)));
+    assert_eq!(removed.load(Ordering::Relaxed), 0, "the instances of the runner were removed");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! A plugin with one deliberate fault, which its settings choose.
-//! The conformance kit is tested with it.
+//! A plugin with one deliberate fault, which its settings select.
+//! The tests of the conformance kit use it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,8 +19,8 @@ use serde::Deserialize;
 struct Config {
     /// Name of the fault. `none` for a correct plugin.
     fault: Option<String>,
-    /// The same key in upper case.
-    /// The SDK accepts both, so the plugin declares them separately to distinguish them.
+    /// The key `fault` in upper case.
+    /// The SDK accepts keys in any letter case. A separate field shows which spelling was sent.
     #[serde(rename = "FAULT")]
     uppercase_fault: Option<String>,
     /// A key that the kit sends to check that unknown keys are ignored.
@@ -64,7 +64,7 @@ struct FaultyProvider {
 type Ids = Vec<InstanceId>;
 
 impl FaultyProvider {
-    fn is(&self, fault: &str) -> bool {
+    fn has_fault(&self, fault: &str) -> bool {
         self.fault == fault
     }
 
@@ -72,21 +72,21 @@ impl FaultyProvider {
         self.instances.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn set(&self, ids: &[InstanceId], state: InstanceState) {
+    fn set_state(&self, ids: &[InstanceId], state: InstanceState) {
         let mut instances = self.instances();
         for id in ids {
-            instances.entry(id.clone()).and_modify(|now| *now = state);
+            instances.entry(id.clone()).and_modify(|current| *current = state);
         }
     }
 
-    fn next(&self, state: InstanceState) -> InstanceState {
+    fn next_state(&self, state: InstanceState) -> InstanceState {
         match state {
-            InstanceState::Creating if self.is("never_running") => state,
+            InstanceState::Creating if self.has_fault("never_running") => state,
             InstanceState::Creating | InstanceState::Resuming => InstanceState::Running,
             InstanceState::Suspending => InstanceState::Suspended,
-            InstanceState::Running if self.is("state_goes_back") => InstanceState::Creating,
-            InstanceState::Running if self.is("loses_instances") => InstanceState::Timeout,
-            InstanceState::Running if self.is("unknown_state") => InstanceState::Unknown(42),
+            InstanceState::Running if self.has_fault("state_goes_back") => InstanceState::Creating,
+            InstanceState::Running if self.has_fault("loses_instances") => InstanceState::Timeout,
+            InstanceState::Running if self.has_fault("unknown_state") => InstanceState::Unknown(42),
             other => other,
         }
     }
@@ -119,22 +119,22 @@ impl Provider for FaultyProvider {
         match self.fault.as_str() {
             "hanging_update" if updates > 2 => std::future::pending().await,
             "crash_in_update" if updates > 2 => std::process::abort(),
-            "failing_update" if updates > 2 => return Err("the provider is closed".into()),
+            "failing_update" if updates > 2 => return Err("the provider is not available".into()),
             _ => {}
         }
         let mut instances = self.instances();
-        let mut seen: Vec<_> = instances.clone().into_iter().collect();
-        if self.is("missing_from_list") && updates % 4 == 3 {
-            seen.pop();
+        let mut listed: Vec<_> = instances.clone().into_iter().collect();
+        if self.has_fault("missing_from_list") && updates % 4 == 3 {
+            listed.pop();
         }
-        if self.is("duplicate_ids") {
-            seen.extend(seen.clone());
+        if self.has_fault("duplicate_ids") {
+            listed.extend(listed.clone());
         }
-        instances.retain(|_, state| *state != InstanceState::Deleting || self.is("never_deleted"));
+        instances.retain(|_, state| *state != InstanceState::Deleting || self.has_fault("never_deleted"));
         for state in instances.values_mut() {
-            *state = self.next(*state);
+            *state = self.next_state(*state);
         }
-        Ok(seen)
+        Ok(listed)
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
@@ -143,7 +143,7 @@ impl Provider for FaultyProvider {
             "creates_too_many" => n + 1,
             "creates_none" => 0,
             "crash_in_increase" => std::process::abort(),
-            "failing_increase" => return Err(PartialFailure::nothing("the provider is full")),
+            "failing_increase" => return Err(PartialFailure::none_succeeded("the provider is full")),
             _ => n,
         };
         if let Some(lock) = &self.lock {
@@ -165,7 +165,9 @@ impl Provider for FaultyProvider {
             && !self.instances().contains_key(id)
         {
             match self.fault.as_str() {
-                "missing_instance_error" => return Err(PartialFailure::nothing(format!("there is no instance {id}"))),
+                "missing_instance_error" => {
+                    return Err(PartialFailure::none_succeeded(format!("instance {id} does not exist")));
+                }
                 "missing_instance_hang" => std::future::pending().await,
                 _ => {}
             }
@@ -174,22 +176,25 @@ impl Provider for FaultyProvider {
             "deletes_none" => return Ok(ids),
             "deletes_all" => self.instances().values_mut().for_each(|state| *state = InstanceState::Deleting),
             "unreported_deletion" if ids.len() > 1 => {
-                self.set(&ids, InstanceState::Deleting);
-                return Err(PartialFailure::nothing("one of the instances does not exist"));
+                self.set_state(&ids, InstanceState::Deleting);
+                return Err(PartialFailure::none_succeeded("one of the instances does not exist"));
             }
             "reports_other_ids" => return Ok(vec![InstanceId::new("i-99")]),
-            _ => self.set(&ids, InstanceState::Deleting),
+            _ => self.set_state(&ids, InstanceState::Deleting),
         }
         Ok(ids)
     }
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         if !self.instances().contains_key(&id) {
-            return Err(
-                if self.is("empty_error") { String::new() } else { format!("there is no instance {id}") }.into()
-            );
+            return Err(if self.has_fault("empty_error") {
+                String::new()
+            } else {
+                format!("instance {id} does not exist")
+            }
+            .into());
         }
-        if self.is("hanging_second_call") && self.connect_infos.fetch_add(1, Ordering::Relaxed) > 0 {
+        if self.has_fault("hanging_second_call") && self.connect_infos.fetch_add(1, Ordering::Relaxed) > 0 {
             return std::future::pending().await;
         }
         let (mut connector, mut internal, mut external) =
@@ -200,36 +205,36 @@ impl Provider for FaultyProvider {
             "overrides_username" => connector.username = "root".to_owned(),
             _ => {}
         }
-        let expires = self.is("expired_credentials").then_some(1);
+        let expires = self.has_fault("expired_credentials").then_some(1);
         Ok(ConnectInfo { connector, external_addr: external, internal_addr: internal, expires })
     }
 
     async fn heartbeat(&self, _: InstanceId) -> Result<(), Error> {
-        if self.is("unhealthy") { Err("the instance is not healthy".into()) } else { Ok(()) }
+        if self.has_fault("unhealthy") { Err("the instance is not healthy".into()) } else { Ok(()) }
     }
 
     async fn suspend(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
-        if self.is("suspend_ignored") {
+        if self.has_fault("suspend_ignored") {
             return Ok(ids);
         }
-        self.set(&ids, InstanceState::Suspending);
+        self.set_state(&ids, InstanceState::Suspending);
         let (known, unknown): (Ids, Ids) = ids.into_iter().partition(|id| self.instances().contains_key(id));
         match unknown.first() {
             None => Ok(known),
             Some(id) => {
-                let succeeded = if self.is("partial_suspend_unreported") { Vec::new() } else { known };
-                Err(PartialFailure { succeeded, error: format!("there is no instance {id}").into() })
+                let succeeded = if self.has_fault("partial_suspend_unreported") { Vec::new() } else { known };
+                Err(PartialFailure { succeeded, error: format!("instance {id} does not exist").into() })
             }
         }
     }
 
     async fn resume(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
-        self.set(&ids, InstanceState::Resuming);
+        self.set_state(&ids, InstanceState::Resuming);
         Ok(ids)
     }
 
     async fn shutdown(&self) -> Result<(), Error> {
-        if self.is("failing_shutdown") { Err("the key cannot be removed".into()) } else { Ok(()) }
+        if self.has_fault("failing_shutdown") { Err("the key cannot be removed".into()) } else { Ok(()) }
     }
 }
 

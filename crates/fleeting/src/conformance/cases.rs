@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
     /// Id of the case.
-    /// P, H and C are cases of `docs/spec/fleeting.md`; L stands for the life cycle of instances.
+    /// Ids with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
     pub id: &'static str,
     /// What a plugin that passes does.
     pub title: &'static str,

@@ -2,23 +2,23 @@
 //! See docs/spec/fleeting.md, section 9.
 //!
 //! ```text
-//! Plan (command, settings, limits) --run--> processes of the plugin, one after the other --> Report: a verdict per case
+//! Plan (command, settings, timeouts) --run--> processes of the plugin, one after the other --> Report: a verdict per case
 //! ```
 //!
 //! The kit is a strict host. It starts the plugin in the ways that hosts do, creates a few instances, connects to them, deletes them, and
-//! checks each response. Whatever happens, it requests the deletion of the instances that it created. For each case, the tests have a
-//! plugin that fails it, or that gets a warning if hosts can live with the fault.
+//! checks each response. In every case, it requests the deletion of the instances that it created. For each case, the tests have a
+//! plugin that fails it, or that gets a warning if hosts tolerate the fault.
 //!
 //! - `cases` has the ids and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.
-//! - `start`, `init`, `life`, `reach`, `removal` and `end` have the cases, by topic.
+//! - `start`, `init`, `lifecycle`, `connections`, `removal` and `exit` have the cases, by topic.
 
 mod cases;
-mod end;
+mod connections;
+mod exit;
 mod init;
-mod life;
+mod lifecycle;
 mod plan;
 mod plugin_process;
-mod reach;
 mod removal;
 mod report;
 mod start;
@@ -35,16 +35,16 @@ use verdict::Run;
 /// Runs all cases and calls `on_verdict` with each verdict.
 pub async fn run(plan: &Plan, on_verdict: &mut (dyn FnMut(&Verdict) + Send)) -> Report {
     let mut run = Run::new(plan, on_verdict);
-    let before = async {
+    let setup_cases = async {
         start::run(&mut run).await;
         init::run(&mut run).await;
     };
-    plan.stop.run_until_cancelled(before).await;
+    plan.stop.run_until_cancelled(setup_cases).await;
     if !plan.stop.is_cancelled() {
-        life::run(&mut run).await;
+        lifecycle::run(&mut run).await;
     }
     if !plan.stop.is_cancelled() {
-        plan.stop.run_until_cancelled(end::run(&mut run)).await;
+        plan.stop.run_until_cancelled(exit::run(&mut run)).await;
     }
     run.finish()
 }

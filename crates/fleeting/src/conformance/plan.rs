@@ -41,15 +41,15 @@ pub struct Plan {
     pub instances: u32,
     /// Whether to log in to an instance.
     pub connect: Connect,
-    /// Time for a response to a call and for the start of a process. Defaults to 60 seconds.
+    /// Timeout of a call and of the start of a process. Defaults to 60 seconds.
     pub call_timeout: Duration,
-    /// Time for instances to start or to change their state. Defaults to 5 minutes.
+    /// Timeout for instances to start or to change their state. Defaults to 5 minutes.
     pub create_timeout: Duration,
-    /// Time for instances to be deleted. Defaults to 5 minutes.
+    /// Timeout for instances to be deleted. Defaults to 5 minutes.
     pub delete_timeout: Duration,
-    /// Time for a process to exit. Defaults to 10 seconds.
+    /// Timeout for a process to exit. Defaults to 10 seconds.
     pub exit_timeout: Duration,
-    /// Cancel it to end the run early: created instances are deleted and the remaining cases are skipped.
+    /// Token that a caller cancels to end the run early. Created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
     /// Initial interval between snapshots.
     /// It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.

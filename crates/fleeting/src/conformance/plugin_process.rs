@@ -19,20 +19,20 @@ use crate::error_chain::error_chain;
 use crate::host::connection::{Connection, Streams, is_broken};
 use crate::host::mask::Mask;
 use crate::host::process::{command, first_line};
-use crate::host::sockets::Sockets;
+use crate::host::sockets::SocketDirectory;
 use crate::host::{Address, Handshake};
 use crate::model::ConnectorConfig;
 use crate::protocol::group::{InitRequest, InitResponse, Settings};
 
-/// Maximum number of log lines that are kept.
+/// Maximum number of log lines that are stored.
 const MAX_LINES: usize = 2_000;
-/// Maximum length of a kept line in bytes.
+/// Maximum length of a stored line in bytes.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum size of a command line's output in bytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
-/// Time for the plugin to accept the standing streams.
-/// A Go server may delay its response until it has data to send, but has seen the call by then.
+/// Time for the plugin to accept the streams that stay open.
+/// A Go server may delay its response until it has data to send, but it has received the call before this time ends.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reason why a call has no response.
@@ -74,7 +74,7 @@ pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
     log: Log,
-    _directory: Sockets,
+    _directory: SocketDirectory,
 }
 
 impl Process {
@@ -85,13 +85,13 @@ impl Process {
         }
     }
 
-    /// Waits until the process has exited. Returns `None` after `limit`.
-    pub(super) async fn ended(&mut self, limit: Duration) -> Option<ExitStatus> {
-        tokio::time::timeout(limit, self.child.wait()).await.ok().and_then(Result::ok)
+    /// Waits until the process has exited. Returns `None` after `timeout`.
+    pub(super) async fn wait_exit(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        tokio::time::timeout(timeout, self.child.wait()).await.ok().and_then(Result::ok)
     }
 
     /// Kills the process and returns the lines that it wrote to stderr.
-    pub(super) async fn end(mut self) -> Vec<String> {
+    pub(super) async fn kill(mut self) -> Vec<String> {
         self.group.kill();
         let _ = self.child.wait().await;
         std::mem::take(&mut self.log.lines())
@@ -126,7 +126,7 @@ fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
 pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
     let directory = socket_directory()?;
     let mut command = host_command(plan, directory.path(), arguments);
-    // An operator's shell does not set these variables.
+    // In an operator's shell, these variables are not set.
     for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
         command.env_remove(key);
     }
@@ -134,11 +134,11 @@ pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Opti
     let mut group = ProcessGroup::of(&child);
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let work = async {
-        let (stdout, stderr, status) = tokio::join!(read(stdout), read(stderr), child.wait());
+        let (stdout, stderr, status) = tokio::join!(read_output(stdout), read_output(stderr), child.wait());
         status.map(|status| Output { status, stdout, stderr })
     };
-    let ended = tokio::time::timeout(plan.exit_timeout, work).await;
-    match ended {
+    let outcome = tokio::time::timeout(plan.exit_timeout, work).await;
+    match outcome {
         Ok(Ok(output)) => Ok(Some(output)),
         Ok(Err(error)) => Err(error.to_string()),
         Err(_) => {
@@ -149,30 +149,35 @@ pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Opti
     }
 }
 
-async fn read(from: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
+async fn read_output(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
+    if let Some(pipe) = pipe {
         // After an error, the data read so far is returned.
-        let _ = from.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).await;
+        let _ = pipe.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).await;
     }
     bytes
 }
 
-fn socket_directory() -> Result<Sockets, String> {
-    Sockets::new().map_err(|error| format!("failed to create a directory for its socket: {}", error_chain(&error)))
+fn socket_directory() -> Result<SocketDirectory, String> {
+    SocketDirectory::new()
+        .map_err(|error| format!("failed to create a directory for the plugin's socket: {}", error_chain(&error)))
 }
 
 impl PluginUnderTest {
-    /// Starts the plugin, reads its handshake and connects. `change` may set environment variables.
-    pub(super) async fn start(plan: &Plan, extra: &[&str], change: impl FnOnce(&mut Command)) -> Result<Self, String> {
+    /// Starts the plugin, reads its handshake and connects. `configure` may set environment variables.
+    pub(super) async fn start(
+        plan: &Plan,
+        extra: &[&str],
+        configure: impl FnOnce(&mut Command),
+    ) -> Result<Self, String> {
         let directory = socket_directory()?;
         let mut command = host_command(plan, directory.path(), extra);
-        change(&mut command);
+        configure(&mut command);
         let mut child = command.spawn().map_err(|error| format!("failed to start: {error}"))?;
         let mut group = ProcessGroup::of(&child);
         let log = Log::default();
         if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(keep(stderr, log.clone()));
+            tokio::spawn(store_lines(stderr, log.clone()));
         }
         match connect(plan, &mut child, &log).await {
             Ok(connection) => {
@@ -190,14 +195,14 @@ impl PluginUnderTest {
 
     /// Makes a call with the plan's timeout.
     pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, CallFailure> {
-        let ended = tokio::time::timeout(self.timeout, work).await;
-        match ended {
+        let outcome = tokio::time::timeout(self.timeout, work).await;
+        match outcome {
             Err(_) => Err(CallFailure::Timeout(self.timeout)),
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) if is_broken(&status) => {
-                // An exit of the process explains the error better, but may take a moment.
-                let ended = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
-                let cause = match ended {
+                // The exit status of the process explains the error better, but may take a moment.
+                let exit = tokio::time::timeout(Duration::from_millis(500), self.process.child.wait()).await;
+                let cause = match exit {
                     Ok(Ok(status)) => format!("the plugin exited ({status}){}", self.process.log.stderr_tail()),
                     _ => error_chain(&status),
                 };
@@ -221,7 +226,7 @@ impl PluginUnderTest {
 
     /// Calls `Init` with the settings of the plan.
     pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, CallFailure> {
-        self.init(bytes(&plan.config), Some(&plan.connector)).await
+        self.init(config_bytes(&plan.config), Some(&plan.connector)).await
     }
 
     pub(super) fn process(&mut self) -> &mut Process {
@@ -229,20 +234,20 @@ impl PluginUnderTest {
     }
 
     /// Closes the connection and returns the process.
-    /// Before that, waits for the standing streams: a plugin knows by their end that its host is gone, so they must have been opened.
+    /// Waits for the open streams first: a plugin detects by their end that its host exited, so it must have accepted them.
     pub(super) async fn disconnect(mut self) -> Process {
-        let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.answered()).await;
+        let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.wait_opened()).await;
         self.process
     }
 
     /// Kills the process and returns the lines that it wrote to stderr.
-    pub(super) async fn end(self) -> Vec<String> {
-        self.process.end().await
+    pub(super) async fn kill(self) -> Vec<String> {
+        self.process.kill().await
     }
 }
 
 /// Returns the settings as a host sends them.
-pub(super) fn bytes(config: &Value) -> Vec<u8> {
+pub(super) fn config_bytes(config: &Value) -> Vec<u8> {
     config.to_string().into_bytes()
 }
 
@@ -251,40 +256,40 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
     let line = tokio::time::timeout(plan.call_timeout, first_line(&mut stdout)).await;
     let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_timeout.as_secs_f64()))?;
     let Some(line) = line else {
-        let ended = tokio::time::timeout(plan.exit_timeout, child.wait()).await;
-        // The end of its log may still be in the pipe.
-        let _ = tokio::time::timeout(Duration::from_millis(500), log_is_read(log)).await;
-        return Err(match ended {
+        let exit = tokio::time::timeout(plan.exit_timeout, child.wait()).await;
+        // The log may still be in the pipe.
+        let _ = tokio::time::timeout(Duration::from_millis(500), wait_for_log(log)).await;
+        return Err(match exit {
             Ok(Ok(status)) => format!("exited before the handshake ({status})"),
             _ => "closed stdout before the handshake".to_owned(),
         });
     };
-    // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
+    // The rest of stdout is read and discarded, because the plugin would block on a full pipe.
     let drain: JoinHandle<_> = tokio::spawn(async move { tokio::io::copy(&mut stdout, &mut tokio::io::sink()).await });
     let Handshake { address } = Handshake::parse(&line).map_err(|error| {
         drain.abort();
         error.to_string()
     })?;
-    let shown = match &address {
+    let address_text = match &address {
         Address::Unix(path) => path.display().to_string(),
         Address::Tcp(address) => address.clone(),
     };
     match tokio::time::timeout(plan.call_timeout, Connection::open(&address)).await {
         Ok(opened) => opened
             .map_err(|error| error_chain(&error))
-            .map_err(|cause| format!("failed to connect to {shown}: {cause}")),
-        Err(_) => Err(format!("no connection to {shown} within {:.1} s", plan.call_timeout.as_secs_f64())),
+            .map_err(|cause| format!("failed to connect to {address_text}: {cause}")),
+        Err(_) => Err(format!("no connection to {address_text} within {:.1} s", plan.call_timeout.as_secs_f64())),
     }
 }
 
 /// Waits until the log has a line.
-async fn log_is_read(log: &Log) {
+async fn wait_for_log(log: &Log) {
     while log.lines().is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-async fn keep(stderr: impl tokio::io::AsyncRead + Unpin, log: Log) {
+async fn store_lines(stderr: impl tokio::io::AsyncRead + Unpin, log: Log) {
     let mut stderr = BufReader::new(stderr);
     let mut line = Vec::new();
     loop {

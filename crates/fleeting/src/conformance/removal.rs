@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::life::{Life, UNKNOWN_ID};
+use super::lifecycle::{LifecycleRun, UNKNOWN_ID};
 use super::plugin_process::CallFailure;
 use super::verdict::{Outcome, Run};
 use crate::model::InstanceState;
@@ -13,16 +13,16 @@ use crate::protocol::group::DecreaseRequest;
 /// Delay between two attempts to delete the remaining instances.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-impl Life<'_> {
-    /// Runs the cases. An error means that snapshots cannot be read.
-    pub(super) async fn remove(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
+impl LifecycleRun<'_> {
+    /// Runs the cases. Returns an error if snapshots cannot be read.
+    pub(super) async fn run_removal_cases(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let result = self.remove_one(first).await?;
         if !run.record_result("L9", result) {
             return Ok(());
         }
         let outcome = match self.decrease(std::slice::from_ref(first)).await {
-            Ok(done) if done.contains(first) => Outcome::Pass,
+            Ok(accepted) if accepted.contains(first) => Outcome::Pass,
             Ok(_) => Outcome::Warn(
                 "the response does not contain the instance; hosts repeat such requests forever".to_owned(),
             ),
@@ -45,25 +45,26 @@ impl Life<'_> {
 
     async fn remove_one(&mut self, id: &String) -> Result<Result<(), String>, String> {
         let others: Vec<String> = self.tracker.created().into_iter().filter(|other| other != id).collect();
-        let done = match self.decrease(std::slice::from_ref(id)).await {
-            Ok(done) => done,
+        let accepted = match self.decrease(std::slice::from_ref(id)).await {
+            Ok(accepted) => accepted,
             Err(failure) => return Ok(Err(failure.text("Decrease"))),
         };
-        if done != [id.clone()] {
-            return Ok(Err(format!("Decrease accepted {done:?}, but {id} was requested")));
+        if accepted != [id.clone()] {
+            return Ok(Err(format!("Decrease accepted {accepted:?}, but {id} was requested")));
         }
-        let limit = self.plan.delete_timeout;
-        if !self.wait(limit, |tracker| !tracker.exists(id)).await? {
-            return Ok(Err(format!("{id} still existed {:.1} s after Decrease accepted it", limit.as_secs_f64())));
+        let timeout = self.plan.delete_timeout;
+        if !self.wait_for(timeout, |tracker| !tracker.exists(id)).await? {
+            return Ok(Err(format!("{id} still existed {:.1} s after Decrease accepted it", timeout.as_secs_f64())));
         }
-        let stays = |other: &&String| self.tracker.state(other).is_none_or(|state| state == InstanceState::Deleting);
-        let lost: Vec<&str> = others.iter().filter(stays).map(String::as_str).collect();
+        let was_deleted =
+            |other: &&String| self.tracker.state(other).is_none_or(|state| state == InstanceState::Deleting);
+        let lost: Vec<&str> = others.iter().filter(was_deleted).map(String::as_str).collect();
         Ok(if lost.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", lost.join(", "))) })
     }
 
     async fn remove_with_unknown(&mut self, id: &String) -> Result<Outcome, String> {
         let failure = match self.decrease(&[id.clone(), UNKNOWN_ID.to_owned()]).await {
-            Ok(done) if done.contains(id) => return Ok(Outcome::Pass),
+            Ok(accepted) if accepted.contains(id) => return Ok(Outcome::Pass),
             Ok(_) => {
                 return Ok(Outcome::Fail(format!("Decrease of {id} and an unknown instance does not return {id}")));
             }
@@ -74,7 +75,7 @@ impl Life<'_> {
         let is_deleting = self.tracker.state(id).is_none_or(|state| state == InstanceState::Deleting);
         Ok(if is_deleting {
             Outcome::Warn(format!(
-                "{}; {id} was deleted before, which the host does not learn: return the accepted instances",
+                "{}; {id} was deleted before the error, which the host does not learn; return the accepted instances",
                 failure.text("Decrease")
             ))
         } else {
@@ -90,7 +91,7 @@ impl Life<'_> {
         Ok(answer?.into_inner().succeeded)
     }
 
-    /// Deletes all instances that the kit created, whatever happened before.
+    /// Deletes all instances that the kit created, also after failed cases.
     pub(super) async fn remove_remaining(&mut self, run: &mut Run<'_>) {
         let result = self.remove_all().await;
         if self.tracker.created_count() > 0 || result.is_err() {
@@ -100,28 +101,28 @@ impl Life<'_> {
 
     /// Requests deletions until all instances are deleted.
     pub(super) async fn remove_all(&mut self) -> Result<(), String> {
-        let end = Instant::now() + self.plan.delete_timeout;
-        let mut last = String::new();
+        let deadline = Instant::now() + self.plan.delete_timeout;
+        let mut last_error = String::new();
         loop {
-            // An instance that no snapshot shows may exist.
-            let seen = self.read_snapshot().await;
-            let left = self.tracker.created();
-            if seen.is_ok() && left.is_empty() {
+            // Without a snapshot, other instances may exist.
+            let snapshot = self.read_snapshot().await;
+            let existing = self.tracker.created();
+            if snapshot.is_ok() && existing.is_empty() {
                 return Ok(());
             }
-            let leaving = |id: &String| self.tracker.state(id) == Some(InstanceState::Deleting);
-            let remaining: Vec<String> = left.iter().filter(|id| !leaving(id)).cloned().collect();
+            let is_deleting = |id: &String| self.tracker.state(id) == Some(InstanceState::Deleting);
+            let remaining: Vec<String> = existing.iter().filter(|id| !is_deleting(id)).cloned().collect();
             if !remaining.is_empty()
                 && let Err(failure) = self.decrease(&remaining).await
             {
-                last = format!(": {}", failure.text("Decrease"));
+                last_error = format!(": {}", failure.text("Decrease"));
             }
-            // If snapshots cannot be read, one attempt to delete the known instances has to be enough.
-            seen?;
-            if Instant::now() >= end {
-                let names = left.join(", ");
+            // If snapshots cannot be read, the known instances are deleted with a single attempt.
+            snapshot?;
+            if Instant::now() >= deadline {
+                let names = existing.join(", ");
                 return Err(format!(
-                    "still existing after {:.1} s: {names}{last}; delete them manually",
+                    "not deleted within {:.1} s: {names}{last_error}; delete them manually",
                     self.plan.delete_timeout.as_secs_f64()
                 ));
             }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::verdict::{Outcome, Verdict};
 
-/// Verdicts on all cases of a plugin.
+/// Verdicts on all cases for one plugin.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// Path of the plugin's executable.
@@ -72,7 +72,7 @@ impl Report {
                 "title": verdict.case.title,
                 "outcome": verdict.outcome.label(),
                 "reason": verdict.outcome.reason(),
-                "took_ms": u64::try_from(verdict.took.as_millis()).unwrap_or(u64::MAX),
+                "took_ms": u64::try_from(verdict.duration.as_millis()).unwrap_or(u64::MAX),
             })
         };
         json!({
@@ -90,20 +90,20 @@ impl Report {
         let mut xml = format!(
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n  <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" \
              skipped=\"{}\">\n",
-            escaped(&self.plugin),
+            escape_xml(&self.plugin),
             self.verdicts.len(),
             self.count("fail"),
             self.count("skip")
         );
         for verdict in &self.verdicts {
-            let name = escaped(&format!("{} {}", verdict.case.id, verdict.case.title));
-            let (took, plugin) = (verdict.took.as_secs_f64(), escaped(&self.plugin));
-            let _ = write!(xml, "    <testcase name=\"{name}\" classname=\"{plugin}\" time=\"{took:.3}\">");
+            let name = escape_xml(&format!("{} {}", verdict.case.id, verdict.case.title));
+            let (seconds, plugin) = (verdict.duration.as_secs_f64(), escape_xml(&self.plugin));
+            let _ = write!(xml, "    <testcase name=\"{name}\" classname=\"{plugin}\" time=\"{seconds:.3}\">");
             let _ = match &verdict.outcome {
                 Outcome::Pass => Ok(()),
-                Outcome::Warn(reason) => write!(xml, "<system-out>{}</system-out>", escaped(reason)),
-                Outcome::Fail(reason) => write!(xml, "<failure message=\"{}\"/>", escaped(reason)),
-                Outcome::Skip(reason) => write!(xml, "<skipped message=\"{}\"/>", escaped(reason)),
+                Outcome::Warn(reason) => write!(xml, "<system-out>{}</system-out>", escape_xml(reason)),
+                Outcome::Fail(reason) => write!(xml, "<failure message=\"{}\"/>", escape_xml(reason)),
+                Outcome::Skip(reason) => write!(xml, "<skipped message=\"{}\"/>", escape_xml(reason)),
             };
             xml.push_str("</testcase>\n");
         }
@@ -113,7 +113,7 @@ impl Report {
 }
 
 /// Escapes text for XML and drops characters that XML does not allow.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     let allowed = text.chars().filter(|c| !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'));
     let allowed: String = allowed.collect();
     allowed.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
@@ -128,10 +128,12 @@ mod tests {
 
     #[test]
     fn all_report_formats_have_the_same_content() {
-        let outcomes = [Outcome::Pass, Outcome::Fail("a <b> & \"c\"\u{7}".to_owned()), Outcome::Skip("no".to_owned())];
+        let outcomes =
+            [Outcome::Pass, Outcome::Fail("a <b> & \"c\"\u{7}".to_owned()), Outcome::Skip("reason".to_owned())];
         let verdicts = CASES.iter().zip(outcomes);
-        let verdicts = verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, took: Duration::from_millis(5) });
-        let report = Report { plugin: "mine".to_owned(), verdicts: verdicts.collect() };
+        let verdicts =
+            verdicts.map(|(case, outcome)| Verdict { case: *case, outcome, duration: Duration::from_millis(5) });
+        let report = Report { plugin: "example".to_owned(), verdicts: verdicts.collect() };
         assert_eq!(report.summary(), "3 cases: 1 pass, 0 warn, 1 fail, 1 skip");
         assert!(!report.passed());
         let junit = report.junit();

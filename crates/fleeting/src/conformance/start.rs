@@ -10,11 +10,11 @@ const LABELS: [&str; 7] = ["Name:", "Version:", "Git revision:", "Git ref:", "GO
 
 pub(super) async fn run(run: &mut Run<'_>) {
     let plan = run.plan;
-    let outcome = manual_start(plan).await;
+    let outcome = check_manual_start(plan).await;
     run.record_result("P1", outcome);
     let handshake = match PluginUnderTest::start(plan, &[], |_| {}).await {
         Ok(plugin) => {
-            run.log.extend(plugin.end().await);
+            run.log.extend(plugin.kill().await);
             Ok(())
         }
         Err(error) => Err(error),
@@ -22,11 +22,11 @@ pub(super) async fn run(run: &mut Run<'_>) {
     if !run.record_result("H1", handshake) {
         return;
     }
-    let outcome = versions(plan).await;
+    let outcome = check_protocol_versions(plan).await;
     run.record_result("P2", outcome);
-    let outcome = version(plan).await;
+    let outcome = check_version_output(plan).await;
     run.record("P3", outcome);
-    let outcome = unknown_arguments(plan).await;
+    let outcome = check_unknown_arguments(plan).await;
     run.record("P4", outcome);
     let outcome = match command_line(plan, &["bootstrap"]).await {
         Ok(Some(output)) if output.status.success() => {
@@ -39,7 +39,7 @@ pub(super) async fn run(run: &mut Run<'_>) {
     run.record("P5", outcome);
 }
 
-async fn manual_start(plan: &Plan) -> Result<(), String> {
+async fn check_manual_start(plan: &Plan) -> Result<(), String> {
     let Some(output) = command_line(plan, &[]).await? else {
         return Err(
             "does not exit if the host's environment variable is missing; print usage and exit with 1".to_owned()
@@ -57,7 +57,7 @@ async fn manual_start(plan: &Plan) -> Result<(), String> {
     }
 }
 
-async fn versions(plan: &Plan) -> Result<(), String> {
+async fn check_protocol_versions(plan: &Plan) -> Result<(), String> {
     for list in [None, Some("0"), Some("7,9"), Some("x,0")] {
         let started = PluginUnderTest::start(plan, &[], |command| {
             match list {
@@ -67,37 +67,39 @@ async fn versions(plan: &Plan) -> Result<(), String> {
         });
         let plugin =
             started.await.map_err(|error| format!("with {VERSIONS_KEY}={}: {error}", list.unwrap_or("(unset)")))?;
-        plugin.end().await;
+        plugin.kill().await;
     }
     Ok(())
 }
 
-async fn version(plan: &Plan) -> Outcome {
-    for word in ["-version", "--version", "version"] {
-        let output = match command_line(plan, &[word]).await {
+async fn check_version_output(plan: &Plan) -> Outcome {
+    for argument in ["-version", "--version", "version"] {
+        let output = match command_line(plan, &[argument]).await {
             Ok(Some(output)) => output,
-            Ok(None) => return Outcome::Warn(format!("{word} does not exit; operators expect the plugin's version")),
+            Ok(None) => {
+                return Outcome::Warn(format!("{argument} does not exit; operators expect the plugin's version"));
+            }
             Err(error) => return Outcome::Fail(error),
         };
         if !output.status.success() {
             return Outcome::Warn(format!(
-                "{word} exits with {}; operators expect the plugin's version",
+                "{argument} exits with {}; operators expect the plugin's version",
                 output.status
             ));
         }
         let text = String::from_utf8_lossy(&output.stdout);
         let lines: Vec<&str> = text.lines().collect();
-        let labelled =
+        let has_labels =
             lines.len() >= LABELS.len() && lines.iter().zip(LABELS).all(|(line, label)| line.starts_with(label));
-        if !labelled {
-            return Outcome::Warn(format!("{word} does not print the lines {}", LABELS.join(" ")));
+        if !has_labels {
+            return Outcome::Warn(format!("{argument} does not print the lines {}", LABELS.join(" ")));
         }
     }
     Outcome::Pass
 }
 
-async fn unknown_arguments(plan: &Plan) -> Outcome {
-    let flag = match command_line(plan, &["-muster-unknown-flag"]).await {
+async fn check_unknown_arguments(plan: &Plan) -> Outcome {
+    let flag_problem = match command_line(plan, &["-muster-unknown-flag"]).await {
         Ok(Some(output)) if output.status.code() == Some(2) => None,
         Ok(Some(output)) => Some(format!("exits with {} for an unknown flag, usually 2", output.status)),
         Ok(None) => Some("does not exit for an unknown flag, usually exits with 2".to_owned()),
@@ -105,8 +107,8 @@ async fn unknown_arguments(plan: &Plan) -> Outcome {
     };
     match PluginUnderTest::start(plan, &["muster-unknown-word"], |_| {}).await {
         Ok(plugin) => {
-            plugin.end().await;
-            flag.map_or(Outcome::Pass, Outcome::Warn)
+            plugin.kill().await;
+            flag_problem.map_or(Outcome::Pass, Outcome::Warn)
         }
         Err(error) => Outcome::Warn(format!("does not serve for an unknown argument, as plugins usually do: {error}")),
     }

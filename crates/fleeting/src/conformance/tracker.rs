@@ -7,7 +7,7 @@ use crate::model::InstanceState;
 /// Number of problems of each kind that a verdict lists.
 const MAX_LISTED: usize = 3;
 
-/// An instance and what is known of it.
+/// State of an instance in the latest snapshot, and its history.
 #[derive(Debug)]
 struct TrackedInstance {
     state: InstanceState,
@@ -33,7 +33,7 @@ pub(super) struct InstanceTracker {
 impl InstanceTracker {
     /// Records a complete snapshot.
     pub(super) fn record_snapshot(&mut self, snapshot: &[(String, i32)]) {
-        let first = self.snapshots == 0;
+        let is_first_snapshot = self.snapshots == 0;
         self.snapshots += 1;
         let mut listed = BTreeSet::new();
         for (id, number) in snapshot {
@@ -48,7 +48,7 @@ impl InstanceTracker {
             if let InstanceState::Unknown(number) = state {
                 self.invalid_snapshots.push(format!("{id} has the unknown state {number}"));
             }
-            self.record_state(id, state, first);
+            self.record_state(id, state, is_first_snapshot);
         }
         for (id, instance) in &mut self.instances {
             if listed.contains(id) || instance.deleted {
@@ -64,13 +64,17 @@ impl InstanceTracker {
         }
     }
 
-    fn record_state(&mut self, id: &str, state: InstanceState, first: bool) {
+    fn record_state(&mut self, id: &str, state: InstanceState, is_first_snapshot: bool) {
         let Some(instance) = self.instances.get_mut(id) else {
-            if !first && !matches!(state, InstanceState::Creating | InstanceState::Running) {
+            if !is_first_snapshot && !matches!(state, InstanceState::Creating | InstanceState::Running) {
                 self.invalid_transitions.push(format!("{id} is {state} when it is first listed"));
             }
-            let instance =
-                TrackedInstance { state, preexisting: first, deletion_requested: false, deleted: state.is_deleted() };
+            let instance = TrackedInstance {
+                state,
+                preexisting: is_first_snapshot,
+                deletion_requested: false,
+                deleted: state.is_deleted(),
+            };
             self.instances.insert(id.to_owned(), instance);
             return;
         };
@@ -79,8 +83,8 @@ impl InstanceTracker {
         } else if !can_transition(instance.state, state) {
             self.invalid_transitions.push(format!("{id} changed from {} to {state}", instance.state));
         }
-        let is_ending = state.is_deleted() || state == InstanceState::Deleting;
-        if is_ending
+        let is_removed = state.is_deleted() || state == InstanceState::Deleting;
+        if is_removed
             && !instance.deletion_requested
             && !instance.preexisting
             && !instance.deleted
@@ -101,7 +105,7 @@ impl InstanceTracker {
         }
     }
 
-    /// Accepts that instances are missing from now on, because the process that created them was killed.
+    /// Accepts that instances disappear from now on, because the process that created them was killed.
     pub(super) fn ignore_missing(&mut self) {
         self.instances.values_mut().for_each(|instance| instance.deletion_requested = true);
     }
@@ -160,8 +164,8 @@ fn can_transition(from: InstanceState, to: InstanceState) -> bool {
         }
 }
 
-/// Returns an error that lists the problems, if there are any.
-pub(super) fn verdict(problems: &[String]) -> Result<(), String> {
+/// Returns an error with the first problems of the list, or `Ok` if the list is empty.
+pub(super) fn problems_to_result(problems: &[String]) -> Result<(), String> {
     if problems.is_empty() {
         return Ok(());
     }
@@ -185,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn normal_life_cycle_has_no_problems() {
+    fn normal_lifecycle_has_no_problems() {
         let mut tracker = tracker(&[&[("old", 1)], &[("old", 1), ("a", 0)], &[("old", 1), ("a", 1)]]);
         assert_eq!(tracker.created(), ["a"]);
         tracker.request_deletion(&["a".to_owned()]);
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_snapshots_are_problems() {
+    fn inconsistent_snapshots_are_reported() {
         assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "missing");
         assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(), 1, "lost");
         assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(), 1, "running to creating");

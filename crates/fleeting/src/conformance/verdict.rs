@@ -6,7 +6,7 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
-/// Reasons to skip the remaining cases.
+/// Reasons for which the remaining cases are skipped.
 const STOPPED: &str = "the run was stopped";
 const EARLIER_FAILED: &str = "an earlier case failed";
 
@@ -15,7 +15,7 @@ const EARLIER_FAILED: &str = "an earlier case failed";
 pub enum Outcome {
     /// The plugin does what the case requires.
     Pass,
-    /// Hosts can live with the fault, but it should be fixed.
+    /// Hosts tolerate the fault, but it should be fixed.
     Warn(String),
     /// A host would fail.
     Fail(String),
@@ -31,7 +31,7 @@ pub struct Verdict {
     /// Outcome of the case.
     pub outcome: Outcome,
     /// Duration of the case.
-    pub took: Duration,
+    pub duration: Duration,
 }
 
 impl Verdict {
@@ -47,28 +47,28 @@ pub(super) struct Run<'a> {
     pub(super) plan: &'a Plan,
     on_verdict: &'a mut (dyn FnMut(&Verdict) + Send),
     verdicts: Vec<Verdict>,
-    since: Instant,
+    case_start: Instant,
     /// Lines that the plugin's processes wrote to stderr.
     pub(super) log: Vec<String>,
 }
 
 impl<'a> Run<'a> {
     pub(super) fn new(plan: &'a Plan, on_verdict: &'a mut (dyn FnMut(&Verdict) + Send)) -> Self {
-        Self { plan, on_verdict, verdicts: Vec::new(), since: Instant::now(), log: Vec::new() }
+        Self { plan, on_verdict, verdicts: Vec::new(), case_start: Instant::now(), log: Vec::new() }
     }
 
     /// Records the outcome of a case, unless it has one already.
     /// Returns whether `outcome` is not a failure.
     pub(super) fn record(&mut self, id: &str, outcome: Outcome) -> bool {
-        let fine = !matches!(outcome, Outcome::Fail(_));
-        let Some(case) = CASES.iter().find(|case| case.id == id) else { return fine };
+        let is_ok = !matches!(outcome, Outcome::Fail(_));
+        let Some(case) = CASES.iter().find(|case| case.id == id) else { return is_ok };
         if self.verdicts.iter().all(|verdict| verdict.case.id != id) {
-            let verdict = Verdict { case: *case, outcome, took: self.since.elapsed() };
+            let verdict = Verdict { case: *case, outcome, duration: self.case_start.elapsed() };
             (self.on_verdict)(&verdict);
             self.verdicts.push(verdict);
         }
-        self.since = Instant::now();
-        fine
+        self.case_start = Instant::now();
+        is_ok
     }
 
     /// Records [`Outcome::Pass`], or [`Outcome::Fail`] with the reason.
@@ -81,7 +81,7 @@ impl<'a> Run<'a> {
         self.verdicts.iter().any(|verdict| verdict.case.id == id && matches!(verdict.outcome, Outcome::Fail(_)))
     }
 
-    /// Records that cases could not be checked.
+    /// Records that the cases were skipped.
     pub(super) fn skip(&mut self, ids: &[&str], reason: &str) {
         for id in ids {
             self.record(id, Outcome::Skip(reason.to_owned()));
@@ -95,8 +95,8 @@ impl<'a> Run<'a> {
         }
         let plugin = self.plan.executable.display().to_string();
         // Sorts the verdicts in the order of the cases.
-        let at = |verdict: &Verdict| CASES.iter().position(|case| *case == verdict.case);
-        self.verdicts.sort_by_key(at);
+        let case_index = |verdict: &Verdict| CASES.iter().position(|case| *case == verdict.case);
+        self.verdicts.sort_by_key(case_index);
         Report { plugin, verdicts: self.verdicts }
     }
 }

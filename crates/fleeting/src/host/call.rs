@@ -24,14 +24,14 @@ const MAX_ID_BYTES: usize = 4 * 1024;
 /// All instances of the group, as the provider lists them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// State of each instance. If the plugin lists an id twice, the later state counts.
+    /// State of each instance. If the plugin lists an id twice, the later state is used.
     pub instances: HashMap<InstanceId, InstanceState>,
 }
 
-/// Reason why a call has no result.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The plugin's process does not run.
+    /// The plugin's process is not running.
     #[error("plugin {plugin} is not running: {cause}")]
     Down {
         /// Name of the plugin.
@@ -47,7 +47,7 @@ pub enum CallError {
         plugin: String,
         /// Name of the call.
         call: &'static str,
-        /// Time that the plugin had.
+        /// Timeout of the call.
         timeout: Duration,
     },
     /// The connection to the plugin broke during the call.
@@ -79,14 +79,14 @@ pub enum CallError {
         capability: &'static str,
     },
     /// The plugin's response is invalid.
-    #[error("plugin {plugin}: {call} returned an invalid response: {what}")]
+    #[error("plugin {plugin}: {call} returned an invalid response: {problem}")]
     InvalidResponse {
         /// Name of the plugin.
         plugin: String,
         /// Name of the call.
         call: &'static str,
-        /// What is wrong with the response.
-        what: String,
+        /// Problem with the response.
+        problem: String,
     },
 }
 
@@ -112,7 +112,7 @@ impl Caller {
             settings: Some(group::Settings { connector_config: Some(connector.to_wire()) }),
         };
         let mut client = self.connection.group();
-        let answer = self.timed("Init", self.timeouts.init, client.init(request)).await?.into_inner();
+        let answer = self.call("Init", self.timeouts.init, client.init(request)).await?.into_inner();
         Ok(GroupInfo {
             id: answer.id,
             max_size: answer.max_size,
@@ -131,8 +131,9 @@ impl Caller {
             while let Some(message) = stream.next().await {
                 let group::UpdateResponse { instance, state } = message?;
                 if instance.is_empty() || instance.len() > MAX_ID_BYTES {
-                    let what = format!("an instance id of {} bytes (1 to {MAX_ID_BYTES} are possible)", instance.len());
-                    return Ok(Err(what));
+                    let problem =
+                        format!("an instance id of {} bytes (valid lengths: 1 to {MAX_ID_BYTES})", instance.len());
+                    return Ok(Err(problem));
                 }
                 instances.insert(InstanceId::new(instance), InstanceState::from_number(state));
                 if instances.len() > MAX_INSTANCES {
@@ -141,15 +142,15 @@ impl Caller {
             }
             Ok(Ok(Snapshot { instances }))
         };
-        self.timed(CALL, self.timeouts.update, read).await?.map_err(|what| self.invalid(CALL, what))
+        self.call(CALL, self.timeouts.update, read).await?.map_err(|problem| self.invalid_response(CALL, problem))
     }
 
     pub(super) async fn increase(&self, n: u32) -> Result<u32, CallError> {
         let mut client = self.connection.group();
         let call = client.increase(group::IncreaseRequest { n });
-        let succeeded = self.timed("Increase", self.timeouts.change, call).await?.into_inner().succeeded;
+        let succeeded = self.call("Increase", self.timeouts.change, call).await?.into_inner().succeeded;
         if succeeded > n {
-            self.meter.invalid_response("Increase");
+            self.meter.record_invalid_response("Increase");
             tracing::error!(
                 plugin = self.plugin,
                 requested = n,
@@ -163,7 +164,7 @@ impl Caller {
     pub(super) async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, CallError> {
         let mut client = self.connection.group();
         let call = client.decrease(group::DecreaseRequest { instances: id_strings(ids) });
-        let succeeded = self.timed("Decrease", self.timeouts.change, call).await?.into_inner().succeeded;
+        let succeeded = self.call("Decrease", self.timeouts.change, call).await?.into_inner().succeeded;
         Ok(self.only_requested("Decrease", ids, succeeded))
     }
 
@@ -171,10 +172,11 @@ impl Caller {
         const CALL: &str = "ConnectInfo";
         let mut client = self.connection.group();
         let call = client.connect_info(group::ConnectInfoRequest { instance: id.as_str().to_owned() });
-        let answer = self.timed(CALL, self.timeouts.connect_info, call).await?.into_inner();
-        let connector = answer.connector.ok_or_else(|| self.invalid(CALL, format!("no connector for {id}")))?;
+        let answer = self.call(CALL, self.timeouts.connect_info, call).await?.into_inner();
+        let connector =
+            answer.connector.ok_or_else(|| self.invalid_response(CALL, format!("no connector for {id}")))?;
         let connector = ConnectorConfig::from_wire(connector)
-            .map_err(|error: ConnectorConfigError| self.invalid(CALL, error.to_string()))?;
+            .map_err(|error: ConnectorConfigError| self.invalid_response(CALL, error.to_string()))?;
         Ok(ConnectInfo {
             connector,
             external_addr: answer.external_addr,
@@ -187,7 +189,7 @@ impl Caller {
     pub(super) async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.heartbeat(group::HeartbeatRequest { instance: id.as_str().to_owned() });
-        ignore_unimplemented(self.raw("Heartbeat", self.timeouts.heartbeat, call).await)
+        ignore_unimplemented(self.call_raw("Heartbeat", self.timeouts.heartbeat, call).await)
             .map_err(|error| self.call_error("Heartbeat", error))
     }
 
@@ -195,7 +197,7 @@ impl Caller {
         const CALL: &str = "Suspend";
         let mut client = self.connection.group();
         let call = client.suspend(group::SuspendRequest { instances: id_strings(ids) });
-        let answer = self.raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
+        let answer = self.call_raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
         self.accept_partial(CALL, ids, answer)
     }
 
@@ -203,7 +205,7 @@ impl Caller {
         const CALL: &str = "Resume";
         let mut client = self.connection.group();
         let call = client.resume(group::ResumeRequest { instances: id_strings(ids) });
-        let answer = self.raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
+        let answer = self.call_raw(CALL, self.timeouts.change, call).await.map(|answer| answer.into_inner().succeeded);
         self.accept_partial(CALL, ids, answer)
     }
 
@@ -211,33 +213,33 @@ impl Caller {
     pub(super) async fn shutdown(&self) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.shutdown(group::Empty {});
-        ignore_unimplemented(self.raw("Shutdown", self.timeouts.shutdown, call).await)
+        ignore_unimplemented(self.call_raw("Shutdown", self.timeouts.shutdown, call).await)
             .map_err(|error| self.call_error("Shutdown", error))
     }
 
     /// Evaluates a response to `Suspend` or `Resume`.
-    /// Their errors list in the details the instances for which the call succeeded.
+    /// The details of their errors list the instances for which the call succeeded.
     fn accept_partial(
         &self,
         call: &'static str,
         ids: &[InstanceId],
-        answer: Result<Vec<String>, CallEnd>,
+        answer: Result<Vec<String>, CallFailure>,
     ) -> Result<Vec<InstanceId>, CallError> {
         let error = match answer {
             Ok(succeeded) => return Ok(self.only_requested(call, ids, succeeded)),
-            Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => {
+            Err(CallFailure::Status(status)) if status.code() == Code::Unimplemented => {
                 return Err(CallError::NoCapability { plugin: self.plugin.clone(), capability: SUSPEND_RESUME });
             }
             Err(error) => error,
         };
         let partial = match &error {
-            CallEnd::Status(status) => succeeded_part(status, call),
-            CallEnd::Timeout(_) => None,
+            CallFailure::Status(status) => decode_partial_success(status, call),
+            CallFailure::Timeout(_) => None,
         };
         match partial {
             Some(succeeded) if !succeeded.is_empty() => {
                 let error = self.call_error(call, error);
-                tracing::warn!(plugin = self.plugin, %error, call, succeeded = succeeded.len(), requested = ids.len(), "plugin completed the call in part");
+                tracing::warn!(plugin = self.plugin, %error, call, succeeded = succeeded.len(), requested = ids.len(), "plugin completed the call for some instances only");
                 Ok(self.only_requested(call, ids, succeeded))
             }
             _ => Err(self.call_error(call, error)),
@@ -251,7 +253,7 @@ impl Caller {
         let (known, unknown): (Vec<_>, Vec<_>) =
             succeeded.into_iter().filter(|id| seen.insert(id.clone())).partition(|id| requested.contains(id.as_str()));
         if let Some(first) = unknown.first() {
-            self.meter.invalid_response(call);
+            self.meter.record_invalid_response(call);
             tracing::error!(
                 plugin = self.plugin,
                 call,
@@ -263,32 +265,34 @@ impl Caller {
         known.into_iter().map(InstanceId::from).collect()
     }
 
-    fn invalid(&self, call: &'static str, what: String) -> CallError {
-        self.meter.invalid_response(call);
-        CallError::InvalidResponse { plugin: self.plugin.clone(), call, what }
+    fn invalid_response(&self, call: &'static str, problem: String) -> CallError {
+        self.meter.record_invalid_response(call);
+        CallError::InvalidResponse { plugin: self.plugin.clone(), call, problem }
     }
 
-    pub(super) async fn timed<T>(
+    /// Makes a call with a timeout and records it in the counters.
+    pub(super) async fn call<T>(
         &self,
         call: &'static str,
         timeout: Duration,
         work: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, CallError> {
-        self.raw(call, timeout, work).await.map_err(|error| self.call_error(call, error))
+        self.call_raw(call, timeout, work).await.map_err(|error| self.call_error(call, error))
     }
 
-    pub(super) async fn raw<T>(
+    /// Makes a call as [`Self::call`] does, but returns the unconverted error.
+    pub(super) async fn call_raw<T>(
         &self,
         call: &'static str,
         timeout: Duration,
         work: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, CallEnd> {
+    ) -> Result<T, CallFailure> {
         let started = tokio::time::Instant::now();
-        let ended = tokio::time::timeout(timeout, work).await;
+        let outcome = tokio::time::timeout(timeout, work).await;
         let elapsed = started.elapsed();
         tracing::trace!(plugin = self.plugin, call, elapsed_ms = elapsed.as_millis(), "call");
-        let (result, answer) = match ended {
-            Err(_) => (CallResult::Timeout, Err(CallEnd::Timeout(timeout))),
+        let (result, answer) = match outcome {
+            Err(_) => (CallResult::Timeout, Err(CallFailure::Timeout(timeout))),
             Ok(Ok(value)) => (CallResult::Ok, Ok(value)),
             Ok(Err(status)) => {
                 let result = match status.code() {
@@ -296,42 +300,42 @@ impl Caller {
                     Code::Unimplemented => CallResult::Unimplemented,
                     _ => CallResult::Error,
                 };
-                (result, Err(CallEnd::Status(status)))
+                (result, Err(CallFailure::Status(status)))
             }
         };
-        self.meter.called(call, elapsed, result);
+        self.meter.record_call(call, elapsed, result);
         answer
     }
 
-    pub(super) fn call_error(&self, call: &'static str, error: CallEnd) -> CallError {
+    pub(super) fn call_error(&self, call: &'static str, error: CallFailure) -> CallError {
         let plugin = self.plugin.clone();
         match error {
-            CallEnd::Timeout(timeout) => CallError::Timeout { plugin, call, timeout },
-            CallEnd::Status(status) if is_broken(&status) => {
+            CallFailure::Timeout(timeout) => CallError::Timeout { plugin, call, timeout },
+            CallFailure::Status(status) if is_broken(&status) => {
                 CallError::Disconnected { plugin, call, cause: self.mask.hide(error_chain(&status)) }
             }
-            CallEnd::Status(status) => {
+            CallFailure::Status(status) => {
                 CallError::Refused { plugin, call, message: self.mask.hide(status.message().to_owned()) }
             }
         }
     }
 }
 
-/// Reason why a call ended without a response.
-pub(super) enum CallEnd {
+/// Reason why a call failed.
+pub(super) enum CallFailure {
     Timeout(Duration),
     Status(Status),
 }
 
-fn ignore_unimplemented<T>(answer: Result<T, CallEnd>) -> Result<(), CallEnd> {
+fn ignore_unimplemented<T>(answer: Result<T, CallFailure>) -> Result<(), CallFailure> {
     match answer {
         Ok(_) => Ok(()),
-        Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => Ok(()),
+        Err(CallFailure::Status(status)) if status.code() == Code::Unimplemented => Ok(()),
         Err(error) => Err(error),
     }
 }
 
-fn succeeded_part(status: &Status, call: &str) -> Option<Vec<String>> {
+fn decode_partial_success(status: &Status, call: &str) -> Option<Vec<String>> {
     let status = RichStatus::decode(status.details()).ok()?;
     let type_url = format!("type.googleapis.com/proto.{call}Response");
     let detail = status.details.into_iter().find(|detail| detail.type_url == type_url)?;

@@ -23,7 +23,7 @@ use crate::protocol::plugin::grpc_controller_client::GrpcControllerClient;
 use crate::protocol::plugin::grpc_stdio_client::GrpcStdioClient;
 use crate::protocol::plugin::{Empty, StdioData, stdio_data};
 
-/// Maximum size of one message; a snapshot has many.
+/// Maximum size of one message. A snapshot consists of many messages.
 /// The protocol's own limit of 2 GiB would exhaust the manager's memory.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
@@ -33,20 +33,20 @@ pub(crate) struct Connection {
     channel: Channel,
 }
 
-/// The streams that are kept open. Dropping them closes them.
+/// The streams that stay open until they are dropped.
 #[derive(Debug)]
 pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
     /// Closed when the plugin has accepted or refused each stream.
     opening: mpsc::Receiver<Infallible>,
-    /// Ends this side's half of the broker's stream. Without it, the stream would keep the connection open.
+    /// Closes the host's side of the broker's stream when dropped. Without that, the stream would keep the connection open.
     _broker: DropGuard,
 }
 
 impl Streams {
     /// Waits until the plugin has accepted or refused each stream.
     /// A plugin may delay that until it has data to send.
-    pub(crate) async fn answered(&mut self) {
+    pub(crate) async fn wait_opened(&mut self) {
         let _ = self.opening.recv().await;
     }
 }
@@ -68,7 +68,7 @@ impl Connection {
             Address::Unix(path) => {
                 let connector = service_fn(move |_| {
                     let path = path.clone();
-                    async move { connect_to_own_user(&path).await.map(TokioIo::new) }
+                    async move { connect_if_same_user(&path).await.map(TokioIo::new) }
                 });
                 endpoint.connect_with_connector(connector).await
             }
@@ -85,7 +85,7 @@ impl Connection {
 
     /// Opens the streams that go-plugin opens.
     /// The plugin's output is logged, because the plugin would block if it was not read. The broker's stream stays empty. A plugin may lack
-    /// both.
+    /// both services.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (opened, opening) = mpsc::channel(1);
@@ -111,15 +111,15 @@ impl Connection {
         GrpcControllerClient::new(self.channel.clone())
     }
 
-    /// Requests the process to exit. A plugin may lack the service.
-    pub(super) async fn end_process(&self) {
+    /// Asks the process to exit. Does nothing if the plugin lacks the service.
+    pub(super) async fn request_exit(&self) {
         let _ = self.controller().shutdown(Empty {}).await;
     }
 }
 
 /// Connects to a socket if a process of this user or of root listens there.
 /// In a shared directory, another user could have created the socket.
-async fn connect_to_own_user(path: &Path) -> io::Result<UnixStream> {
+async fn connect_if_same_user(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let user = stream.peer_cred()?.uid();
     if [0, rustix::process::geteuid().as_raw()].contains(&user) {
@@ -141,15 +141,15 @@ async fn copy_output(channel: Channel, plugin: String, mask: Mask, opened: mpsc:
 }
 
 async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Sender<Infallible>) {
-    let silence = futures::stream::pending().take_until(stop.cancelled_owned());
-    let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(silence).await else { return };
+    let no_messages = futures::stream::pending().take_until(stop.cancelled_owned());
+    let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(no_messages).await else { return };
     drop(opened);
     let mut stream = answer.into_inner();
     while let Some(Ok(_)) = stream.next().await {}
 }
 
 /// Returns whether the transport failed, as opposed to the plugin.
-/// The crate tonic keeps the transport's error as the source. A status that the plugin sent has no source, even if it is `Unavailable`,
+/// tonic sets the transport's error as the source. A status that the plugin sent has no source, even if it is `Unavailable`,
 /// which then refers to the plugin's provider.
 pub(crate) fn is_broken(status: &Status) -> bool {
     std::error::Error::source(status).is_some()

@@ -19,11 +19,11 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The directory for the plugin's socket cannot be created.
-    #[error("plugin {}: failed to create a directory for its socket{}", path.display(), open_files(source.raw_os_error()))]
+    #[error("plugin {}: failed to create a directory for its socket{}", path.display(), open_files_hint(source.raw_os_error()))]
     Directory {
         /// Path of the executable.
         path: PathBuf,
-        /// The candidates and what is wrong with each of them.
+        /// The candidates, each with the reason why it cannot be used.
         source: SocketsError,
     },
     /// The process exited before it printed a handshake.
@@ -36,12 +36,12 @@ pub enum StartError {
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         stderr: String,
     },
-    /// The process printed no handshake in time.
+    /// The process did not print a handshake in time.
     #[error("plugin {}: timeout while waiting for plugin to start: no handshake within {} s{stderr}", path.display(), timeout.as_secs())]
     HandshakeTimeout {
         /// Path of the executable.
         path: PathBuf,
-        /// Time that the plugin had.
+        /// Timeout of the start.
         timeout: Duration,
         /// End of the plugin's log, formatted to be appended to the message; empty if it logged nothing.
         stderr: String,
@@ -51,9 +51,9 @@ pub enum StartError {
     Handshake {
         /// Path of the executable.
         path: PathBuf,
-        /// Kind, mode and owner of the file.
+        /// Format, mode and owner of the file.
         file: String,
-        /// What is wrong with the line.
+        /// Problem with the line.
         source: HandshakeError,
     },
     /// The host cannot connect to the address in the handshake.
@@ -66,14 +66,14 @@ pub enum StartError {
         /// Error of the transport.
         source: tonic::transport::Error,
     },
-    /// The plugin accepted no connection in time.
+    /// The plugin did not accept a connection in time.
     #[error("plugin {}: no connection to {address} within {} s", path.display(), timeout.as_secs())]
     ConnectTimeout {
         /// Path of the executable.
         path: PathBuf,
         /// Address in the handshake.
         address: String,
-        /// Time that the plugin had.
+        /// Timeout of the start.
         timeout: Duration,
     },
     /// `connector_config` is invalid.
@@ -81,7 +81,7 @@ pub enum StartError {
     Settings {
         /// Path of the executable.
         path: PathBuf,
-        /// What is wrong with the settings.
+        /// Problem with the settings.
         source: ConnectorConfigError,
     },
     /// The plugin rejected its settings.
@@ -104,8 +104,8 @@ pub enum StartError {
     },
 }
 
-/// Returns a hint for an error of the system: `usual`, unless too many files are open.
-fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
+/// Returns a hint for an error of the operating system: `default`, unless too many files are open.
+fn remedy(code: Option<i32>, default: &'static str) -> &'static str {
     match code {
         Some(libc::EMFILE) => {
             "too many open files: raise the limit (`ulimit -n`, or LimitNOFILE of the service), and start again"
@@ -113,13 +113,13 @@ fn remedy(code: Option<i32>, usual: &'static str) -> &'static str {
         Some(libc::ENFILE) => {
             "too many open files in the whole system: lower the limits of its programs (`ulimit -n`), or raise fs.file-max"
         }
-        _ => usual,
+        _ => default,
     }
 }
 
-/// Returns the hint against too many open files, formatted to be appended.
+/// Returns the hint for too many open files, formatted to be appended to a message.
 /// Empty for other errors, whose source has the hint.
-fn open_files(code: Option<i32>) -> String {
+fn open_files_hint(code: Option<i32>) -> String {
     match remedy(code, "") {
         "" => String::new(),
         remedy => format!("; {remedy}"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use tonic::Code;
 
-use super::call::{CallEnd, CallError, Caller};
+use super::call::{CallError, CallFailure, Caller};
 use super::group::Group;
 use crate::extension::{Notice, Offer, ResourceUsage};
 use crate::model::Features;
@@ -14,10 +14,10 @@ use crate::protocol::extension::{
     GetFeaturesRequest, GetResourceUsageRequest, HookRequest, HostKeysRequest, ListOffersRequest, WatchNoticesRequest,
 };
 
-/// Timeout for asking a plugin for its features.
+/// Timeout for querying the features of a plugin.
 /// A plugin that does not respond is used without the extension.
 const FEATURES_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time that a plugin has to open the stream of notices before the call returns.
+/// Maximum time that a call waits for the plugin to open the stream of notices.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Caller {
@@ -25,9 +25,9 @@ impl Caller {
     /// Plugins without the extension, such as all Go plugins, have none.
     pub(super) async fn features(&self) -> Features {
         let mut client = self.connection.extension();
-        match self.raw("GetFeatures", FEATURES_TIMEOUT, client.get_features(GetFeaturesRequest {})).await {
+        match self.call_raw("GetFeatures", FEATURES_TIMEOUT, client.get_features(GetFeaturesRequest {})).await {
             Ok(answer) => answer.into_inner().into(),
-            Err(CallEnd::Status(status)) if status.code() == Code::Unimplemented => Features::default(),
+            Err(CallFailure::Status(status)) if status.code() == Code::Unimplemented => Features::default(),
             Err(error) => {
                 let error = self.call_error("GetFeatures", error);
                 tracing::warn!(plugin = self.plugin, %error, "failed to query the plugin's features, not using its extension");
@@ -38,8 +38,8 @@ impl Caller {
 }
 
 impl Group {
-    fn require(&self, has: bool, capability: &'static str) -> Result<(), CallError> {
-        if has { Ok(()) } else { Err(CallError::NoCapability { plugin: self.name().to_owned(), capability }) }
+    fn require(&self, is_supported: bool, capability: &'static str) -> Result<(), CallError> {
+        if is_supported { Ok(()) } else { Err(CallError::NoCapability { plugin: self.name().to_owned(), capability }) }
     }
 
     /// Returns the offers of the provider with their prices.
@@ -51,14 +51,14 @@ impl Group {
         let process = self.live_process()?;
         let caller = &process.caller;
         let mut client = caller.connection.extension();
-        let answer = caller.timed("ListOffers", caller.timeouts.update, client.list_offers(ListOffersRequest {})).await;
+        let answer = caller.call("ListOffers", caller.timeouts.update, client.list_offers(ListOffersRequest {})).await;
         let offers = process.record_outcome(answer)?.into_inner().offers;
         Ok(offers.into_iter().map(Into::into).collect())
     }
 
     /// Returns a stream of interruptions and stock changes from now on.
-    /// The stream ends with the plugin's process; call this again then. A plugin may delay its response until it has a notice. The stream
-    /// waits for that response without a limit.
+    /// The stream ends with the plugin's process; callers must then request a new one. A plugin may delay its response until it has a notice.
+    /// The stream waits for that response without a timeout.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.
@@ -75,7 +75,7 @@ impl Group {
                 }
             }
         });
-        // After its response the plugin is listening. If it delays the response, it has received the request by now.
+        // A plugin that responded sends all later notices. A plugin that delays its response has received the request during the timeout.
         let notices = match tokio::time::timeout(OPEN_TIMEOUT, &mut opening).await {
             Ok(opened) => opened.left_stream(),
             Err(_) => futures::stream::once(opening).flatten().right_stream(),
@@ -97,9 +97,9 @@ impl Group {
         let mut client = caller.connection.extension();
         let request = GetResourceUsageRequest { instances: ids.iter().map(|id| id.as_str().to_owned()).collect() };
         let answer =
-            caller.timed("GetResourceUsage", caller.timeouts.heartbeat, client.get_resource_usage(request)).await;
+            caller.call("GetResourceUsage", caller.timeouts.heartbeat, client.get_resource_usage(request)).await;
         let usages = process.record_outcome(answer)?.into_inner().usages;
-        Ok(usages.into_iter().map(ResourceUsage::from).filter(|one| ids.contains(&one.instance)).collect())
+        Ok(usages.into_iter().map(ResourceUsage::from).filter(|usage| ids.contains(&usage.instance)).collect())
     }
 
     /// Returns the fingerprints of an instance's SSH host keys. Empty if the plugin does not know them.
@@ -114,14 +114,14 @@ impl Group {
         let caller = &process.caller;
         let mut client = caller.connection.extension();
         let call = client.host_keys(HostKeysRequest { instance: id.as_str().to_owned() });
-        let answer = caller.timed("HostKeys", caller.timeouts.connect_info, call).await;
+        let answer = caller.call("HostKeys", caller.timeouts.connect_info, call).await;
         Ok(process.record_outcome(answer)?.into_inner().fingerprints)
     }
 
     /// Runs the plugin's hook before a job starts on an instance. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's message. The job cannot run there, which is not its author's fault.
+    /// [`CallError::Refused`] with the plugin's message. The job cannot run on the instance; the cause is not the job.
     pub async fn prepare(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());
@@ -130,7 +130,7 @@ impl Group {
         let caller = &process.caller;
         let mut client = caller.connection.extension();
         let call = client.prepare(HookRequest { instance: id.as_str().to_owned(), job: job.to_owned() });
-        let answer = caller.timed("Prepare", caller.timeouts.change, call).await;
+        let answer = caller.call("Prepare", caller.timeouts.change, call).await;
         process.record_outcome(answer).map(drop)
     }
 
@@ -147,7 +147,7 @@ impl Group {
         let caller = &process.caller;
         let mut client = caller.connection.extension();
         let call = client.cleanup(HookRequest { instance: id.as_str().to_owned(), job: job.to_owned() });
-        let answer = caller.timed("Cleanup", caller.timeouts.change, call).await;
+        let answer = caller.call("Cleanup", caller.timeouts.change, call).await;
         process.record_outcome(answer).map(drop)
     }
 }

@@ -54,11 +54,11 @@ pub struct Group {
 
 impl Group {
     /// Starts the plugin and sends it its settings.
-    /// Only an error of this first start is returned, and rejected settings are not retried; later starts are repeated automatically. Call
-    /// it within a runtime, on a thread that lives as long as the process.
+    /// Only an error of this first start is returned, and rejected settings are not retried; later starts are repeated automatically. It
+    /// must be called within a Tokio runtime, on a thread that lives as long as the process.
     ///
     /// # Errors
-    /// [`StartError`]. No process is left.
+    /// [`StartError`]. No process is left running.
     pub async fn start(spec: PluginSpec) -> Result<Self, StartError> {
         let name = spec.name();
         spec.connector.check().map_err(|source| StartError::Settings { path: spec.executable.clone(), source })?;
@@ -87,13 +87,13 @@ impl Group {
         &self.info
     }
 
-    /// Returns a receiver that follows whether the plugin can be called.
+    /// Returns a receiver of the plugin's status and its changes.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<PluginStatus> {
         self.status.clone()
     }
 
-    /// Lists all instances of the group. If the list breaks off, nothing is returned.
+    /// Lists all instances of the group. An incomplete list is an error.
     ///
     /// # Errors
     /// [`CallError`].
@@ -102,7 +102,7 @@ impl Group {
         process.record_outcome(process.caller.update().await)
     }
 
-    /// Requests `n` more instances and returns how many requests the plugin accepted, at most `n`.
+    /// Requests `n` more instances and returns the number that the plugin accepted, at most `n`.
     ///
     /// # Errors
     /// [`CallError`]. Unless it is [`CallError::NoCapability`], some instances may have been created anyway.
@@ -120,7 +120,7 @@ impl Group {
         process.record_outcome(process.caller.decrease(ids).await)
     }
 
-    /// Returns how to connect to an instance. This may be slow, and may install a key on the machine.
+    /// Returns the connection details of an instance. The call may be slow, and may install a key on the machine.
     ///
     /// # Errors
     /// [`CallError`].
@@ -138,7 +138,7 @@ impl Group {
         process.record_outcome(process.caller.heartbeat(id).await)
     }
 
-    /// Requests to suspend instances and returns those for which the plugin accepted it.
+    /// Requests the suspension of instances and returns those for which the plugin accepted it.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot suspend instances, or another [`CallError`].
@@ -148,7 +148,7 @@ impl Group {
         process.record_outcome(process.caller.suspend(ids).await)
     }
 
-    /// Requests to resume instances and returns those for which the plugin accepted it.
+    /// Requests that instances are resumed and returns those for which the plugin accepted it.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot resume instances, or another [`CallError`].
@@ -158,8 +158,8 @@ impl Group {
         process.record_outcome(process.caller.resume(ids).await)
     }
 
-    /// Stops the plugin: it cleans up and its process ends, or is killed after the timeouts.
-    /// No instance is deleted by this. Calls that are under way fail as if the plugin were down.
+    /// Stops the plugin: it cleans up and exits, or is killed after the timeouts.
+    /// Instances are not deleted. Calls in progress fail as if the plugin were down.
     pub async fn stop(&self) {
         self.stop.cancel();
         let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -169,7 +169,7 @@ impl Group {
     }
 
     /// Returns the parts of the protocol extension that the running process has.
-    /// If none is running, those of the first process.
+    /// If no process is running, returns those of the first process.
     #[must_use]
     pub fn features(&self) -> Features {
         self.process.borrow().as_ref().map_or(self.info.features, |process| process.features)
@@ -198,7 +198,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         let supervisor = self.supervisor.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(supervisor) = supervisor {
-            // The child that the task owns kills the process.
+            // The task owns the child process, which is killed when it is dropped.
             supervisor.abort();
         }
     }
@@ -221,7 +221,7 @@ impl LiveProcess {
     /// An unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
     /// [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
-        let hangs = match &answer {
+        let is_hung = match &answer {
             Err(CallError::Disconnected { .. }) => true,
             Err(CallError::Timeout { call, .. }) if SINGLE_INSTANCE_CALLS.contains(call) => {
                 self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED_CALLS
@@ -232,7 +232,7 @@ impl LiveProcess {
                 false
             }
         };
-        if hangs {
+        if is_hung {
             self.hung.cancel();
         }
         answer

@@ -8,7 +8,7 @@ use crate::protocol::{APP_VERSION, CORE_VERSION};
 /// Maximum number of bytes that are read of the first line.
 /// An address is a path, or a host with a port.
 pub(super) const MAX_LINE_BYTES: usize = 8 * 1024;
-/// Length above which a sixth field is a certificate.
+/// Length above which the sixth field is treated as a certificate.
 const MIN_CERTIFICATE_CHARS: usize = 50;
 
 /// Address on which the plugin listens.
@@ -33,14 +33,14 @@ pub enum HandshakeError {
     /// The line does not have the form of a handshake.
     #[error(
         "unrecognized plugin message {line:?}: the first line on stdout must be the handshake CORE|APP|NETWORK|ADDRESS|grpc; \
-         a plugin must print nothing before it, and log to stderr"
+         the plugin must print nothing before it and must log to stderr"
     )]
     Unrecognized {
         /// The line, shortened.
         line: String,
     },
     /// The plugin uses another version of the handshake.
-    #[error("incompatible core API version {found:?}: this host speaks {CORE_VERSION}; use a plugin built for it")]
+    #[error("incompatible core API version {found:?}: this host supports {CORE_VERSION}; use a plugin built for it")]
     Core {
         /// Version that the plugin uses.
         found: String,
@@ -61,7 +61,7 @@ pub enum HandshakeError {
         found: String,
     },
     /// The handshake has no address.
-    #[error("the plugin's handshake names no address")]
+    #[error("the plugin's handshake has no address")]
     NoAddress,
     /// The plugin uses another protocol than gRPC.
     #[error("unsupported plugin protocol {found:?}: only \"grpc\" is supported")]
@@ -71,7 +71,7 @@ pub enum HandshakeError {
     },
     /// The plugin requires TLS, which the host did not request.
     #[error(
-        "the plugin wants TLS, which this host did not ask for: is PLUGIN_CLIENT_CERT set in the plugin's own settings?"
+        "the plugin requires TLS, which this host did not request; check whether the plugin's own settings set PLUGIN_CLIENT_CERT"
     )]
     Tls,
 }
@@ -84,16 +84,16 @@ impl Handshake {
     pub fn parse(line: &str) -> Result<Self, HandshakeError> {
         let fields: Vec<&str> = line.trim().split('|').collect();
         let [core, app, network, address, rest @ ..] = fields.as_slice() else {
-            return Err(HandshakeError::Unrecognized { line: cut(line) });
+            return Err(HandshakeError::Unrecognized { line: shorten(line) });
         };
         if core.parse::<u32>().is_err() {
-            return Err(HandshakeError::Unrecognized { line: cut(line) });
+            return Err(HandshakeError::Unrecognized { line: shorten(line) });
         }
         if *core != CORE_VERSION {
             return Err(HandshakeError::Core { found: (*core).to_owned() });
         }
         if *app != APP_VERSION {
-            return Err(HandshakeError::App { found: cut(app) });
+            return Err(HandshakeError::App { found: shorten(app) });
         }
         if address.is_empty() {
             return Err(HandshakeError::NoAddress);
@@ -101,12 +101,12 @@ impl Handshake {
         let address = match *network {
             "unix" => Address::Unix(PathBuf::from(address)),
             "tcp" => Address::Tcp((*address).to_owned()),
-            other => return Err(HandshakeError::Network { found: cut(other) }),
+            other => return Err(HandshakeError::Network { found: shorten(other) }),
         };
         match rest.first() {
             Some(&"grpc") => {}
             None => return Err(HandshakeError::Protocol { found: "netrpc".to_owned() }),
-            Some(other) => return Err(HandshakeError::Protocol { found: cut(other) }),
+            Some(other) => return Err(HandshakeError::Protocol { found: shorten(other) }),
         }
         if rest.get(1).is_some_and(|certificate| certificate.len() > MIN_CERTIFICATE_CHARS) {
             return Err(HandshakeError::Tls);
@@ -116,10 +116,14 @@ impl Handshake {
 }
 
 /// Shortens a text for an error message.
-fn cut(text: &str) -> String {
-    const SHOWN: usize = 120;
+fn shorten(text: &str) -> String {
+    const MAX_CHARS: usize = 120;
     let text = text.trim();
-    if text.chars().count() <= SHOWN { text.to_owned() } else { text.chars().take(SHOWN).chain(['…']).collect() }
+    if text.chars().count() <= MAX_CHARS {
+        text.to_owned()
+    } else {
+        text.chars().take(MAX_CHARS).chain(['…']).collect()
+    }
 }
 
 #[cfg(test)]
@@ -136,15 +140,11 @@ mod tests {
     }
 
     #[test]
-    fn h2_blanks_and_missing_field_are_accepted() {
+    fn h2_surrounding_whitespace_and_missing_field_are_accepted() {
         for line in ["1|0|unix|/tmp/p1|grpc|\r\n", "  1|0|unix|/tmp/p1|grpc|  ", "1|0|unix|/tmp/p1|grpc"] {
             assert_eq!(Handshake::parse(line), unix("/tmp/p1"), "{line:?}");
         }
-        assert_eq!(
-            Handshake::parse("1|0|unix|/tmp/p1|grpc||true"),
-            unix("/tmp/p1"),
-            "the multiplex flag is of no interest"
-        );
+        assert_eq!(Handshake::parse("1|0|unix|/tmp/p1|grpc||true"), unix("/tmp/p1"), "the multiplex flag is ignored");
     }
 
     #[test]
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn h6_other_text_is_unrecognized() {
+    fn h6_text_that_is_not_a_handshake_is_unrecognized() {
         for line in ["hello world", "", "a|b|c|d|e", "1|0|unix"] {
             let error = Handshake::parse(line).unwrap_err();
             assert!(matches!(error, HandshakeError::Unrecognized { .. }), "{line:?}: {error}");
@@ -197,6 +197,7 @@ mod tests {
         let error = Handshake::parse(&"é".repeat(5_000)).unwrap_err();
         assert!(error.to_string().chars().count() < 400, "{error}");
     }
+
     #[test]
     fn fuzz_plugin_output() {
         let samples: [&[u8]; 5] = [

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 
 use super::mask::Mask;
 
-/// Maximum number of bytes that are read at once.
+/// Maximum number of bytes of one line.
 /// A longer line is logged in pieces, which are not parsed.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
@@ -37,7 +37,7 @@ pub struct Record {
     pub fields: String,
 }
 
-/// Parses lines into records. It remembers a panic, because all lines that follow belong to it.
+/// Parses lines into records. All plain lines after a panic are errors, because they belong to the panic.
 #[derive(Debug, Default)]
 pub struct LogReader {
     panicked: bool,
@@ -52,7 +52,7 @@ impl LogReader {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
         if line.starts_with('{') {
-            return structured(line).unwrap_or_else(|| plain(Level::Debug));
+            return parse_structured(line).unwrap_or_else(|| plain(Level::Debug));
         }
         if line.starts_with("panic: ") || line.starts_with("fatal error: ") {
             self.panicked = true;
@@ -60,15 +60,15 @@ impl LogReader {
         if self.panicked {
             return plain(Level::Error);
         }
-        let marks = [
+        let prefixes = [
             ("[TRACE]", Level::Trace),
             ("[DEBUG]", Level::Debug),
             ("[INFO]", Level::Info),
             ("[WARN]", Level::Warn),
             ("[ERROR]", Level::Error),
         ];
-        for (mark, level) in marks {
-            if let Some(rest) = line.strip_prefix(mark) {
+        for (prefix, level) in prefixes {
+            if let Some(rest) = line.strip_prefix(prefix) {
                 return Record { level, message: rest.trim_start().to_owned(), fields: String::new() };
             }
         }
@@ -76,7 +76,7 @@ impl LogReader {
     }
 }
 
-fn structured(line: &str) -> Option<Record> {
+fn parse_structured(line: &str) -> Option<Record> {
     let Value::Object(mut object) = serde_json::from_str(line).ok()? else { return None };
     let level = match object.shift_remove("@level")?.as_str()? {
         "trace" => Level::Trace,
@@ -99,40 +99,40 @@ fn structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Number of lines that a plugin may log in a burst, and per second. They end up in the manager's log.
+/// Number of lines that a plugin may log at once, and per second. The lines are copied to the manager's log.
 const LINE_BURST: u32 = 2_000;
 const LINES_PER_SECOND: u32 = 100;
 
 /// Token bucket for the lines of a plugin's log.
 #[derive(Debug)]
 struct LineBudget {
-    lines: f64,
-    at: Instant,
+    tokens: f64,
+    refilled_at: Instant,
     dropped: u64,
 }
 
 impl LineBudget {
     fn new(now: Instant) -> Self {
-        Self { lines: f64::from(LINE_BURST), at: now, dropped: 0 }
+        Self { tokens: f64::from(LINE_BURST), refilled_at: now, dropped: 0 }
     }
 
     /// Takes a token for one line.
     /// Returns the number of lines dropped before it, or `None` if this line must be dropped.
     fn take_token(&mut self, now: Instant) -> Option<u64> {
-        let earned = now.saturating_duration_since(self.at).as_secs_f64() * f64::from(LINES_PER_SECOND);
-        self.lines = (self.lines + earned).min(f64::from(LINE_BURST));
-        self.at = now;
-        if self.lines < 1.0 {
+        let refill = now.saturating_duration_since(self.refilled_at).as_secs_f64() * f64::from(LINES_PER_SECOND);
+        self.tokens = (self.tokens + refill).min(f64::from(LINE_BURST));
+        self.refilled_at = now;
+        if self.tokens < 1.0 {
             self.dropped += 1;
             return None;
         }
-        self.lines -= 1.0;
+        self.tokens -= 1.0;
         Some(std::mem::take(&mut self.dropped))
     }
 }
 
-/// Copies a plugin's stderr to this process's log until it ends.
-/// Keeps the last lines for the error of a failed start.
+/// Copies a plugin's stderr to this process's log until the stream ends.
+/// Stores the last lines for the error of a failed start.
 pub(super) async fn pump(
     plugin: String,
     stderr: impl AsyncRead + Unpin,
@@ -146,9 +146,9 @@ pub(super) async fn pump(
     let mut line = Vec::new();
     loop {
         match next_line(&mut stderr, &mut line).await {
-            Ok(Some(whole)) => {
+            Ok(Some(is_complete)) => {
                 let text = String::from_utf8_lossy(&line);
-                let Record { level, message, fields } = if whole {
+                let Record { level, message, fields } = if is_complete {
                     reader.read(&text)
                 } else {
                     Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
@@ -161,7 +161,7 @@ pub(super) async fn pump(
                         tracing::warn!(plugin, lines, "plugin logged too much, lines dropped");
                         emit(&plugin, &record);
                     }
-                    None => meter.log_lines_dropped(1),
+                    None => meter.record_dropped_lines(1),
                 }
             }
             Ok(None) => return,
@@ -174,7 +174,7 @@ pub(super) async fn pump(
 }
 
 /// Reads the next line without its line break, or the next piece of a line that is too long.
-/// The value is true for a whole line.
+/// Returns `true` for a complete line, `false` for a piece, and `None` at the end.
 async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     loop {
@@ -271,8 +271,8 @@ mod tests {
         let mut from = BufReader::new(text.as_slice());
         let mut line = Vec::new();
         let mut lengths = Vec::new();
-        while let Some(whole) = next_line(&mut from, &mut line).await.unwrap() {
-            lengths.push((line.len(), whole));
+        while let Some(is_complete) = next_line(&mut from, &mut line).await.unwrap() {
+            lengths.push((line.len(), is_complete));
         }
         assert_eq!(lengths, [(MAX_LINE_BYTES, false), (MAX_LINE_BYTES, false), (10, true), (5, true)]);
     }

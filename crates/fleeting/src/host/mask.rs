@@ -1,4 +1,4 @@
-//! Hides a plugin's secrets in its log and its errors, which the manager shows.
+//! Masks a plugin's secrets in its log and in its errors, which the manager shows.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use super::PluginSpec;
 
 /// Text that replaces a secret.
 const MASKED: &str = "[masked]";
-/// Minimum length of a secret. Shorter texts occur in too many words to be replaced.
+/// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
 /// Words in the name of a key whose value, or table of values, is secret.
 const SECRET_WORDS: [&str; 8] =
@@ -28,9 +28,9 @@ impl Mask {
     /// Collects the secrets of `plugin_config`, by the names of its keys, and of `connector_config`.
     pub(super) fn from_spec(spec: &PluginSpec) -> Self {
         let mut secrets = Vec::new();
-        collect(&spec.config, false, &mut secrets);
-        add(&spec.connector.password, &mut secrets);
-        add(&String::from_utf8_lossy(&spec.connector.key), &mut secrets);
+        collect_secrets(&spec.config, false, &mut secrets);
+        add_secret(&spec.connector.password, &mut secrets);
+        add_secret(&String::from_utf8_lossy(&spec.connector.key), &mut secrets);
         // Longer secrets are replaced first, so that one that contains another is hidden completely.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
@@ -46,19 +46,19 @@ impl Mask {
     }
 }
 
-fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
+fn collect_secrets(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
     match value {
-        Value::String(text) if is_secret => add(text, secrets),
-        Value::Number(number) if is_secret => add(&number.to_string(), secrets),
-        Value::Array(values) => values.iter().for_each(|value| collect(value, is_secret, secrets)),
+        Value::String(text) if is_secret => add_secret(text, secrets),
+        Value::Number(number) if is_secret => add_secret(&number.to_string(), secrets),
+        Value::Array(values) => values.iter().for_each(|value| collect_secrets(value, is_secret, secrets)),
         Value::Object(object) => {
             for (key, value) in object {
                 let key = key.to_lowercase().replace('-', "_");
-                let is_named =
+                let has_secret_name =
                     SECRET_NAMES.contains(&key.as_str()) || SECRET_WORDS.iter().any(|word| key.contains(word));
                 // The path of a secret is not secret.
-                let names_file = ["_path", "_file"].iter().any(|end| key.ends_with(end));
-                collect(value, is_secret || is_named && !names_file, secrets);
+                let names_file = ["_path", "_file"].iter().any(|suffix| key.ends_with(suffix));
+                collect_secrets(value, is_secret || has_secret_name && !names_file, secrets);
             }
         }
         _ => {}
@@ -66,7 +66,7 @@ fn collect(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
 }
 
 /// Adds each line of a secret, because the log is masked line by line.
-fn add(text: &str, secrets: &mut Vec<String>) {
+fn add_secret(text: &str, secrets: &mut Vec<String>) {
     let lines = text.lines().map(str::trim).filter(|line| line.len() >= MIN_SECRET_BYTES && !line.starts_with("-----"));
     secrets.extend(lines.map(str::to_owned));
 }

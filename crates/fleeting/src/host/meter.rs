@@ -86,37 +86,37 @@ impl Meter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn started(&self) {
+    pub(super) fn record_start(&self) {
         let mut counts = self.lock();
         counts.starts += 1;
         counts.is_up = true;
     }
 
-    pub(super) fn start_failed(&self) {
+    pub(super) fn record_failed_start(&self) {
         self.lock().failed_starts += 1;
     }
 
-    pub(super) fn went_down(&self) {
+    pub(super) fn record_down(&self) {
         self.lock().is_up = false;
     }
 
-    pub(super) fn called(&self, call: &'static str, took: Duration, result: CallResult) {
+    pub(super) fn record_call(&self, call: &'static str, duration: Duration, result: CallResult) {
         let mut counts = self.lock();
         let calls = counts.calls.entry(call).or_default();
         *calls.results.entry(result).or_default() += 1;
-        let seconds = took.as_secs_f64();
-        let place = CALL_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(CALL_SECONDS.len());
-        if let Some(count) = calls.times.get_mut(place) {
+        let seconds = duration.as_secs_f64();
+        let bucket = CALL_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(CALL_SECONDS.len());
+        if let Some(count) = calls.times.get_mut(bucket) {
             *count += 1;
         }
         calls.seconds += seconds;
     }
 
-    pub(super) fn invalid_response(&self, call: &'static str) {
+    pub(super) fn record_invalid_response(&self, call: &'static str) {
         self.lock().calls.entry(call).or_default().invalid_responses += 1;
     }
 
-    pub(super) fn log_lines_dropped(&self, lines: u64) {
+    pub(super) fn record_dropped_lines(&self, lines: u64) {
         self.lock().log_lines_dropped += lines;
     }
 }

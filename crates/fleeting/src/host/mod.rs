@@ -1,9 +1,9 @@
-//! Starts a plugin's process, restarts it when it dies, and calls it.
+//! Starts a plugin's process, restarts it when it exits, and calls it.
 //!
 //! ```text
 //! Group (handle) --calls--> Connection --gRPC over a socket--> plugin process
 //!    ^                                                           | stderr: its log
-//!    +-- supervisor: start, handshake, Init; on death: again  <--+ exit
+//!    +-- supervisor: start, handshake, Init; restart on exit  <--+ exit
 //! ```
 //!
 //! Each call has a timeout, and a process that exceeds it is killed. A process that ended is restarted with backoff and receives `Init`

@@ -1,4 +1,4 @@
-//! Starts a plugin's process, reads its handshake and ends it.
+//! Starts a plugin's process, reads its handshake and stops the process.
 
 use std::collections::VecDeque;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::handshake::{Handshake, MAX_LINE_BYTES};
 use super::mask::Mask;
-use super::sockets::Sockets;
+use super::sockets::SocketDirectory;
 use super::{PluginSpec, StartError, log, sys};
 use crate::protocol::{APP_VERSION, COOKIE_KEY, COOKIE_VALUE, SOCKET_DIR_KEY, VERSIONS_KEY};
 
@@ -23,40 +23,41 @@ const STDERR_DRAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Number of log lines that the error of a failed start quotes.
 const MAX_TAIL_LINES: usize = 5;
 
-/// Last lines of a plugin's log. After a panic, the first lines from the panic on.
+/// Last lines of a plugin's log. After a panic, the panic message and the lines that follow it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StderrTail(Arc<Mutex<TailLines>>);
 
 #[derive(Debug, Default)]
 struct TailLines {
     lines: VecDeque<String>,
-    panics: bool,
+    panicked: bool,
 }
 
 impl StderrTail {
     pub(super) fn push(&self, line: &str) {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let panics = line.starts_with("panic: ") || line.starts_with("fatal error: ") || line.contains(" panicked at ");
-        if panics && !last.panics {
-            last.panics = true;
-            last.lines.clear();
+        let mut tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_panic =
+            line.starts_with("panic: ") || line.starts_with("fatal error: ") || line.contains(" panicked at ");
+        if is_panic && !tail.panicked {
+            tail.panicked = true;
+            tail.lines.clear();
         }
-        if last.lines.len() == MAX_TAIL_LINES {
-            if last.panics {
+        if tail.lines.len() == MAX_TAIL_LINES {
+            if tail.panicked {
                 return;
             }
-            last.lines.pop_front();
+            tail.lines.pop_front();
         }
-        last.lines.push_back(line.chars().take(400).collect());
+        tail.lines.push_back(line.chars().take(400).collect());
     }
 
     /// Returns `; stderr: ...`, or an empty text if nothing was logged.
     fn quoted(&self) -> String {
-        let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.lines.is_empty() {
+        let tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.lines.is_empty() {
             return String::new();
         }
-        format!("; stderr: {}", last.lines.iter().cloned().collect::<Vec<_>>().join(" / "))
+        format!("; stderr: {}", tail.lines.iter().cloned().collect::<Vec<_>>().join(" / "))
     }
 }
 
@@ -68,7 +69,7 @@ pub(super) struct Process {
     pumps: Vec<JoinHandle<()>>,
     stderr_tail: StderrTail,
     /// Directory of the socket. Removed with the process.
-    _directory: Sockets,
+    _directory: SocketDirectory,
 }
 
 impl Process {
@@ -76,7 +77,8 @@ impl Process {
     /// If the handshake fails, the process is killed and reaped.
     pub(super) async fn start(spec: &PluginSpec) -> Result<(Self, Handshake), StartError> {
         let path = &spec.executable;
-        let directory = Sockets::new().map_err(|source| StartError::Directory { path: path.clone(), source })?;
+        let directory =
+            SocketDirectory::new().map_err(|source| StartError::Directory { path: path.clone(), source })?;
         let mut child = command(path, directory.path())
             .args(&spec.arguments)
             .spawn()
@@ -133,7 +135,7 @@ impl Process {
             path,
             source,
         })?;
-        // The rest of stdout is discarded, but has to be read: the plugin would block on a full pipe.
+        // The rest of stdout is read and discarded, because the plugin would block on a full pipe.
         self.pumps.push(tokio::spawn(async move {
             let _ = tokio::io::copy(&mut stdout, &mut sink()).await;
         }));
@@ -157,12 +159,13 @@ impl Process {
     }
 
     /// Waits until the process ends. Cancel-safe.
-    pub(super) async fn ended(&mut self) -> std::io::Result<ExitStatus> {
+    pub(super) async fn wait_exit(&mut self) -> std::io::Result<ExitStatus> {
         self.child.wait().await
     }
 
-    /// Waits until the process ends and returns true, or kills it after `limit` and returns false.
-    pub(super) async fn end_within(mut self, timeout: Duration) -> bool {
+    /// Waits until the process exits and returns true, or kills it after `timeout` and returns false.
+    /// In both cases, the rest of the process group is killed.
+    pub(super) async fn wait_or_kill(mut self, timeout: Duration) -> bool {
         let exited = tokio::time::timeout(timeout, self.child.wait()).await.is_ok();
         self.kill().await;
         exited
@@ -175,7 +178,7 @@ impl Process {
     }
 }
 
-/// The process group kills its processes when it is dropped, so the tasks that read their output are no longer needed.
+/// Dropping the process group kills its processes, so the tasks that read their output are no longer needed.
 impl Drop for Process {
     fn drop(&mut self) {
         for pump in self.pumps.drain(..) {
@@ -206,7 +209,7 @@ pub(crate) fn command(path: &Path, sockets: &Path) -> Command {
     command
 }
 
-/// Reads the first line, cut after [`MAX_LINE_BYTES`] bytes.
+/// Reads the first line, at most [`MAX_LINE_BYTES`] bytes of it.
 /// Returns `None` if the pipe closed before the first byte.
 pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     let mut line = Vec::new();
@@ -224,7 +227,7 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     Some(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Describes a file for the error about something that is not a plugin.
+/// Describes an executable for the error that it printed no valid handshake.
 fn describe_file(path: &Path) -> String {
     let Ok(meta) = path.metadata() else { return "the file was deleted".to_owned() };
     let mut head = [0; 20];

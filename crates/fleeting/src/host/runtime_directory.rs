@@ -1,7 +1,7 @@
-//! The directory for sockets that only this user may use.
+//! The directory for sockets that only this user can access.
 //!
-//! It is never inside a directory where other users can put something under the same name, such as /tmp: a FIFO or a link there
-//! would be read before anyone could know whose it is.
+//! It is never inside a directory where other users can create a file of the same name, such as /tmp: a FIFO or a link there
+//! would be opened before its owner could be checked.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::{env, io};
 
-/// Bytes of a path that every system takes as a socket's address, without the zero at its end.
+/// Maximum length of a socket's path in bytes on every supported system, without the terminating zero.
 const MAX_SOCKET_PATH_BYTES: usize = 103;
 
 /// No directory can be used for sockets. Each candidate is listed with the reason.
@@ -25,7 +25,7 @@ pub struct NoRuntimeDirectory {
 }
 
 impl NoRuntimeDirectory {
-    /// The error number of the first candidate, if the system refused it.
+    /// Returns the first error number of the operating system among the reasons.
     pub(super) fn raw_os_error(&self) -> Option<i32> {
         self.tried.iter().find_map(|(_, error)| error.raw_os_error())
     }
@@ -55,8 +55,8 @@ pub fn runtime_directory(name_bytes: usize) -> Result<PathBuf, NoRuntimeDirector
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
-    /// The state directory is created with its parents.
-    /// Runtime directories are the system's: a missing one is not created.
+    /// Whether missing parents are created, as for the state directory.
+    /// The parent of a runtime directory belongs to the system and is not created.
     with_parents: bool,
 }
 
@@ -88,7 +88,7 @@ fn first_private(candidates: Vec<Candidate>, name_bytes: usize) -> Result<PathBu
 fn prepare(Candidate { path, with_parents }: &Candidate, name_bytes: usize) -> io::Result<()> {
     let bytes = path.as_os_str().as_bytes().len() + 1 + name_bytes;
     if bytes > MAX_SOCKET_PATH_BYTES {
-        let text = format!("too long: a socket in it has {bytes} bytes, the system takes {MAX_SOCKET_PATH_BYTES}");
+        let text = format!("too long: a socket path in it has {bytes} bytes, the maximum is {MAX_SOCKET_PATH_BYTES}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let parent = path.parent().unwrap_or(Path::new("/"));
@@ -116,21 +116,23 @@ mod tests {
 
     #[test]
     fn root_uses_the_system_directory() {
-        let set = |name: &str| match name {
+        let variables = |name: &str| match name {
             "XDG_RUNTIME_DIR" => Some("/run/user/7".into()),
             "HOME" => Some("/home/seven".into()),
             _ => None,
         };
-        let paths = |all: Vec<Candidate>| all.into_iter().map(|one| one.path.display().to_string()).collect::<Vec<_>>();
-        assert_eq!(paths(candidates(true, set)), ["/run/user/7/muster", "/run/muster", "/var/lib/muster/run"]);
-        assert_eq!(paths(candidates(false, set)), ["/run/user/7/muster", "/home/seven/.local/state/muster/run"]);
+        let paths = |candidates: Vec<Candidate>| {
+            candidates.into_iter().map(|candidate| candidate.path.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(paths(candidates(true, variables)), ["/run/user/7/muster", "/run/muster", "/var/lib/muster/run"]);
+        assert_eq!(paths(candidates(false, variables)), ["/run/user/7/muster", "/home/seven/.local/state/muster/run"]);
         assert_eq!(paths(candidates(false, |_| None)), [""; 0]);
         let relative = |_: &str| Some("somewhere".into());
-        assert_eq!(paths(candidates(false, relative)), [""; 0], "relative to what?");
+        assert_eq!(paths(candidates(false, relative)), [""; 0], "relative paths are ignored");
     }
 
     #[test]
-    fn the_state_directory_is_created_with_its_parents() {
+    fn state_directory_is_created_with_its_parents() {
         let home = directory(0o700);
         let path = home.path().join("state/muster/run");
         let chosen = first_private(vec![Candidate { path: path.clone(), with_parents: true }], 20).unwrap();
@@ -145,10 +147,10 @@ mod tests {
         std::os::unix::fs::symlink(good.path(), linked.path().join("muster")).unwrap();
         let deep = good.path().join("d".repeat(90));
         let bad = [open.path(), shared.path(), linked.path(), &deep, Path::new("/proc/none")];
-        let all = |last: &[&Path]| bad.iter().chain(last).map(|path| candidate(path.join("muster"))).collect();
-        assert_eq!(first_private(all(&[good.path()]), 20).unwrap(), good.path().join("muster"));
+        let with_last = |last: &[&Path]| bad.iter().chain(last).map(|path| candidate(path.join("muster"))).collect();
+        assert_eq!(first_private(with_last(&[good.path()]), 20).unwrap(), good.path().join("muster"));
         assert_eq!(std::fs::metadata(good.path().join("muster")).unwrap().permissions().mode() & 0o777, 0o700);
-        let error = first_private(all(&[]), 20).unwrap_err().to_string();
+        let error = first_private(with_last(&[]), 20).unwrap_err().to_string();
         for reason in ["chmod 700", "another user can replace it", "too long", "No such file", "set XDG_RUNTIME_DIR"] {
             assert!(error.contains(reason), "{reason} is not in {error}");
         }

@@ -1,8 +1,8 @@
 //! The directory for a plugin's socket.
 //! Each process has one in the [runtime directory](super::runtime_directory).
 //!
-//! The directory is removed when its process ends. If a host was killed, the next one removes its directory, which no process
-//! has locked any more.
+//! The directory is removed when the plugin's process ends. If the host was killed, the next host removes the directory, which no process
+//! locks any longer.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -18,14 +18,14 @@ use super::runtime_directory::{NoRuntimeDirectory, runtime_directory};
 const PREFIX: &str = "p-";
 /// Lock file of a directory, held by the host that created it.
 const LOCK: &str = ".lock";
-/// Age up to which a directory may not have its lock yet.
+/// Minimum age of a directory that is removed. The host of a newer directory may not have locked it yet.
 const MIN_STALE_AGE: Duration = Duration::from_secs(60);
-/// Maximum number of directories of dead hosts that one start removes.
+/// Maximum number of directories of killed hosts that one start removes.
 const MAX_STALE_REMOVED: usize = 1000;
 /// Length of `p-XXXXXX/plugin4294967295`: go-plugin appends a random number to the socket's name.
 const NAME_BYTES: usize = 25;
 
-/// Reason why there is no directory for a plugin's socket.
+/// Reason why no directory for a plugin's socket was created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// No directory is private.
@@ -52,27 +52,27 @@ impl SocketsError {
 
 /// A directory of this host for one socket. Removed when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Sockets {
+pub(crate) struct SocketDirectory {
     directory: TempDir,
     _lock: File,
 }
 
-impl Sockets {
+impl SocketDirectory {
     pub(crate) fn new() -> Result<Self, SocketsError> {
         static ONCE: Once = Once::new();
         let runtime = runtime_directory(NAME_BYTES)?;
         ONCE.call_once(|| remove_stale(&runtime));
-        Self::within(&runtime).map_err(|source| SocketsError::Create { path: runtime, source })
+        Self::create_in(&runtime).map_err(|source| SocketsError::Create { path: runtime, source })
     }
 
-    fn within(runtime: &Path) -> io::Result<Self> {
+    fn create_in(runtime: &Path) -> io::Result<Self> {
         let mut builder = tempfile::Builder::new();
         let directory = builder.prefix(PREFIX).permissions(Permissions::from_mode(0o700)).tempdir_in(runtime)?;
         let lock = File::create(directory.path().join(LOCK)).and_then(|lock| lock.lock().map(|()| lock));
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // Without its lock no host would remove it later. If no file can be opened, `remove_dir` still works.
+                // No host would later remove a directory without a lock. `remove_dir` works even if no more files can be opened.
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)
             }
@@ -84,24 +84,24 @@ impl Sockets {
     }
 }
 
-/// Removes directories of dead hosts from the runtime directory, which only this user can write.
+/// Removes directories of killed hosts from the runtime directory, which only this user can write.
 fn remove_stale(runtime: &Path) {
     let Ok(entries) = std::fs::read_dir(runtime) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
-    for left in ours.map(|entry| entry.path()).filter(|path| is_stale(path)).take(MAX_STALE_REMOVED) {
-        tracing::debug!(directory = %left.display(), "directory of a dead host removed");
+    for stale in ours.map(|entry| entry.path()).filter(|path| is_stale(path)).take(MAX_STALE_REMOVED) {
+        tracing::debug!(directory = %stale.display(), "directory of a killed host removed");
         // The next host retries what cannot be removed.
-        let _ = std::fs::remove_dir_all(left);
+        let _ = std::fs::remove_dir_all(stale);
     }
 }
 
 fn is_stale(directory: &Path) -> bool {
-    let Ok(found) = std::fs::symlink_metadata(directory) else { return false };
-    let is_old = found.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age >= MIN_STALE_AGE);
-    if !found.is_dir() || !is_old {
+    let Ok(metadata) = std::fs::symlink_metadata(directory) else { return false };
+    let is_old = metadata.modified().ok().and_then(|time| time.elapsed().ok()).is_some_and(|age| age >= MIN_STALE_AGE);
+    if !metadata.is_dir() || !is_old {
         return false;
     }
-    // `open_in` neither follows a link nor waits for a FIFO that is there instead of the lock.
+    // `open_in` does not follow a link, and does not block on a FIFO with the name of the lock file.
     muster_files::open_in(directory, LOCK).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
@@ -110,36 +110,36 @@ mod tests {
     use super::*;
 
     fn make_old(path: &Path) {
-        let at = std::time::SystemTime::now() - Duration::from_secs(3600);
-        File::open(path).unwrap().set_modified(at).unwrap();
+        let time = std::time::SystemTime::now() - Duration::from_secs(3600);
+        File::open(path).unwrap().set_modified(time).unwrap();
     }
 
     #[test]
-    fn directories_of_dead_hosts_are_removed() {
+    fn directories_of_killed_hosts_are_removed() {
         let runtime = tempfile::tempdir().unwrap();
-        let [lives, mut killed, young] = std::array::from_fn(|_| Sockets::within(runtime.path()).unwrap());
+        let [live, mut killed, recent] = std::array::from_fn(|_| SocketDirectory::create_in(runtime.path()).unwrap());
         let others = ["p-empty", "p-fifo", "p-link", "other"].map(|name| runtime.path().join(name));
         for path in &others {
             std::fs::create_dir(path).unwrap();
         }
-        let made = std::process::Command::new("mkfifo").arg(others[1].join(LOCK)).status().unwrap();
-        assert!(made.success());
+        let status = std::process::Command::new("mkfifo").arg(others[1].join(LOCK)).status().unwrap();
+        assert!(status.success());
         std::fs::write(others[3].join(LOCK), "").unwrap();
         std::os::unix::fs::symlink(others[3].join(LOCK), others[2].join(LOCK)).unwrap();
         std::fs::write(killed.path().join("plugin1"), "").unwrap();
-        for path in others.iter().map(PathBuf::as_path).chain([lives.path(), killed.path()]) {
+        for path in others.iter().map(PathBuf::as_path).chain([live.path(), killed.path()]) {
             make_old(path);
         }
-        let left = killed.path().to_owned();
+        let stale = killed.path().to_owned();
         // SIGKILL releases the lock and removes nothing.
         killed.directory.disable_cleanup(true);
         drop(killed);
         // A process that another test is starting may hold a copy of the lock for a moment.
-        let since = std::time::Instant::now();
-        while left.exists() && since.elapsed() < MIN_STALE_AGE {
+        let start = std::time::Instant::now();
+        while stale.exists() && start.elapsed() < MIN_STALE_AGE {
             remove_stale(runtime.path());
         }
-        assert!(!left.exists());
-        assert!(lives.path().exists() && young.path().exists() && others.iter().all(|path| path.exists()));
+        assert!(!stale.exists());
+        assert!(live.path().exists() && recent.path().exists() && others.iter().all(|path| path.exists()));
     }
 }

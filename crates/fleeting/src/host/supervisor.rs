@@ -1,4 +1,4 @@
-//! Restarts a plugin's process when it dies or hangs.
+//! Restarts a plugin's process when it exits or hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -19,8 +19,8 @@ use super::{PluginSpec, StartError, Timeouts};
 use crate::error_chain::error_chain;
 use crate::model::GroupInfo;
 
-/// Time after which a process counts as stable.
-/// Its restart begins with the shortest delay again.
+/// Running time after which a process counts as stable.
+/// The restart delay of a stable process begins with its shortest value.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 /// One process of the plugin.
@@ -28,14 +28,14 @@ struct PluginInstance {
     process: Process,
     live: Arc<LiveProcess>,
     _streams: Streams,
-    since: Instant,
+    started_at: Instant,
 }
 
 /// Owner of the plugin's process.
 pub(super) struct Supervisor {
     spec: PluginSpec,
     name: String,
-    id: String,
+    group_id: String,
     stop: CancellationToken,
     current: Option<PluginInstance>,
     process: watch::Sender<Option<Arc<LiveProcess>>>,
@@ -51,12 +51,12 @@ enum ExitCause {
 impl Supervisor {
     /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
-        let (instance, info) = counted_start(&spec).await?;
+        let (instance, info) = start_and_count(&spec).await?;
         let (name, status) = (spec.name(), PluginStatus::Up { pid: instance.process.pid() });
         let supervisor = Self {
             spec,
             name,
-            id: info.id.clone(),
+            group_id: info.id.clone(),
             stop,
             process: watch::Sender::new(Some(Arc::clone(&instance.live))),
             status: watch::Sender::new(status),
@@ -65,7 +65,7 @@ impl Supervisor {
         Ok((supervisor, info))
     }
 
-    /// Returns the process that can be called, and follows its changes.
+    /// Returns a receiver of the process that can be called, and of its changes.
     pub(super) fn process(&self) -> watch::Receiver<Option<Arc<LiveProcess>>> {
         self.process.subscribe()
     }
@@ -81,11 +81,11 @@ impl Supervisor {
         loop {
             let cause = match self.current.take() {
                 Some(instance) => {
-                    let since = instance.since;
+                    let started_at = instance.started_at;
                     match self.watch(instance).await {
                         ExitCause::Stopped => break,
                         ExitCause::Failed(cause) => {
-                            if since.elapsed() >= STABLE_AFTER {
+                            if started_at.elapsed() >= STABLE_AFTER {
                                 (failures, backoff) = (0, new_backoff(&self.spec.timeouts));
                             }
                             cause
@@ -107,7 +107,7 @@ impl Supervisor {
                 delay_ms = delay.as_millis(),
                 "plugin process ended or failed to start, restarting"
             );
-            self.spec.meter.went_down();
+            self.spec.meter.record_down();
             self.process.send_replace(None);
             self.status.send_replace(PluginStatus::Down { cause, failures });
             tokio::select! {
@@ -119,16 +119,16 @@ impl Supervisor {
         self.status.send_replace(PluginStatus::Stopped);
     }
 
-    /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left afterwards.
+    /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left running afterwards.
     async fn watch(&self, mut instance: PluginInstance) -> ExitCause {
         let cause = tokio::select! {
-            ended = instance.process.ended() => match ended {
+            exit = instance.process.wait_exit() => match exit {
                 Ok(status) => format!("plugin process exited ({status}){}", instance.process.final_stderr().await),
                 Err(error) => format!("failed to wait for the plugin process: {error}"),
             },
             () = instance.live.hung.cancelled() => "it did not respond".to_owned(),
             () = self.stop.cancelled() => {
-                self.end(instance).await;
+                self.shut_down(instance).await;
                 return ExitCause::Stopped;
             }
         };
@@ -136,31 +136,31 @@ impl Supervisor {
         ExitCause::Failed(cause)
     }
 
-    /// Stops the plugin in order (H11).
-    /// It calls `Shutdown`, requests the exit, and kills the process if it is still running.
-    async fn end(&self, instance: PluginInstance) {
+    /// Shuts the plugin down (H11).
+    /// Calls `Shutdown`, requests the exit, and kills the process if it does not exit in time.
+    async fn shut_down(&self, instance: PluginInstance) {
         let PluginInstance { process, live, _streams: streams, .. } = instance;
         let caller = &live.caller;
         if let Err(error) = caller.shutdown().await {
             tracing::warn!(plugin = self.name, %error, "plugin failed to clean up");
         }
-        let _ = tokio::time::timeout(self.spec.timeouts.exit, caller.connection.end_process()).await;
+        let _ = tokio::time::timeout(self.spec.timeouts.exit, caller.connection.request_exit()).await;
         drop(streams);
-        if !process.end_within(self.spec.timeouts.exit).await {
+        if !process.wait_or_kill(self.spec.timeouts.exit).await {
             tracing::debug!(plugin = self.name, "plugin did not exit in time and was killed");
         }
     }
 
     async fn restart(&mut self) -> Result<(), StartError> {
         let (mut instance, info) = tokio::select! {
-            started = counted_start(&self.spec) => started?,
-            // Dropping a start that is under way kills its process.
+            started = start_and_count(&self.spec) => started?,
+            // Dropping an unfinished start kills its process.
             () = self.stop.cancelled() => return Ok(()),
         };
-        if info.id != self.id {
+        if info.id != self.group_id {
             instance.process.kill().await;
             let path = self.spec.executable.clone();
-            return Err(StartError::OtherGroup { path, expected: self.id.clone(), found: info.id });
+            return Err(StartError::OtherGroup { path, expected: self.group_id.clone(), found: info.id });
         }
         tracing::info!(plugin = self.name, "plugin restarted");
         self.process.send_replace(Some(Arc::clone(&instance.live)));
@@ -172,26 +172,27 @@ impl Supervisor {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        self.spec.meter.went_down();
+        self.spec.meter.record_down();
     }
 }
 
-async fn counted_start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
+async fn start_and_count(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
     let started = start(spec).await;
     match &started {
-        Ok(_) => spec.meter.started(),
-        Err(_) => spec.meter.start_failed(),
+        Ok(_) => spec.meter.record_start(),
+        Err(_) => spec.meter.record_failed_start(),
     }
     started
 }
 
 /// Starts the process and performs handshake, connection and `Init`.
-/// If a step fails, no process is left.
+/// If a step fails, no process is left running.
 async fn start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
     let (mut process, handshake) = Process::start(spec).await?;
-    match prepare(spec, &handshake.address).await {
+    match connect_and_init(spec, &handshake.address).await {
         Ok((live, streams, info)) => {
-            let instance = PluginInstance { process, live: Arc::new(live), _streams: streams, since: Instant::now() };
+            let instance =
+                PluginInstance { process, live: Arc::new(live), _streams: streams, started_at: Instant::now() };
             Ok((instance, info))
         }
         Err(error) => {
@@ -201,16 +202,19 @@ async fn start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartEr
     }
 }
 
-async fn prepare(spec: &PluginSpec, address: &Address) -> Result<(LiveProcess, Streams, GroupInfo), StartError> {
+async fn connect_and_init(
+    spec: &PluginSpec,
+    address: &Address,
+) -> Result<(LiveProcess, Streams, GroupInfo), StartError> {
     let path = || spec.executable.clone();
-    let shown = || match address {
+    let address_text = || match address {
         Address::Unix(socket) => socket.display().to_string(),
         Address::Tcp(address) => address.clone(),
     };
     let timeout = spec.timeouts.start;
     let connection = match tokio::time::timeout(timeout, Connection::open(address)).await {
-        Ok(opened) => opened.map_err(|source| StartError::Connect { path: path(), address: shown(), source })?,
-        Err(_) => return Err(StartError::ConnectTimeout { path: path(), address: shown(), timeout }),
+        Ok(opened) => opened.map_err(|source| StartError::Connect { path: path(), address: address_text(), source })?,
+        Err(_) => return Err(StartError::ConnectTimeout { path: path(), address: address_text(), timeout }),
     };
     let mask = Mask::from_spec(spec);
     let streams = connection.open_streams(&spec.name(), mask.clone());

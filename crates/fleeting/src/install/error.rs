@@ -50,12 +50,12 @@ pub enum InstallError {
         available: String,
     },
     /// The image does not contain a plugin.
-    #[error("plugin {reference}: {what}; check that it is the image of a fleeting plugin")]
+    #[error("plugin {reference}: {problem}; check that it is the image of a fleeting plugin")]
     NotAPlugin {
         /// Reference of the plugin.
         reference: String,
-        /// What is missing in the image.
-        what: String,
+        /// Problem with the image.
+        problem: String,
     },
     /// The version was installed before with another digest.
     #[error(
@@ -86,7 +86,7 @@ pub enum InstallError {
     /// The lock file cannot be used.
     #[error(transparent)]
     LockFile(#[from] LockFileError),
-    /// Another process holds a lock for too long.
+    /// Another process held the lock until the timeout.
     #[error("{}: locked by another process that installs or removes plugins; waited {seconds} s", path.display())]
     Busy {
         /// Path of the locked file.

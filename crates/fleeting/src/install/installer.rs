@@ -37,7 +37,7 @@ pub struct InstallOptions {
     pub accept_new_digest: bool,
 }
 
-/// What an installation did.
+/// Outcome of an installation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstallOutcome {
     /// A matching version was installed and unchanged. The registry was not queried.
@@ -55,7 +55,7 @@ pub enum InstallOutcome {
 pub struct InstallResult {
     /// The installed version.
     pub installed: Installed,
-    /// What was done.
+    /// Outcome of the installation.
     pub outcome: InstallOutcome,
 }
 
@@ -77,12 +77,12 @@ impl Store {
             if changed.is_empty() && !options.accept_new_digest {
                 return Ok(InstallResult { installed, outcome: InstallOutcome::Present });
             }
-            // A version that is repaired or checked again keeps its number.
+            // A repair installs the same version again.
             reference.constraint = Constraint::Exact(installed.version);
         }
         let reference = &reference;
-        let registry = open(reference, credentials).await?;
-        let (version, layer) = select(&registry, reference).await?;
+        let registry = connect_registry(reference, credentials).await?;
+        let (version, layer) = select_layer(&registry, reference).await?;
         let executable = self.version_directory(&reference.repository, &version).join(EXECUTABLE);
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
@@ -92,14 +92,14 @@ impl Store {
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             return Ok(unchanged());
         }
-        let archive = self.archive(reference, &layer)?;
+        let archive = self.partial_download(reference, &layer)?;
         let _download_lock = FileLock::lock_existing(&archive, DOWNLOAD_TIMEOUT).await?;
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             let _ = std::fs::remove_file(&archive);
             return Ok(unchanged());
         }
-        let failed = |source| InstallError::from_registry(reference, source);
-        registry.download(&layer, &archive).await.map_err(failed)?;
+        let registry_error = |source| InstallError::from_registry(reference, source);
+        registry.download(&layer, &archive).await.map_err(registry_error)?;
 
         let _store_lock = FileLock::of_directory(self.directory()).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
@@ -109,8 +109,8 @@ impl Store {
             return Ok(unchanged());
         }
         let directory = self.version_directory(&reference.repository, &installed.version);
-        let (new, files) = self.unpack(reference, archive.clone()).await?;
-        // Write the digest before the files: after a crash in between, the next attempt has to match that digest.
+        let (staging, files) = self.unpack(reference, archive.clone()).await?;
+        // Write the digest before the files: after a crash in between, the next attempt must match that digest.
         lock.put(Entry {
             repository: reference.repository.to_string(),
             version: installed.version.to_string(),
@@ -119,7 +119,7 @@ impl Store {
             files: files.into_iter().map(|(name, file)| (name, file.digest.to_string())).collect(),
         });
         lock.write(&self.lock_file(), LOCK_FILE_MODE)?;
-        activate(new, &directory).map_err(|source| InstallError::Directory {
+        activate(staging, &directory).map_err(|source| InstallError::Directory {
             path: directory.clone(),
             operation: "replace",
             source,
@@ -129,7 +129,7 @@ impl Store {
         Ok(InstallResult { installed, outcome })
     }
 
-    /// Returns what is installed of a version at the registry.
+    /// Checks whether the files of a version are installed and match the archive at the registry.
     fn installed_files(
         &self,
         lock: &LockFile,
@@ -150,18 +150,18 @@ impl Store {
         }
         let exists = installed.executable.is_file();
         let directory = self.version_directory(&installed.repository, &installed.version);
-        let is_it = |locked: &Entry| locked.layer == layer.digest && is_intact(&directory, locked);
-        Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_it) })
+        let is_unchanged = |locked: &Entry| locked.layer == layer.digest && is_intact(&directory, locked);
+        Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
     }
 
-    /// Returns the file for the download. If it exists, its content is the start of the archive.
-    fn archive(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
-        let failed = |source| InstallError::from_registry(reference, source);
+    /// Returns the path of the downloaded file. If the file exists, its content is the start of the archive.
+    fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
+        let registry_error = |source| InstallError::from_registry(reference, source);
         let url = || reference.repository.to_string();
         let invalid = |error: DigestError| RegistryError::InvalidResponse { url: url(), source: error.into() };
-        let digest: Digest = layer.digest.parse().map_err(|error| failed(invalid(error)))?;
+        let digest: Digest = layer.digest.parse().map_err(|error| registry_error(invalid(error)))?;
         if layer.size > MAX_LAYER_BYTES {
-            return Err(failed(RegistryError::TooLarge { url: url(), limit: MAX_LAYER_BYTES }));
+            return Err(registry_error(RegistryError::TooLarge { url: url(), limit: MAX_LAYER_BYTES }));
         }
         let partial = self.directory().join(".partial");
         std::fs::create_dir_all(&partial).map_err(|source| InstallError::Directory {
@@ -169,7 +169,7 @@ impl Store {
             operation: "create",
             source,
         })?;
-        prune(&partial);
+        remove_old_downloads(&partial);
         Ok(partial.join(digest.to_string().replace(':', "-")))
     }
 
@@ -179,27 +179,27 @@ impl Store {
         reference: &Reference,
         archive: PathBuf,
     ) -> Result<(tempfile::TempDir, BTreeMap<String, Unpacked>), InstallError> {
-        let beside = self.repository_directory(&reference.repository);
-        let failed = |source| InstallError::Directory { path: beside.clone(), operation: "create", source };
-        std::fs::create_dir_all(&beside).map_err(failed)?;
-        remove_leftovers(&beside);
-        let new = tempfile::Builder::new().prefix(STAGING_PREFIX).tempdir_in(&beside).map_err(failed)?;
-        let into = new.path().to_owned();
+        let parent = self.repository_directory(&reference.repository);
+        let directory_error = |source| InstallError::Directory { path: parent.clone(), operation: "create", source };
+        std::fs::create_dir_all(&parent).map_err(directory_error)?;
+        remove_leftovers(&parent);
+        let staging = tempfile::Builder::new().prefix(STAGING_PREFIX).tempdir_in(&parent).map_err(directory_error)?;
+        let target_directory = staging.path().to_owned();
         let unpacked = tokio::task::spawn_blocking(move || {
-            muster_oci::unpack(&archive, &into, &plugin_archive::LIMITS, &plugin_archive::target)
+            muster_oci::unpack(&archive, &target_directory, &plugin_archive::LIMITS, &plugin_archive::target)
         })
         .await;
         let unpacked = unpacked.unwrap_or_else(|error| Err(std::io::Error::other(error).into()));
         let files = unpacked.map_err(|source| InstallError::Unpack { reference: reference.to_string(), source })?;
         if !plugin_archive::has_executable(&files) {
-            let what = format!("the archive has no executable file plugin/{EXECUTABLE}");
-            return Err(InstallError::NotAPlugin { reference: reference.to_string(), what });
+            let problem = format!("the archive has no executable file plugin/{EXECUTABLE}");
+            return Err(InstallError::NotAPlugin { reference: reference.to_string(), problem });
         }
-        Ok((new, files))
+        Ok((staging, files))
     }
 }
 
-/// What is installed of a version.
+/// Result of checking the files of a version.
 struct InstalledFiles {
     /// Whether the executable exists.
     exists: bool,
@@ -208,19 +208,20 @@ struct InstalledFiles {
 }
 
 /// Moves a version to its final directory.
-/// Processes keep running the old version. At no moment is there no version.
-fn activate(new: tempfile::TempDir, directory: &Path) -> std::io::Result<()> {
+/// Running processes keep using the old version. The directory always contains either the old or the new version if the file system can
+/// exchange directories.
+fn activate(staging: tempfile::TempDir, directory: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(new.path(), std::fs::Permissions::from_mode(0o755))?;
-    let old = match renameat_with(CWD, new.path(), CWD, directory, RenameFlags::EXCHANGE) {
+    std::fs::set_permissions(staging.path(), std::fs::Permissions::from_mode(0o755))?;
+    let old = match renameat_with(CWD, staging.path(), CWD, directory, RenameFlags::EXCHANGE) {
         // The old version is in the temporary directory now, which is deleted below.
-        Ok(()) => Some(new),
+        Ok(()) => Some(staging),
         Err(_) => {
             // There was no old version, or the file system cannot exchange directories.
             let old = move_to_trash(directory)?;
-            std::fs::rename(new.path(), directory)?;
-            // The directory is not temporary any more.
-            let _ = new.keep();
+            std::fs::rename(staging.path(), directory)?;
+            // The directory is no longer temporary.
+            let _ = staging.keep();
             old
         }
     };
@@ -230,8 +231,8 @@ fn activate(new: tempfile::TempDir, directory: &Path) -> std::io::Result<()> {
     old.map_or(Ok(()), tempfile::TempDir::close)
 }
 
-/// Creates the registry client with docker's credentials, if there are any.
-async fn open(reference: &Reference, credentials: Option<&DockerConfig>) -> Result<Registry, InstallError> {
+/// Creates the registry client, with docker's credentials if available.
+async fn connect_registry(reference: &Reference, credentials: Option<&DockerConfig>) -> Result<Registry, InstallError> {
     let registry = &reference.repository.registry;
     let credentials = match credentials {
         Some(config) => config.get(registry).await,
@@ -250,8 +251,9 @@ pub async fn available(
     reference: &Reference,
     credentials: Option<&DockerConfig>,
 ) -> Result<Vec<Version>, InstallError> {
-    let failed = |source| InstallError::from_registry(reference, source);
-    let TagList::Tags(tags) = open(reference, credentials).await?.tags().await.map_err(failed)? else {
+    let registry_error = |source| InstallError::from_registry(reference, source);
+    let TagList::Tags(tags) = connect_registry(reference, credentials).await?.tags().await.map_err(registry_error)?
+    else {
         let available = "the registry does not list them".to_owned();
         return Err(InstallError::NoVersion { reference: reference.to_string(), available });
     };
@@ -263,20 +265,20 @@ pub async fn available(
 }
 
 /// Selects the best version and its archive for this platform.
-/// Versions are selected from the list of tags, not from alias tags, so that the version that is installed for a constraint is the one that
-/// is later resolved for it.
-async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
-    let text = || reference.to_string();
-    let failed = |source| InstallError::from_registry(reference, source);
+/// Versions are selected from the list of tags and not by an alias tag, because the resolver later selects the version for a constraint in
+/// the same way.
+async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
+    let reference_text = || reference.to_string();
+    let registry_error = |source| InstallError::from_registry(reference, source);
     let tag = match &reference.constraint {
         Constraint::Exact(version) => version.to_string(),
-        constraint => match registry.tags().await.map_err(failed)? {
+        constraint => match registry.tags().await.map_err(registry_error)? {
             TagList::Tags(tags) => {
                 let versions = || tags.iter().filter_map(|tag| Some((tag.parse::<Version>().ok()?, tag)));
                 let best = versions().filter(|(version, _)| constraint.matches(version)).max();
                 let tag = best.map(|(_, tag)| tag.clone());
                 tag.ok_or_else(|| InstallError::NoVersion {
-                    reference: text(),
+                    reference: reference_text(),
                     available: available_versions(versions().map(|(v, _)| v).collect()),
                 })?
             }
@@ -285,32 +287,33 @@ async fn select(registry: &Registry, reference: &Reference) -> Result<(Version, 
                     let available =
                         "the registry does not list its versions, which a range requires; name an exact version"
                             .to_owned();
-                    return Err(InstallError::NoVersion { reference: text(), available });
+                    return Err(InstallError::NoVersion { reference: reference_text(), available });
                 }
                 // Try the alias tag, such as `latest` or `1.2`.
                 alias => alias.to_string(),
             },
         },
     };
-    let index = registry.index(&tag).await.map_err(failed)?;
+    let index = registry.index(&tag).await.map_err(registry_error)?;
     let host = HostPlatform::this();
     let Some(entry) = host.select(&index.manifests) else {
         let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
         let available = platforms.take(MAX_LISTED).collect::<Vec<_>>().join(", ");
         let available = if available.is_empty() { "no platform".to_owned() } else { available };
-        return Err(InstallError::NoPlatform { reference: text(), platform: host.to_string(), available });
+        return Err(InstallError::NoPlatform { reference: reference_text(), platform: host.to_string(), available });
     };
-    let manifest = registry.manifest(entry).await.map_err(failed)?;
+    let manifest = registry.manifest(entry).await.map_err(registry_error)?;
     let annotated = manifest.layers.iter().find_map(|layer| Some((layer, layer.annotations.get(LAYER_ANNOTATION)?)));
     let Some((layer, version)) = annotated else {
-        let what = format!("no layer has the annotation {LAYER_ANNOTATION}");
-        return Err(InstallError::NotAPlugin { reference: text(), what });
+        let problem = format!("no layer has the annotation {LAYER_ANNOTATION}");
+        return Err(InstallError::NotAPlugin { reference: reference_text(), problem });
     };
-    let version: Version =
-        version.parse().map_err(|error| InstallError::NotAPlugin { reference: text(), what: format!("{error}") })?;
+    let version: Version = version
+        .parse()
+        .map_err(|error| InstallError::NotAPlugin { reference: reference_text(), problem: format!("{error}") })?;
     if !reference.constraint.matches(&version) {
         let available = format!("the tag {tag} points to version {version}");
-        return Err(InstallError::NoVersion { reference: text(), available });
+        return Err(InstallError::NoVersion { reference: reference_text(), available });
     }
     Ok((version, layer.clone()))
 }
@@ -332,8 +335,8 @@ fn is_intact(directory: &Path, entry: &Entry) -> bool {
     entry.files.iter().all(matches)
 }
 
-/// Deletes incomplete downloads that no process continued.
-fn prune(partial: &Path) {
+/// Deletes old incomplete downloads.
+fn remove_old_downloads(partial: &Path) {
     for entry in partial.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let age = entry.metadata().and_then(|meta| meta.modified()).map(|time| time.elapsed().unwrap_or_default());
         if age.is_ok_and(|age| age > MAX_PARTIAL_AGE) {

@@ -1,4 +1,4 @@
-//! Locks of the directory of plugins: one process at a time changes it, and one downloads each archive.
+//! Locks of the directory of plugins. Only one process at a time changes the directory or downloads the same archive.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::error::InstallError;
 
 /// Maximum time to wait for another process that changes the directory.
-/// That process does not download meanwhile.
+/// That process does not download anything while it holds the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -25,7 +25,7 @@ impl FileLock {
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }
 
-    /// Locks a file that the lock's holder may delete. A lock of a deleted file is taken again.
+    /// Locks a file that the holder of the lock may delete. If it was deleted, creates and locks a new file.
     pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::lock(path, timeout).await?;

@@ -26,7 +26,7 @@ pub use resolve::{BuiltIn, LookupContext, ResolveError, ResolvedPlugin, resolve}
 pub use store::{Installed, Store};
 pub use verify::{Finding, VerifyOutcome};
 
-/// Registry and group that a plugin's name may omit: those of the plugins that GitLab publishes.
+/// Registry and group of a plugin whose name omits them. GitLab publishes its plugins there.
 pub const DEFAULTS: Defaults = Defaults { registry: "registry.gitlab.com", group: "gitlab-org/fleeting/plugins" };
 
 /// Name of the executable in a version's directory.

@@ -9,7 +9,7 @@ use muster_oci::{Target, Unpacked};
 
 use super::EXECUTABLE;
 
-/// Limits of an unpacked plugin. The compression ratio is not limited, because the number of bytes is.
+/// Limits of an unpacked plugin. A limit of the compression ratio is not needed, because the number of bytes is limited.
 pub(super) const LIMITS: Limits = Limits {
     bytes: 1024 * 1024 * 1024,
     entries: 1024,
@@ -70,7 +70,7 @@ mod tests {
         builder.into_inner().unwrap().finish().unwrap()
     }
 
-    fn unpacked(layer: &[u8], limit: u64) -> (tempfile::TempDir, Result<Vec<String>, UnpackError>) {
+    fn unpack_layer(layer: &[u8], limit: u64) -> (tempfile::TempDir, Result<Vec<String>, UnpackError>) {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("layer"), layer).unwrap();
         let into = directory.path().join("into");
@@ -90,7 +90,7 @@ mod tests {
             ("./plugin/data.txt", FILE, 0o600, b"data"),
             ("Files/plugin/other", FILE, 0o644, b""),
         ]);
-        let (directory, files) = unpacked(&layer, 1 << 20);
+        let (directory, files) = unpack_layer(&layer, 1 << 20);
         assert_eq!(files.unwrap(), ["data.txt", "other", "plugin"]);
         let mode =
             |name: &str| directory.path().join("into").join(name).metadata().unwrap().permissions().mode() & 0o7777;
@@ -99,7 +99,7 @@ mod tests {
 
     /// The Go implementation unpacks such entries outside of its directory.
     #[test]
-    fn o06_entry_that_points_outside_is_refused() {
+    fn o06_entry_outside_of_the_directory_is_rejected() {
         for name in [
             "plugin/../../x",
             "../x",
@@ -111,31 +111,33 @@ mod tests {
             "Files/../x",
             "plugin/a\\..\\b",
         ] {
-            let (directory, files) = unpacked(&archive(&[(name, FILE, 0o755, b"x")]), 1 << 20);
+            let (directory, files) = unpack_layer(&archive(&[(name, FILE, 0o755, b"x")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Outside { .. })), "{name}: {files:?}");
-            let mut left: Vec<_> =
+            let mut names: Vec<_> =
                 directory.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name()).collect();
-            left.sort();
-            assert_eq!(left, ["into", "layer"], "{name}");
+            names.sort();
+            assert_eq!(names, ["into", "layer"], "{name}");
             assert_eq!(directory.path().join("into").read_dir().unwrap().count(), 0, "{name}");
         }
     }
 
     #[test]
-    fn links_and_devices_are_refused() {
+    fn links_and_devices_are_rejected() {
         for kind in [EntryType::Symlink, EntryType::Link, EntryType::Fifo, EntryType::Char] {
-            let (_directory, files) = unpacked(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
+            let (_directory, files) = unpack_layer(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");
         }
-        // Records that rename the following entry: the new name counts.
+        // These records rename the following entry. The new name is checked.
         let pax = b"20 path=plugin/../x\n";
         for (kind, content) in [(EntryType::GNULongName, &b"plugin/../../x\0"[..]), (EntryType::XHeader, pax)] {
             let entries = [("plugin/x", kind, 0o755, content), ("plugin/x", FILE, 0o755, b"")];
-            let (_directory, files) = unpacked(&archive(&entries), 1 << 20);
+            let (_directory, files) = unpack_layer(&archive(&entries), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Outside { .. })), "{kind:?}: {files:?}");
         }
-        let (_directory, files) =
-            unpacked(&archive(&[("plugin/plugin", FILE, 0o755, b"1"), ("plugin/plugin", FILE, 0o755, b"2")]), 1 << 20);
+        let (_directory, files) = unpack_layer(
+            &archive(&[("plugin/plugin", FILE, 0o755, b"1"), ("plugin/plugin", FILE, 0o755, b"2")]),
+            1 << 20,
+        );
         assert!(matches!(files, Err(UnpackError::Duplicate { .. })), "{files:?}");
     }
 
@@ -158,14 +160,14 @@ mod tests {
         let zeros = vec![0; 8 << 20];
         let layer = archive(&[("plugin/plugin", FILE, 0o755, &zeros)]);
         assert!(layer.len() < 128 << 10, "{}", layer.len());
-        let (directory, files) = unpacked(&layer, 1 << 20);
+        let (directory, files) = unpack_layer(&layer, 1 << 20);
         let too_large = Exceeded { limit: Limit::Bytes, max: 1 << 20 };
         assert!(matches!(files, Err(UnpackError::Limit(exceeded)) if exceeded == too_large), "{files:?}");
         assert!(directory.path().join("into/plugin").metadata().unwrap().len() <= 1 << 20);
 
         let entries: Vec<_> =
             (0..=LIMITS.entries).map(|_| ("plugin/", EntryType::Directory, 0o755, &b""[..])).collect();
-        let (_directory, files) = unpacked(&archive(&entries), 1 << 30);
+        let (_directory, files) = unpack_layer(&archive(&entries), 1 << 30);
         let too_many = Exceeded { limit: Limit::Entries, max: LIMITS.entries };
         assert!(matches!(files, Err(UnpackError::Limit(exceeded)) if exceeded == too_many), "{files:?}");
     }
@@ -174,8 +176,8 @@ mod tests {
     fn damaged_archives_are_errors() {
         let good = archive(&[("plugin/plugin", FILE, 0o755, &[7; 100_000])]);
         for layer in [&good[..good.len() / 2], b"", b"hello", &[0x1f, 0x8b, 0xff], &[0x28, 0xb5, 0x2f, 0xfd]] {
-            let (_directory, files) = unpacked(layer, 1 << 20);
-            // The installer then refuses the archive, because it has no executable.
+            let (_directory, files) = unpack_layer(layer, 1 << 20);
+            // The installer rejects the empty archive, because it has no executable.
             assert!(files.as_ref().map_or(true, Vec::is_empty), "{} bytes: {files:?}", layer.len());
         }
     }

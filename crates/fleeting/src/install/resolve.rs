@@ -15,7 +15,7 @@ use crate::host::PluginSpec;
 /// Prefix of plugin executables in `PATH`.
 const EXECUTABLE_PREFIX: &str = "fleeting-plugin-";
 
-/// Executable of a plugin, by the place where it was found.
+/// Executable of a plugin, with the kind of its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ResolvedPlugin {
     /// A path in the configuration.
@@ -69,7 +69,7 @@ impl ResolvedPlugin {
     }
 }
 
-/// Values of the process that influence the resolution.
+/// Settings of this process that the resolution depends on.
 #[derive(Debug, Clone)]
 pub struct LookupContext {
     /// Directory of installed plugins. `None` if neither `FLEETING_PLUGIN_PATH` nor `HOME` is set.
@@ -83,7 +83,7 @@ pub struct LookupContext {
 }
 
 impl LookupContext {
-    /// Returns the values of this process.
+    /// Returns the settings of this process.
     #[must_use]
     pub fn from_environment() -> Self {
         Self {
@@ -95,7 +95,7 @@ impl LookupContext {
     }
 }
 
-/// Reason why a plugin has no executable.
+/// Reason why the executable of a plugin was not found.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveError {
     /// The path does not name an executable file.
@@ -103,7 +103,7 @@ pub enum ResolveError {
     Path {
         /// The path.
         path: PathBuf,
-        /// What is wrong with the path.
+        /// Problem with the path.
         reason: &'static str,
     },
     /// The program is not in `PATH`.
@@ -121,9 +121,9 @@ pub enum ResolveError {
         plugin: String,
         /// Complete reference of the plugin.
         reference: String,
-        /// The searched places and the installed versions, formatted to be appended.
+        /// The searched directories and the installed versions, formatted to be appended.
         searched: String,
-        /// What the user may have meant instead, formatted to be appended.
+        /// Suggestion for a likely mistake, formatted to be appended.
         hint: String,
     },
     /// The files of the installed version have changed.
@@ -155,11 +155,11 @@ pub enum ResolveError {
 pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, ResolveError> {
     if ["/", "./", "../"].iter().any(|start| plugin.starts_with(start)) {
         let path = context.directory.join(plugin);
-        let refuse = |reason| Err(ResolveError::Path { path: path.clone(), reason });
+        let path_error = |reason| Err(ResolveError::Path { path: path.clone(), reason });
         return match path.metadata() {
-            Err(_) => refuse("no such file"),
-            Ok(meta) if meta.is_dir() => refuse("is a directory; name the executable in it"),
-            Ok(meta) if !is_executable(&meta) => refuse("not executable; run chmod +x if it is a program"),
+            Err(_) => path_error("no such file"),
+            Ok(meta) if meta.is_dir() => path_error("is a directory; name the executable in it"),
+            Ok(meta) if !is_executable(&meta) => path_error("not executable; run chmod +x if it is a program"),
             Ok(_) => Ok(ResolvedPlugin::Path(path)),
         };
     }
@@ -172,7 +172,7 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
     if let Some(store) = &context.store
         && let Some(installed) = store.find(&reference)
     {
-        check(plugin, store, &installed)?;
+        check_unchanged(plugin, store, &installed)?;
         return Ok(ResolvedPlugin::Installed(installed.executable));
     }
     if let Some(path) = is_bare.then(|| on_path(&format!("{EXECUTABLE_PREFIX}{plugin}"), context)).flatten() {
@@ -181,10 +181,10 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
     if let Some(found) = is_bare.then(|| built_in(plugin, context)).flatten() {
         return Ok(found);
     }
-    let others = context.store.iter().flat_map(|store| store.versions(&reference.repository));
-    let others: Vec<String> = others.map(|installed| installed.version.to_string()).collect();
-    let others_text =
-        if others.is_empty() { String::new() } else { format!(" (installed versions: {})", others.join(", ")) };
+    let versions = context.store.iter().flat_map(|store| store.versions(&reference.repository));
+    let versions: Vec<String> = versions.map(|installed| installed.version.to_string()).collect();
+    let versions_text =
+        if versions.is_empty() { String::new() } else { format!(" (installed versions: {})", versions.join(", ")) };
     let is_file = context.directory.join(plugin).is_file();
     let hint = if is_file {
         format!("; if you mean the file in the working directory, write ./{plugin}")
@@ -201,27 +201,27 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
         String::new()
     };
     let (plugin, reference) = (plugin.to_owned(), reference.to_string());
-    Err(ResolveError::NotInstalled { plugin, reference, searched: searched + &others_text + &on_path, hint })
+    Err(ResolveError::NotInstalled { plugin, reference, searched: searched + &versions_text + &on_path, hint })
 }
 
 /// Checks that the files of an installed version are unchanged.
-/// Without a lock file entry there is nothing to compare with.
-fn check(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
-    let failed = |changes: String| ResolveError::Changed {
+/// A version without a lock file entry is not checked.
+fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
+    let changed = |changes: String| ResolveError::Changed {
         plugin: plugin.to_owned(),
         executable: installed.executable.clone(),
         changes,
     };
     match store.changes(installed) {
         Ok(changes) if changes.is_empty() => Ok(()),
-        Ok(changes) => Err(failed(changes.join("; "))),
+        Ok(changes) => Err(changed(changes.join("; "))),
         Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
             tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins, digests not verified");
             Ok(())
         }
-        Err(error) => Err(failed(error_chain(&error))),
+        Err(error) => Err(changed(error_chain(&error))),
     }
 }
 
@@ -254,11 +254,11 @@ mod tests {
     impl Fixture {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
-            let at = |name: &str| directory.path().join(name);
+            let path = |name: &str| directory.path().join(name);
             let context = LookupContext {
-                store: Some(Store::new(at("plugins"))),
-                path: at("bin").into(),
-                directory: at("here"),
+                store: Some(Store::new(path("plugins"))),
+                path: path("bin").into(),
+                directory: path("work"),
                 built_in: None,
             };
             std::fs::create_dir_all(&context.directory).unwrap();
@@ -295,7 +295,7 @@ mod tests {
         assert!(error.contains("plugin not found") && error.contains("muster plugin install aws:2"), "{error}");
         assert!(error.contains("installed versions: ") && error.contains("1.10.0"), "{error}");
         let listed: Vec<String> =
-            fixture.context.store.unwrap().list().iter().map(|one| one.version.to_string()).collect();
+            fixture.context.store.unwrap().list().iter().map(|installed| installed.version.to_string()).collect();
         assert_eq!(listed, ["1.2.3", "1.10.0", "2.0.0-rc.1"]);
     }
 
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn file_in_working_directory_is_not_a_plugin() {
         let fixture = Fixture::new();
-        fixture.executable("here/aws");
+        fixture.executable("work/aws");
         let error = fixture.resolve("aws").unwrap_err();
         assert!(error.contains("write ./aws"), "{error}");
         let installed = fixture.installed("aws", "1.0.0");
@@ -357,26 +357,26 @@ mod tests {
 
     /// A system service has no HOME.
     #[test]
-    fn other_plugins_are_found_without_directory_of_plugins() {
+    fn plugins_are_found_without_plugin_directory() {
         let mut fixture = Fixture::new();
         fixture.context.store = None;
         fixture.context.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
-        let absolute = fixture.executable("elsewhere/mine");
+        let absolute = fixture.executable("elsewhere/example");
         assert_eq!(fixture.resolve(absolute.to_str().unwrap()), Ok(ResolvedPlugin::Path(absolute)));
         assert_eq!(fixture.resolve("static").unwrap().arguments(), ["plugin", "serve", "static"]);
         let path = fixture.executable("bin/fleeting-plugin-other");
         assert_eq!(fixture.resolve("other"), Ok(ResolvedPlugin::OnPath(path)));
         let error = fixture.resolve("aws").unwrap_err();
-        for place in
+        for expected in
             ["no directory for plugins; set FLEETING_PLUGIN_PATH or HOME", "-aws is not in any directory of PATH"]
         {
-            assert!(error.contains(place), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         assert!(!fixture.resolve("aws:1").unwrap_err().contains(" PATH;"), "only registries have versions");
     }
 
     #[test]
-    fn names_are_resolved_in_path() {
+    fn plugin_names_are_searched_in_path() {
         let mut fixture = Fixture::new();
         let path = fixture.executable("bin/fleeting-plugin-static");
         assert_eq!(fixture.resolve("fleeting-plugin-static"), Ok(ResolvedPlugin::OnPath(path.clone())));
@@ -384,9 +384,13 @@ mod tests {
         assert!(fixture.resolve("fleeting-plugin-other").unwrap_err().contains("is not in any directory of PATH"));
         assert!(fixture.resolve("static:1").is_err(), "only registries have versions");
         let installed = fixture.installed("static", "1.0.0");
-        assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::Installed(installed)), "installed ones come first");
+        assert_eq!(
+            fixture.resolve("static"),
+            Ok(ResolvedPlugin::Installed(installed)),
+            "installed plugins take precedence"
+        );
 
-        fixture.executable("here/fleeting-plugin-relative");
+        fixture.executable("work/fleeting-plugin-relative");
         fixture.context.path = ".:".into();
         assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "relative directories of PATH are ignored");
     }
@@ -396,9 +400,11 @@ mod tests {
         let fixture = Fixture::new();
         std::fs::create_dir(fixture.context.directory.join("directory")).unwrap();
         std::fs::write(fixture.context.directory.join("text"), "").unwrap();
-        for (plugin, why) in [("./none", "no such file"), ("./directory", "directory"), ("./text", "not executable")] {
+        for (plugin, reason) in
+            [("./missing", "no such file"), ("./directory", "directory"), ("./text", "not executable")]
+        {
             let error = fixture.resolve(plugin).unwrap_err();
-            assert!(error.contains(why), "{plugin}: {error}");
+            assert!(error.contains(reason), "{plugin}: {error}");
         }
     }
 }

@@ -30,20 +30,20 @@ pub struct Installed {
 }
 
 impl Store {
-    /// Uses a directory of plugins.
+    /// Returns the store in a directory.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into() }
     }
 
-    /// Uses the user's directory: `FLEETING_PLUGIN_PATH`, or else `~/.config/fleeting/plugins`.
+    /// Returns the store in the user's directory: `FLEETING_PLUGIN_PATH`, or else `~/.config/fleeting/plugins`.
     ///
     /// # Errors
     /// [`InstallError::NoDirectory`].
     pub fn from_environment() -> Result<Self, InstallError> {
-        let set = |key| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let directory =
-            set("FLEETING_PLUGIN_PATH").or_else(|| set("HOME").map(|home| home.join(".config/fleeting/plugins")));
+        let variable = |key| std::env::var_os(key).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let directory = variable("FLEETING_PLUGIN_PATH")
+            .or_else(|| variable("HOME").map(|home| home.join(".config/fleeting/plugins")));
         let directory = directory.ok_or(InstallError::NoDirectory)?;
         Ok(Self::new(std::path::absolute(&directory).unwrap_or(directory)))
     }
@@ -72,7 +72,8 @@ impl Store {
     #[must_use]
     pub fn versions(&self, repository: &Repository) -> Vec<Installed> {
         let directory = self.repository_directory(repository);
-        let versions = names(&directory).into_iter().filter_map(|name| unescape(&name)?.parse::<Version>().ok());
+        let versions =
+            subdirectories(&directory).into_iter().filter_map(|name| unescape(&name)?.parse::<Version>().ok());
         let installed = versions.map(|version| Installed {
             executable: self.version_directory(repository, &version).join(EXECUTABLE),
             repository: repository.clone(),
@@ -84,15 +85,15 @@ impl Store {
     /// Returns the highest installed version that matches.
     #[must_use]
     pub fn find(&self, reference: &Reference) -> Option<Installed> {
-        let fits = |installed: &Installed| reference.constraint.matches(&installed.version);
-        self.versions(&reference.repository).into_iter().filter(fits).max()
+        let matches = |installed: &Installed| reference.constraint.matches(&installed.version);
+        self.versions(&reference.repository).into_iter().filter(matches).max()
     }
 
     /// Returns the installed versions of all plugins.
     #[must_use]
     pub fn list(&self) -> Vec<Installed> {
         let mut found = Vec::new();
-        for registry in names(&self.directory) {
+        for registry in subdirectories(&self.directory) {
             let Some(registry_name) = unescape(&registry) else { continue };
             self.walk(&registry_name, &mut Vec::new(), &self.directory.join(&registry), &mut found);
         }
@@ -108,28 +109,28 @@ impl Store {
         if path.len() == MAX_DEPTH {
             return;
         }
-        for name in names(directory) {
-            let below = directory.join(&name);
-            let Some(segment) = unescape(&name).filter(|_| !below.join(EXECUTABLE).is_file()) else { continue };
+        for name in subdirectories(directory) {
+            let subdirectory = directory.join(&name);
+            let Some(segment) = unescape(&name).filter(|_| !subdirectory.join(EXECUTABLE).is_file()) else { continue };
             path.push(segment);
-            self.walk(registry, path, &below, found);
+            self.walk(registry, path, &subdirectory, found);
             path.pop();
         }
     }
 
     /// Removes all versions that match a reference; `:latest` or no constraint matches every version.
-    /// Their digests are kept in the lock file unless `forget_digest` is set.
+    /// Their digests stay in the lock file unless `forget_digest` is set.
     ///
     /// # Errors
     /// [`InstallError`].
     pub async fn remove(&self, reference: &Reference, forget_digest: bool) -> Result<Vec<Installed>, InstallError> {
         let _lock = FileLock::of_directory(&self.directory).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
-        let fits = |installed: &Installed| match reference.constraint {
+        let matches = |installed: &Installed| match reference.constraint {
             Constraint::Latest | Constraint::Any => true,
             _ => reference.constraint.matches(&installed.version),
         };
-        let removed: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(fits).collect();
+        let removed: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(matches).collect();
         if removed.is_empty() {
             let (reference, directory) = (reference.to_string(), self.directory.clone());
             return Err(InstallError::NotInstalled { reference, directory });
@@ -138,7 +139,7 @@ impl Store {
             let directory = self.version_directory(&installed.repository, &installed.version);
             remove_leftovers(&self.repository_directory(&installed.repository));
             move_to_trash(&directory)
-                .and_then(|old| old.map_or(Ok(()), tempfile::TempDir::close))
+                .and_then(|trash| trash.map_or(Ok(()), tempfile::TempDir::close))
                 .map_err(|source| InstallError::Directory { path: directory, operation: "delete", source })?;
             if forget_digest {
                 lock.remove(&installed.repository, &installed.version);
@@ -151,7 +152,7 @@ impl Store {
     }
 }
 
-/// Prefixes of directories next to the versions: for unpacking, and for deletion.
+/// Prefixes of temporary directories next to the versions: for an archive that is being unpacked, and for a version that is being deleted.
 pub(super) const STAGING_PREFIX: &str = ".new-";
 const TRASH_PREFIX: &str = ".old-";
 
@@ -167,8 +168,8 @@ pub(super) fn move_to_trash(directory: &Path) -> std::io::Result<Option<tempfile
     }
 }
 
-/// Removes what killed processes left next to the versions.
-/// The caller holds the store's lock, so no process uses it.
+/// Removes temporary directories that killed processes left next to the versions.
+/// The caller holds the store's lock, so no other process uses them.
 pub(super) fn remove_leftovers(directory: &Path) {
     for entry in directory.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name();
@@ -180,8 +181,8 @@ pub(super) fn remove_leftovers(directory: &Path) {
     }
 }
 
-/// Returns the names of the directories in a directory, except hidden ones.
-fn names(directory: &Path) -> Vec<String> {
+/// Returns the names of the subdirectories, except hidden ones.
+fn subdirectories(directory: &Path) -> Vec<String> {
     let Ok(entries) = directory.read_dir() else { return Vec::new() };
     let entries = entries.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with('.')).collect()

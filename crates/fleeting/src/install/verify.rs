@@ -53,7 +53,7 @@ impl Store {
         Ok(findings
             .into_iter()
             .flat_map(|finding| match finding.outcome {
-                VerifyOutcome::Changed(what) => what,
+                VerifyOutcome::Changed(changes) => changes,
                 VerifyOutcome::Intact | VerifyOutcome::NotLocked => Vec::new(),
             })
             .collect())

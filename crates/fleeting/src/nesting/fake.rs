@@ -57,25 +57,25 @@ struct State {
 
 struct Shared {
     hypervisor: Arc<dyn Hypervisor>,
-    /// Whether every `Init` behaves as if another client had initialized the daemon before.
+    /// Whether every `Init` fails as if another client had initialized the daemon at the same time.
     is_raced: bool,
     state: Mutex<State>,
 }
 
-/// A daemon that serves until it is dropped.
+/// A fake daemon. It serves requests until it is dropped.
 pub struct FakeDaemon {
     shared: Arc<Shared>,
-    serves: JoinHandle<()>,
+    server_task: JoinHandle<()>,
 }
 
 impl Drop for FakeDaemon {
     fn drop(&mut self) {
-        self.serves.abort();
+        self.server_task.abort();
     }
 }
 
 impl FakeDaemon {
-    /// Serves on a socket. With `is_raced`, each `Init` behaves as if another client had been faster.
+    /// Serves on a socket. With `is_raced`, each `Init` fails as if another client had initialized the daemon at the same time.
     ///
     /// # Errors
     /// The socket cannot be created.
@@ -83,11 +83,11 @@ impl FakeDaemon {
         let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
         let shared = Arc::new(Shared { hypervisor, is_raced, state: Mutex::default() });
         let server = tonic::transport::Server::builder().add_service(NestingServer::new(Service(Arc::clone(&shared))));
-        let serves = tokio::spawn(async move {
-            // The test ends the server.
+        let server_task = tokio::spawn(async move {
+            // The server runs until the test drops the daemon.
             let _ = server.serve_with_incoming(incoming).await;
         });
-        Ok(Self { shared, serves })
+        Ok(Self { shared, server_task })
     }
 
     /// Returns the machines by id.
@@ -96,11 +96,11 @@ impl FakeDaemon {
         self.shared.state().machines.clone()
     }
 
-    /// Removes a machine as if it had ended on its own.
-    pub fn forget(&self, id: &str) {
+    /// Removes a machine as if it had ended without a request.
+    pub fn lose_machine(&self, id: &str) {
         let mut state = self.shared.state();
         state.machines.remove(id);
-        state.slots.retain(|_, of| of != id);
+        state.slots.retain(|_, machine| machine != id);
     }
 
     /// Returns the number of machines ever requested.
@@ -131,7 +131,7 @@ impl Shared {
     async fn remove(&self, id: &str) -> Result<(), String> {
         self.hypervisor.delete(id).await?;
         let mut state = self.state();
-        state.slots.retain(|_, of| of != id);
+        state.slots.retain(|_, machine| machine != id);
         state.machines.remove(id);
         Ok(())
     }
@@ -162,14 +162,14 @@ impl Nesting for Service {
         if let Some(id) = &stomped {
             self.0.remove(id).await.map_err(|error| Status::unknown(format!("clearing slot: {error}")))?;
         }
-        let (shared, image, of) = (Arc::clone(&self.0), name.clone(), id.clone());
+        let (shared, image, machine_id) = (Arc::clone(&self.0), name.clone(), id.clone());
         // The machine is created even if the caller has disconnected.
         let created = tokio::spawn(async move {
-            let address = shared.hypervisor.create(&of, &image).await?;
+            let address = shared.hypervisor.create(&machine_id, &image).await?;
             let mut state = shared.state();
-            state.machines.insert(of.clone(), FakeMachine { image, slot, address: address.clone() });
+            state.machines.insert(machine_id.clone(), FakeMachine { image, slot, address: address.clone() });
             if let Some(slot) = slot {
-                state.slots.insert(slot, of);
+                state.slots.insert(slot, machine_id);
             }
             Ok(address)
         });

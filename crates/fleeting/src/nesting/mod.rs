@@ -2,7 +2,7 @@
 //! See docs/spec/fleeting.md, section 8.
 //!
 //! The daemon is reached through a [`Session`] with its machine, so it needs no socket that is open to the network. The first client
-//! initializes it. A slot has one virtual machine: creating another one in the slot removes the first, so machines of a lost manager are
+//! initializes it. A slot has one virtual machine: creating another machine in the slot removes the first one, so machines of a lost manager are
 //! replaced.
 
 #[cfg(any(test, feature = "test-support"))]
@@ -84,7 +84,7 @@ pub struct Created {
 pub enum NestingError {
     /// The daemon cannot be reached.
     #[error(
-        "failed to reach the nesting daemon at {daemon}: {cause}; check that it runs on the instance and that nesting_host is right"
+        "failed to reach the nesting daemon at {daemon}: {cause}; check that it runs on the instance and that nesting_host is correct"
     )]
     Unreachable {
         /// `nesting_host`.
@@ -113,14 +113,14 @@ pub enum NestingError {
         message: String,
     },
     /// The response is invalid.
-    #[error("nesting daemon at {daemon}: invalid response to {call}: {what}")]
+    #[error("nesting daemon at {daemon}: invalid response to {call}: {problem}")]
     InvalidResponse {
         /// `nesting_host`.
         daemon: String,
         /// Name of the call.
         call: &'static str,
-        /// What is wrong with the response.
-        what: &'static str,
+        /// Problem with the response.
+        problem: &'static str,
     },
 }
 
@@ -183,7 +183,7 @@ impl Nesting {
             async move { client.create(request).await }
         };
         let answer = self.call(CREATE, self.timeouts.create, send).await?;
-        let invalid = |what| NestingError::InvalidResponse { daemon: self.daemon.clone(), call: CREATE, what };
+        let invalid = |problem| NestingError::InvalidResponse { daemon: self.daemon.clone(), call: CREATE, problem };
         let machine = answer.vm.ok_or_else(|| invalid("no machine"))?;
         if machine.id.is_empty() || machine.addr.is_empty() {
             return Err(invalid("a machine without id or address"));
@@ -214,16 +214,16 @@ impl Nesting {
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
-    /// Deletes all machines for which `keep` returns false. Returns each of them with the result.
+    /// Deletes all machines for which `retain` returns false. Returns each deleted machine with the result.
     ///
     /// # Errors
     /// [`NestingError`] if the machines cannot be listed.
     pub async fn clear(
         &self,
-        keep: impl Fn(&str) -> bool,
+        retain: impl Fn(&str) -> bool,
     ) -> Result<Vec<(VirtualMachine, Result<(), NestingError>)>, NestingError> {
         let mut removed = Vec::new();
-        for machine in self.list().await?.into_iter().filter(|machine| !keep(&machine.id)) {
+        for machine in self.list().await?.into_iter().filter(|machine| !retain(&machine.id)) {
             let result = self.delete(&machine.id).await;
             removed.push((machine, result));
         }
@@ -237,21 +237,21 @@ impl Nesting {
         timeout: Duration,
         send: impl Fn(Client) -> F,
     ) -> Result<T, NestingError> {
-        match self.timed(call, timeout, send(self.client.clone())).await? {
+        match self.with_timeout(call, timeout, send(self.client.clone())).await? {
             Err(status) if is_precondition_error(&status, NOT_INITIALIZED) => {}
             answer => return self.unwrap_status(call, answer),
         }
         let init = wire::InitRequest { config: self.config.clone() };
-        let answer = self.timed("Init", self.timeouts.init, self.client.clone().init(init)).await?;
-        // Another client may have initialized it in between.
+        let answer = self.with_timeout("Init", self.timeouts.init, self.client.clone().init(init)).await?;
+        // Another client may have initialized the daemon in the meantime.
         if !matches!(&answer, Err(status) if is_precondition_error(status, ALREADY_INITIALIZED)) {
             self.unwrap_status("Init", answer)?;
         }
-        let answer = self.timed(call, timeout, send(self.client.clone())).await?;
+        let answer = self.with_timeout(call, timeout, send(self.client.clone())).await?;
         self.unwrap_status(call, answer)
     }
 
-    async fn timed<T>(
+    async fn with_timeout<T>(
         &self,
         call: &'static str,
         timeout: Duration,

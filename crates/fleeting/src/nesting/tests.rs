@@ -10,16 +10,16 @@ use super::fake::{FakeDaemon, Hypervisor};
 use super::*;
 use muster_remote::local::LocalSession;
 
-/// A hypervisor whose machines do not exist.
+/// A hypervisor that only pretends to create machines.
 #[derive(Default)]
-struct NoHypervisor {
+struct StubHypervisor {
     hangs: bool,
 }
 
 #[async_trait]
-impl Hypervisor for NoHypervisor {
+impl Hypervisor for StubHypervisor {
     async fn create(&self, _: &str, image: &str) -> Result<String, String> {
-        if image == "none" { Err("no such image".to_owned()) } else { Ok("192.168.64.2".to_owned()) }
+        if image == "missing" { Err("no such image".to_owned()) } else { Ok("192.168.64.2".to_owned()) }
     }
 
     async fn delete(&self, _: &str) -> Result<(), String> {
@@ -38,9 +38,9 @@ async fn connect(socket: &Path, timeouts: NestingTimeouts) -> Result<Nesting, Ne
     Nesting::connect(Arc::new(LocalSession), &host, &json!({"image_directory": "/i"}), timeouts).await
 }
 
-/// Starts a daemon. The first value keeps it running.
+/// Starts a daemon, which runs until the first value is dropped.
 async fn start(
-    hypervisor: NoHypervisor,
+    hypervisor: StubHypervisor,
     is_raced: bool,
     timeouts: NestingTimeouts,
 ) -> ((tempfile::TempDir, FakeDaemon), Nesting) {
@@ -53,7 +53,7 @@ async fn start(
 
 #[tokio::test]
 async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
-    let (keeps, nesting) = start(NoHypervisor::default(), false, NestingTimeouts::default()).await;
+    let (guard, nesting) = start(StubHypervisor::default(), false, NestingTimeouts::default()).await;
     let first = nesting.create("macos", Some(0)).await.unwrap();
     assert_eq!((first.machine.address.as_str(), &first.stomped), ("192.168.64.2", &None));
     let second = nesting.create("macos", Some(0)).await.unwrap();
@@ -61,11 +61,18 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
-    assert_eq!(keeps.1.initialized(), (1, br#"{"image_directory":"/i"}"#.to_vec()), "once");
-    let error = nesting.create("none", Some(1)).await.unwrap_err().to_string();
+    assert_eq!(guard.1.initialized(), (1, br#"{"image_directory":"/i"}"#.to_vec()), "initialized once");
+    let error = nesting.create("missing", Some(1)).await.unwrap_err().to_string();
     assert!(error.ends_with("Create failed: no such image"), "{error}");
-    let kept = |id: &str| id == second.machine.id;
-    assert!(nesting.clear(kept).await.unwrap().iter().all(|(machine, removed)| !kept(&machine.id) && removed.is_ok()));
+    let is_second = |id: &str| id == second.machine.id;
+    assert!(
+        nesting
+            .clear(is_second)
+            .await
+            .unwrap()
+            .iter()
+            .all(|(machine, removed)| !is_second(&machine.id) && removed.is_ok())
+    );
     assert_eq!(nesting.list().await.unwrap().len(), 1);
     nesting.clear(|_| false).await.unwrap();
     assert_eq!(nesting.list().await.unwrap(), []);
@@ -75,18 +82,18 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
 
 #[tokio::test]
 async fn n4_daemon_initialized_by_another_client_is_used() {
-    let (_keeps, nesting) = start(NoHypervisor::default(), true, NestingTimeouts::default()).await;
+    let (_guard, nesting) = start(StubHypervisor::default(), true, NestingTimeouts::default()).await;
     assert_eq!(nesting.list().await.unwrap(), []);
 }
 
 #[tokio::test]
 async fn hanging_or_missing_daemon_is_an_error() {
     let timeouts = NestingTimeouts { list: Duration::from_millis(100), ..NestingTimeouts::default() };
-    let ((directory, _daemon), nesting) = start(NoHypervisor { hangs: true }, false, timeouts).await;
+    let ((directory, _daemon), nesting) = start(StubHypervisor { hangs: true }, false, timeouts).await;
     let error = nesting.list().await.unwrap_err();
     assert!(matches!(error, NestingError::Timeout { call: "List", .. }), "{error}");
     let error = connect(&directory.path().join("none"), timeouts).await.unwrap_err().to_string();
-    assert!(error.contains("nesting_host is right"), "{error}");
+    assert!(error.contains("nesting_host is correct"), "{error}");
 }
 
 /// Replaces the program `tart` of the daemon's backend. Its machines are files.
@@ -110,7 +117,8 @@ async fn gitlabs_daemon_creates_and_deletes_machines() {
     let tart = directory.path().join("tart");
     let script = directory.path().join("script");
     std::fs::write(&script, TART).unwrap();
-    // Another process copies the file: one that a child of this process still has open for writing cannot be executed.
+    // A separate process copies the file. A file that this process has written may still be open in a child process, and a file that is
+    // open for writing cannot be executed.
     let install = std::process::Command::new("install").args(["-m", "755"]).args([&script, &tart]).status();
     assert!(install.unwrap().success());
     let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap_or_default());
@@ -130,8 +138,8 @@ async fn gitlabs_daemon_creates_and_deletes_machines() {
             Ok(nesting) => break nesting,
             Err(error) => assert!(tokio::time::Instant::now() < deadline, "the daemon does not serve: {error}"),
         }
-        assert_eq!(child.try_wait().unwrap(), None, "the daemon has ended");
-        // The daemon has no event that it is ready, so it is polled.
+        assert_eq!(child.try_wait().unwrap(), None, "the daemon exited");
+        // The daemon does not signal that it is ready, so it is polled.
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     let first = nesting.create("macos", Some(0)).await.unwrap();

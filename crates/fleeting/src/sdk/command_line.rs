@@ -35,7 +35,7 @@ pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
         Some(flag) if flag.starts_with('-') => {
             fail(&format!("flag provided but not defined: {flag}\n{}", usage::<P>()), ExitCode::from(USAGE))
         }
-        // Go plugins serve with any other argument, too.
+        // As in Go plugins, other arguments are ignored.
         _ => run::<P>(),
     }
 }
@@ -52,16 +52,16 @@ fn run<P: Provider>() -> ExitCode {
     }
     log::init();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    let served = match runtime {
+    let result = match runtime {
         Ok(runtime) => {
-            let served = runtime.block_on(serve::serve::<P>());
+            let result = runtime.block_on(serve::serve::<P>());
             // A provider call that hangs must not keep the process running.
             runtime.shutdown_background();
-            served
+            result
         }
         Err(error) => Err(error.into()),
     };
-    match served {
+    match result {
         Ok(code) => code,
         Err(error) => fail(&super::error_chain(error.as_ref()), ExitCode::FAILURE),
     }
@@ -133,24 +133,24 @@ enum BootstrapError {
 /// This code runs in the plugin's container image (docs/spec/fleeting.md, section 6.7).
 fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, BootstrapError> {
     let repository = repository.filter(|repository| !repository.is_empty()).ok_or(BootstrapError::NoRepository)?;
-    let bare = match repository.rsplit_once(':') {
-        Some((bare, tag)) if !tag.contains('/') => bare,
+    let without_tag = match repository.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => name,
         _ => repository,
     };
-    let plain = |part: &str| !part.is_empty() && part != "." && part != "..";
-    if !bare.split('/').all(plain) {
+    let is_plain = |part: &str| !part.is_empty() && part != "." && part != "..";
+    if !without_tag.split('/').all(is_plain) {
         return Err(BootstrapError::Repository { found: repository.to_owned() });
     }
     let root = std::env::var("FLEETING_PLUGIN_PATH").unwrap_or_else(|_| "/plugins".to_owned());
     if !Path::new(&root).is_dir() {
         return Err(BootstrapError::NoDirectory { root });
     }
-    let directory = Path::new(&root).join(escape(bare)).join(escape(P::VERSION));
+    let directory = Path::new(&root).join(escape(without_tag)).join(escape(P::VERSION));
     let copy = || {
         std::fs::create_dir_all(&directory)?;
-        let new = directory.join(".plugin.new");
-        std::fs::copy(std::env::current_exe()?, &new)?;
-        std::fs::rename(new, directory.join("plugin"))
+        let temporary = directory.join(".plugin.new");
+        std::fs::copy(std::env::current_exe()?, &temporary)?;
+        std::fs::rename(temporary, directory.join("plugin"))
     };
     copy().map_err(|source| BootstrapError::Copy { directory: directory.clone(), source })?;
     Ok(directory.display().to_string())

@@ -1,5 +1,5 @@
 //! Reads `plugin_config` from JSON into the plugin's own type.
-//! The reference is generated from the same type.
+//! The reference is generated from the same type. Tests `pN_` have the numbers of docs/spec/fleeting.md, section 9.
 
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;
@@ -18,25 +18,25 @@ pub enum ConfigError {
 
 /// A key that the plugin does not know.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Unknown {
+pub(super) struct UnknownKey {
     pub(super) key: String,
-    /// The known key with the most similar name, if there is one.
-    pub(super) nearest: Option<String>,
+    /// The known key with the most similar name, if one is similar enough.
+    pub(super) suggestion: Option<String>,
 }
 
-impl Unknown {
-    /// Finds the most similar known key. More than a third of its letters may not differ.
+impl UnknownKey {
+    /// Finds the most similar known key. At most a third of its letters may differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());
         let nearest = known.iter().map(|(name, ..)| (distance(name), name)).min();
         let nearest = nearest.filter(|(distance, name)| *distance <= name.len().max(3) / 3);
-        Self { nearest: nearest.map(|(_, name)| name.clone()), key }
+        Self { suggestion: nearest.map(|(_, name)| name.clone()), key }
     }
 }
 
 /// Parses the settings. Also returns the keys that the plugin does not know.
-pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<Unknown>), ConfigError> {
+pub(super) fn parse<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<UnknownKey>), ConfigError> {
     if bytes.is_empty() {
         return Err(ConfigError::Json("unexpected end of JSON input".to_owned()));
     }
@@ -44,7 +44,7 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     let object = match value {
         Value::Null => Map::new(),
         Value::Object(object) => object,
-        other => return Err(ConfigError::Json(format!("cannot use {} as a table of settings", kind(&other)))),
+        other => return Err(ConfigError::Json(format!("cannot use {} as a table of settings", kind_name(&other)))),
     };
     let known = properties(schema_for!(C));
     let mut config = Map::new();
@@ -52,7 +52,7 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     for (key, value) in object {
         let exact = known.iter().find(|(name, ..)| *name == key);
         let Some((name, ..)) = exact.or_else(|| known.iter().find(|(name, ..)| name.eq_ignore_ascii_case(&key))) else {
-            unknown.push(Unknown::new(key, &known));
+            unknown.push(UnknownKey::new(key, &known));
             continue;
         };
         if exact.is_some() || !config.contains_key(name) {
@@ -67,7 +67,7 @@ pub(super) fn read<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C,
     Ok((config, unknown))
 }
 
-/// Rephrases serde's message without the value, which may be a misspelled secret.
+/// Removes the value from serde's message, because it may be a secret.
 fn without_value(message: &str) -> String {
     let Some((before, expected)) = message.rsplit_once(", expected ") else { return message.to_owned() };
     let kinds = ["invalid type: ", "invalid value: "];
@@ -75,13 +75,13 @@ fn without_value(message: &str) -> String {
     let kind = found.split([' ', '`', '"']).next().unwrap_or_default();
     let kind = match kind {
         "" => "a value",
-        "integer" if found.contains("`-") => "one below zero",
+        "integer" if found.contains("`-") => "a negative number",
         kind => kind,
     };
     // serde names Rust's types.
     let expected = match expected {
-        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number from 0 on",
-        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a non-negative integer",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "an integer",
         "f32" | "f64" => "a number",
         expected => expected,
     };
@@ -113,7 +113,7 @@ fn properties(schema: Schema) -> Vec<(String, Map<String, Value>, bool)> {
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };
     let entry = |(name, property): (&String, &Value)| {
-        // A named type is a reference to its definition. Attributes beside the reference take precedence.
+        // The schema of a named type is a reference to its definition. Attributes next to the reference take precedence.
         let named =
             property.get("$ref").and_then(Value::as_str).and_then(|path| schema.pointer(path.strip_prefix('#')?));
         let mut merged = named.and_then(Value::as_object).cloned().unwrap_or_default();
@@ -137,7 +137,7 @@ fn type_name(schema: &Map<String, Value>) -> String {
     }
 }
 
-fn kind(value: &Value) -> &'static str {
+fn kind_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -163,19 +163,19 @@ mod tests {
         max_size: u32,
         /// A zone.
         zone: Option<String>,
-        /// How.
+        /// A mode.
         #[serde(default)]
-        how: How,
+        mode: Mode,
     }
 
     #[derive(Debug, Default, PartialEq, Deserialize, serde::Serialize, JsonSchema)]
     #[serde(rename_all = "lowercase")]
-    enum How {
-        /// With care.
+    enum Mode {
+        /// Little memory.
         #[default]
-        Well,
-        /// Without.
-        Badly,
+        Small,
+        /// Much memory.
+        Large,
     }
 
     fn ten() -> u32 {
@@ -184,39 +184,39 @@ mod tests {
 
     #[test]
     fn p6_keys_match_in_any_letter_case() {
-        let (config, unknown) = read::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
-        assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None, how: How::Well });
-        assert_eq!(unknown, [Unknown { key: "colour".to_owned(), nearest: None }]);
-        let (_, unknown) = read::<Config>(br#"{"name":"a","maxsize":3,"zine":"b"}"#).unwrap();
-        let nearest: Vec<_> = unknown.iter().map(|unknown| unknown.nearest.as_deref()).collect();
-        assert_eq!(nearest, [Some("max_size"), Some("zone")]);
+        let (config, unknown) = parse::<Config>(br#"{"NAME":"a","Max_Size":3,"colour":"red"}"#).unwrap();
+        assert_eq!(config, Config { name: "a".to_owned(), max_size: 3, zone: None, mode: Mode::Small });
+        assert_eq!(unknown, [UnknownKey { key: "colour".to_owned(), suggestion: None }]);
+        let (_, unknown) = parse::<Config>(br#"{"name":"a","maxsize":3,"zine":"b"}"#).unwrap();
+        let suggestions: Vec<_> = unknown.iter().map(|unknown| unknown.suggestion.as_deref()).collect();
+        assert_eq!(suggestions, [Some("max_size"), Some("zone")]);
     }
 
     #[test]
     fn exact_key_takes_precedence() {
         for text in [r#"{"NAME":"a","name":"b"}"#, r#"{"name":"b","NAME":"a"}"#] {
-            assert_eq!(read::<Config>(text.as_bytes()).unwrap().0.name, "b", "{text}");
+            assert_eq!(parse::<Config>(text.as_bytes()).unwrap().0.name, "b", "{text}");
         }
     }
 
     #[test]
     fn p7_empty_config_is_an_error_but_null_is_not() {
-        let error = read::<super::super::NoConfig>(b"").unwrap_err();
+        let error = parse::<super::super::NoConfig>(b"").unwrap_err();
         assert_eq!(error.to_string(), "unmarshaling config: unexpected end of JSON input");
-        assert!(read::<super::super::NoConfig>(b"null").is_ok());
-        assert!(read::<super::super::NoConfig>(b"{}").is_ok());
+        assert!(parse::<super::super::NoConfig>(b"null").is_ok());
+        assert!(parse::<super::super::NoConfig>(b"{}").is_ok());
     }
 
     #[test]
-    fn missing_or_invalid_values_are_named() {
-        assert_eq!(read::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
-        let error = read::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
-        assert_eq!(error, "plugin_config: max_size: expected a whole number from 0 on, found string");
-        let error = read::<Config>(br#"{"name":"a","max_size":-5}"#).unwrap_err().to_string();
-        assert_eq!(error, "plugin_config: max_size: expected a whole number from 0 on, found one below zero");
-        let error = read::<Config>(br#"{"name":123456}"#).unwrap_err().to_string();
+    fn errors_name_missing_and_invalid_values() {
+        assert_eq!(parse::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
+        let error = parse::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
+        assert_eq!(error, "plugin_config: max_size: expected a non-negative integer, found string");
+        let error = parse::<Config>(br#"{"name":"a","max_size":-5}"#).unwrap_err().to_string();
+        assert_eq!(error, "plugin_config: max_size: expected a non-negative integer, found a negative number");
+        let error = parse::<Config>(br#"{"name":123456}"#).unwrap_err().to_string();
         assert_eq!(error, "plugin_config: name: expected a string, found integer");
-        assert!(read::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));
+        assert!(parse::<Config>(b"[1]").unwrap_err().to_string().contains("a list"));
     }
 
     #[test]
@@ -227,7 +227,7 @@ mod tests {
              | `name` | string | required | Name of the group. |\n\
              | `max_size` | integer | `10` | Machines at the same time. |\n\
              | `zone` | string | none | A zone. |\n\
-             | `how` | string | `\"well\"` | How. |\n"
+             | `mode` | string | `\"small\"` | A mode. |\n"
         );
     }
 }

@@ -22,7 +22,7 @@ use crate::protocol::extension::{
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
 /// The optional calls of the protocol extension.
-/// All have defaults; [`Extension::features`] says which are implemented.
+/// All have defaults; [`Extension::features`] reports which are implemented.
 #[async_trait]
 pub trait Extension: Send + Sync {
     /// Returns which of the calls below are implemented. The host does not make the others.
@@ -41,7 +41,7 @@ pub trait Extension: Send + Sync {
         Box::pin(futures::stream::pending())
     }
 
-    /// Returns the current resource usage of these instances. Leaves out instances that cannot be measured.
+    /// Returns the current resource usage of these instances. Omits instances that cannot be measured.
     ///
     /// # Errors
     /// No instance can be measured.
@@ -60,7 +60,8 @@ pub trait Extension: Send + Sync {
     /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// The job does not run on this instance and fails with a system failure and this message.
+    /// If the instance cannot be prepared. The job then gets another instance. After ten such failures it fails with a system failure and the
+    /// last message.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
@@ -68,7 +69,7 @@ pub trait Extension: Send + Sync {
     /// Cleans up an instance after a job, whatever its result.
     ///
     /// # Errors
-    /// The instance is not used again.
+    /// If the instance cannot be cleaned up. The failure counts against the health of the instance.
     async fn cleanup(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }

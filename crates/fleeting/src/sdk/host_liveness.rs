@@ -1,4 +1,4 @@
-//! Ends a plugin when its host is gone (P15). The Go host leaves its plugins running when it is killed.
+//! Detects the loss of the host, so that its plugin exits (P15). Plugins of a Go host keep running when the host is killed.
 //!
 //! ```text
 //! no stream yet --opened--> streams open --the last one broke--> broken --RECONNECT_TIMEOUT--> lost
@@ -6,8 +6,8 @@
 //!                               +-------------opened---------------+
 //! ```
 //!
-//! The number of streams ever opened decides, not the number seen at each poll: two streams that opened and broke before the first poll
-//! also mean that the host is gone.
+//! Streams are counted when they are opened, not at each poll. Two streams that opened and broke before the first poll therefore also mean
+//! that the host was lost.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep_until};
 use crate::sys::Parent;
 
 /// Interval at which the parent process is polled.
-/// The protocol has no event for the death of a host that opened no stream.
+/// The exit of a host that opened no stream causes no event.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// Time that a host whose streams broke has to reconnect.
+/// Time in which a host whose streams broke can reconnect.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Numbers of the host's streams.
+/// Numbers of streams that the host opened.
 #[derive(Debug, Clone, Copy, Default)]
 struct StreamCounts {
     /// Number of open streams.
@@ -55,8 +55,7 @@ impl PluginHost {
         OpenStream(self.clone())
     }
 
-    /// Returns when the host is gone.
-    /// Then it is no longer the parent process, or its streams broke and it did not reconnect.
+    /// Waits until the host is lost: it is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn wait_lost(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();
@@ -67,10 +66,10 @@ impl PluginHost {
             let StreamCounts { open, opened } = *count.borrow_and_update();
             broken = match broken {
                 _ if open > 0 || opened == 0 => None,
-                Some((before, since)) if before == opened => Some((before, since)),
+                Some((before, broke_at)) if before == opened => Some((before, broke_at)),
                 _ => Some((opened, Instant::now())),
             };
-            let reconnect_by = broken.map(|(_, since)| since + RECONNECT_TIMEOUT);
+            let reconnect_by = broken.map(|(_, broke_at)| broke_at + RECONNECT_TIMEOUT);
             tokio::select! {
                 _ = poll.tick() => {
                     if parent.has_changed() {
@@ -89,15 +88,15 @@ impl PluginHost {
 mod tests {
     use super::*;
 
-    /// Returns the time until the host counts as gone; `None` if it does not within a day.
+    /// Returns the time until the host is lost. `None` means that it is not lost within a day.
     async fn lost_after(host: PluginHost) -> Option<Duration> {
-        let since = Instant::now();
+        let start = Instant::now();
         let lost = tokio::time::timeout(Duration::from_secs(24 * 3600), host.wait_lost()).await;
-        lost.ok().map(|()| since.elapsed())
+        lost.ok().map(|()| start.elapsed())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn p15_streams_that_broke_before_first_poll_count() {
+    async fn p15_host_is_lost_if_streams_broke_before_first_poll() {
         let host = PluginHost::default();
         drop((host.open_stream(), host.open_stream()));
         assert_eq!(lost_after(host).await, Some(RECONNECT_TIMEOUT));
@@ -119,10 +118,10 @@ mod tests {
         let waiting = tokio::spawn(lost_after(host.clone()));
         drop(host.open_stream());
         tokio::time::sleep(RECONNECT_TIMEOUT / 2).await;
-        let back = host.open_stream();
+        let reconnected = host.open_stream();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!waiting.is_finished());
-        drop(back);
+        drop(reconnected);
         // A short reconnect counts as well and restarts the timeout.
         tokio::time::sleep(RECONNECT_TIMEOUT / 2).await;
         drop(host.open_stream());

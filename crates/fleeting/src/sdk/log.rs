@@ -21,26 +21,26 @@ const LIBRARIES: [&str; 6] = ["h2", "hyper", "hyper_util", "russh", "tonic", "to
 
 /// Logs the events of this process to stderr. The host filters by level.
 pub(super) fn init() {
-    let quiet = LIBRARIES.map(|library| (library, LevelFilter::WARN));
-    let filter = Targets::new().with_default(LevelFilter::DEBUG).with_targets(quiet);
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(Lines);
-    // A subscriber that the program has installed already is kept.
+    let library_levels = LIBRARIES.map(|library| (library, LevelFilter::WARN));
+    let filter = Targets::new().with_default(LevelFilter::DEBUG).with_targets(library_levels);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(JsonLines);
+    // If the program has already installed a subscriber, that one stays active.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 
-struct Lines;
+struct JsonLines;
 
-impl<S, N> FormatEvent<S, N> for Lines
+impl<S, N> FormatEvent<S, N> for JsonLines
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        writeln!(writer, "{}", line(event, OffsetDateTime::now_utc()))
+        writeln!(writer, "{}", json_line(event, OffsetDateTime::now_utc()))
     }
 }
 
-fn line(event: &Event<'_>, now: OffsetDateTime) -> String {
+fn json_line(event: &Event<'_>, now: OffsetDateTime) -> String {
     let mut fields = Fields::default();
     event.record(&mut fields);
     let level = match *event.metadata().level() {
@@ -54,14 +54,14 @@ fn line(event: &Event<'_>, now: OffsetDateTime) -> String {
     object.insert("@level".to_owned(), level.into());
     object.insert("@message".to_owned(), fields.message.into());
     object.insert("@module".to_owned(), event.metadata().target().into());
-    object.insert("@timestamp".to_owned(), stamp(now).into());
-    object.extend(fields.rest);
+    object.insert("@timestamp".to_owned(), format_timestamp(now).into());
+    object.extend(fields.other);
     Value::Object(object).to_string()
 }
 
 /// Formats a timestamp with exactly six fractional digits.
 /// With any other number, the Go host ignores the level.
-fn stamp(now: OffsetDateTime) -> String {
+fn format_timestamp(now: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
     now.format(&format).unwrap_or_default()
 }
@@ -69,16 +69,16 @@ fn stamp(now: OffsetDateTime) -> String {
 #[derive(Default)]
 struct Fields {
     message: String,
-    rest: Map<String, Value>,
+    other: Map<String, Value>,
 }
 
 impl Fields {
-    fn put(&mut self, field: &Field, value: Value) {
+    fn insert(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
             ("message", other) => self.message = other.to_string(),
             (name, value) => {
-                self.rest.insert(name.to_owned(), value);
+                self.other.insert(name.to_owned(), value);
             }
         }
     }
@@ -86,31 +86,31 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.put(field, format!("{value:?}").into());
+        self.insert(field, format!("{value:?}").into());
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.put(field, value.into());
+        self.insert(field, value.into());
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.put(field, super::error_chain(value).into());
+        self.insert(field, super::error_chain(value).into());
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn timestamp_has_six_fractional_digits() {
-        assert_eq!(stamp(datetime!(2026-08-06 10:00:00 UTC)), "2026-08-06T10:00:00.000000Z");
-        assert_eq!(stamp(datetime!(2026-08-06 10:00:00.123456789 UTC)), "2026-08-06T10:00:00.123456Z");
+        assert_eq!(format_timestamp(datetime!(2026-08-06 10:00:00 UTC)), "2026-08-06T10:00:00.000000Z");
+        assert_eq!(format_timestamp(datetime!(2026-08-06 10:00:00.123456789 UTC)), "2026-08-06T10:00:00.123456Z");
     }
 }

@@ -5,16 +5,16 @@
 //! use muster_fleeting::sdk::{self, Error, Init, PartialFailure, Provider};
 //! use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 //!
-//! struct Mine;
+//! struct Example;
 //!
 //! #[async_trait::async_trait]
-//! impl Provider for Mine {
-//!     const NAME: &'static str = "mine";
+//! impl Provider for Example {
+//!     const NAME: &'static str = "example";
 //!     const VERSION: &'static str = env!("CARGO_PKG_VERSION");
 //!     type Config = sdk::NoConfig;
 //!
 //!     async fn init(_config: sdk::NoConfig, _settings: sdk::Settings) -> Result<(Self, Init), Error> {
-//!         Ok((Mine, Init { id: "mine/here".to_owned(), max_size: 1, can_suspend: false }))
+//!         Ok((Example, Init { id: "example/local".to_owned(), max_size: 1, can_suspend: false }))
 //!     }
 //!     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> { Ok(Vec::new()) }
 //!     async fn increase(&self, _n: u32) -> Result<u32, PartialFailure<u32>> { Ok(0) }
@@ -22,7 +22,7 @@
 //!     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> { Err(format!("no instance {id}").into()) }
 //! }
 //!
-//! fn main() -> std::process::ExitCode { sdk::main::<Mine>() }
+//! fn main() -> std::process::ExitCode { sdk::main::<Example>() }
 //! ```
 //!
 //! Log with `tracing`: the host shows events with their level and fields. Do not print to stdout before the handshake, which [`main`]
@@ -53,7 +53,7 @@ pub use extension::{Extension, Notices};
 /// Any error of the provider. Its message and the messages of its sources are shown to the operator.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Failure of a call after it had succeeded for some instances.
+/// Failure of a call that succeeded for some instances.
 /// The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so the host receives the part that succeeded, and the error is
 /// logged.
 #[derive(Debug)]
@@ -74,20 +74,20 @@ impl<T: Default, E: std::error::Error + Send + Sync + 'static> From<E> for Parti
 impl<T: Default> PartialFailure<T> {
     /// Wraps the error of a call that changed nothing.
     #[must_use]
-    pub fn nothing(error: impl Into<Error>) -> Self {
+    pub fn none_succeeded(error: impl Into<Error>) -> Self {
         Self { succeeded: T::default(), error: error.into() }
     }
 }
 
 /// The user's settings for connections to instances.
-/// A plugin fills in empty values and keeps the others.
+/// A plugin fills in the empty values and does not change the others.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// `connector_config`.
     pub connector: ConnectorConfig,
 }
 
-/// What a plugin reports about its group.
+/// Properties of a group that its plugin reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Init {
     /// Human-readable id of the group: `<provider>/<location>/<name>`.
@@ -98,14 +98,14 @@ pub struct Init {
     pub can_suspend: bool,
 }
 
-/// Settings of a plugin that has none.
+/// Empty settings, for a plugin without configuration.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 pub struct NoConfig {}
 
 /// A source of machines.
 ///
 /// `update`, `increase` and `decrease` are called one after the other. `connect_info`, `heartbeat` and the calls of the extension may run
-/// at the same time, hence `&self`.
+/// at the same time, so all methods take `&self`.
 #[async_trait]
 pub trait Provider: Sized + Send + Sync + 'static {
     /// Name of the plugin. Its executable is `fleeting-plugin-NAME`.
@@ -123,14 +123,14 @@ pub trait Provider: Sized + Send + Sync + 'static {
     async fn init(config: Self::Config, settings: Settings) -> Result<(Self, Init), Error>;
 
     /// Lists all instances of the group.
-    /// Include those whose state is uncertain: a missing instance counts as lost.
+    /// The list must include instances with an uncertain state, because a missing instance counts as lost.
     ///
     /// # Errors
     /// The provider does not respond. The host keeps its previous list.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error>;
 
     /// Requests `n` more instances without waiting for them.
-    /// Returns how many requests the provider accepted.
+    /// Returns the number of instances that the provider accepted.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
@@ -157,21 +157,21 @@ pub trait Provider: Sized + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Requests to suspend instances.
+    /// Requests the suspension of instances.
     /// Returns those for which the provider accepted it, and those that are suspended already.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
     async fn suspend(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        Err(PartialFailure::nothing("this plugin cannot suspend"))
+        Err(PartialFailure::none_succeeded("this plugin cannot suspend"))
     }
 
-    /// Requests to resume instances. Returns those for which the provider accepted it.
+    /// Requests that instances are resumed. Returns those for which the provider accepted it.
     ///
     /// # Errors
     /// The provider refused some or all of the requests.
     async fn resume(&self, _ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        Err(PartialFailure::nothing("this plugin cannot resume"))
+        Err(PartialFailure::none_succeeded("this plugin cannot resume"))
     }
 
     /// Returns the provider's implementation of the protocol extension.
@@ -181,7 +181,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
     }
 
     /// Removes resources that the plugin created for itself, such as keys, before the plugin exits.
-    /// Instances are kept.
+    /// Instances must not be deleted.
     ///
     /// # Errors
     /// Errors are logged.

@@ -1,5 +1,5 @@
 //! Runs a plugin's helper programs with a timeout.
-//! Their stderr is logged, and no process is left if the wait is canceled.
+//! Their stderr is logged. If the wait is canceled, the program is killed.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -20,7 +20,7 @@ const MAX_LINE_BYTES: usize = 8 * 1024;
 const MAX_QUOTED_LINES: usize = 5;
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
-/// Time to read the rest of the output if a process that the program left running holds its pipes.
+/// Time to read the rest of the output if a process that the program left running keeps its pipes open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Number of attempts to start a file that is still open for writing, and the delay between them.
 const MAX_BUSY_TRIES: u32 = 10;
@@ -55,7 +55,7 @@ impl Finished {
     }
 }
 
-/// Reason why a program has no result.
+/// Reason why a program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The program cannot be started.
@@ -86,7 +86,7 @@ pub enum ProgramError {
     },
     /// The program printed too much.
     #[error("{name} printed more than {MAX_STDOUT_BYTES} bytes")]
-    TooMuch {
+    OutputTooLarge {
         /// Name of the program.
         name: String,
     },
@@ -112,8 +112,8 @@ pub enum ProgramError {
 
 /// Runs a program until it exits. The caller evaluates the exit status.
 ///
-/// The program has its own process group. Processes that it leaves running are kept, unless the program exceeds its timeout or the future
-/// is dropped: then the whole group is killed.
+/// The program has its own process group. Processes that it leaves running continue, unless the program exceeds its timeout or the future
+/// is dropped. In these cases the whole group is killed.
 ///
 /// # Errors
 /// [`ProgramError`], but not [`ProgramError::Failed`].
@@ -122,16 +122,17 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
     let mut child = start(ProcessGroup::lead(command.kill_on_drop(true)), name).await?;
     let mut group = ProcessGroup::of(&child);
     let (stdin, stdout, stderr_pipe) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    let (mut printed, mut stderr) = (Some(Vec::new()), VecDeque::new());
-    let ended = {
+    let (mut stdout_bytes, mut stderr) = (Some(Vec::new()), VecDeque::new());
+    let outcome = {
         let feed = async {
             if let Some(mut stdin) = stdin {
                 // The program may ignore its input.
                 let _ = stdin.write_all(input).await;
             }
         };
-        let pumps =
-            async { tokio::join!(feed, read_stdout(stdout, &mut printed), log_stderr(stderr_pipe, name, &mut stderr)) };
+        let pumps = async {
+            tokio::join!(feed, read_stdout(stdout, &mut stdout_bytes), log_stderr(stderr_pipe, name, &mut stderr))
+        };
         let work = async {
             tokio::pin!(pumps);
             tokio::select! {
@@ -145,7 +146,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
         tokio::time::timeout(timeout, work).await
     };
     let stderr = stderr.into_iter().collect::<Vec<_>>().join(" / ");
-    match ended {
+    match outcome {
         Err(_) => {
             group.terminate();
             let _ = tokio::time::timeout(GRACE, child.wait()).await;
@@ -154,8 +155,8 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
         }
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Ok(Ok(status)) => {
-            group.leave();
-            let stdout = printed.ok_or_else(|| ProgramError::TooMuch { name: name.to_owned() })?;
+            group.detach();
+            let stdout = stdout_bytes.ok_or_else(|| ProgramError::OutputTooLarge { name: name.to_owned() })?;
             Ok(Finished { status, stdout: String::from_utf8_lossy(&stdout).into_owned(), stderr })
         }
     }
@@ -180,8 +181,8 @@ pub async fn run_detached(
     command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
     let mut child = start(ProcessGroup::lead(&mut command), name).await?;
     let mut group = DetachedGroup(ProcessGroup::of(&child));
-    let ended = tokio::time::timeout(timeout, child.wait()).await;
-    match ended {
+    let outcome = tokio::time::timeout(timeout, child.wait()).await;
+    match outcome {
         Ok(Ok(status)) => Ok(Finished { status, stdout: String::new(), stderr: last_lines(output) }),
         Ok(Err(source)) => Err(ProgramError::Wait { name: name.to_owned(), source }),
         Err(_) => {
@@ -200,7 +201,7 @@ struct DetachedGroup(ProcessGroup);
 
 impl Drop for DetachedGroup {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.detach();
     }
 }
 
@@ -234,25 +235,25 @@ async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError>
     }
 }
 
-/// Reads to the end. `to` becomes `None` if there is too much data.
-async fn read_stdout(from: Option<impl AsyncRead + Unpin>, to: &mut Option<Vec<u8>>) {
-    let Some(mut from) = from else { return };
+/// Reads the pipe to its end. `output` becomes `None` if it exceeds [`MAX_STDOUT_BYTES`].
+async fn read_stdout(pipe: Option<impl AsyncRead + Unpin>, output: &mut Option<Vec<u8>>) {
+    let Some(mut pipe) = pipe else { return };
     let mut buffer = vec![0; 32 * 1024];
-    while let Ok(n @ 1..) = from.read(&mut buffer).await {
-        if let Some(kept) = to {
-            kept.extend_from_slice(buffer.get(..n).unwrap_or_default());
-            if kept.len() > MAX_STDOUT_BYTES {
-                *to = None;
+    while let Ok(n @ 1..) = pipe.read(&mut buffer).await {
+        if let Some(bytes) = output {
+            bytes.extend_from_slice(buffer.get(..n).unwrap_or_default());
+            if bytes.len() > MAX_STDOUT_BYTES {
+                *output = None;
             }
         }
     }
 }
 
-/// Logs each line and keeps the last ones.
-async fn log_stderr(from: Option<impl AsyncRead + Unpin>, program: &str, stderr: &mut VecDeque<String>) {
-    let Some(mut from) = from else { return };
+/// Logs each line and stores the last lines in `stderr`.
+async fn log_stderr(pipe: Option<impl AsyncRead + Unpin>, program: &str, stderr: &mut VecDeque<String>) {
+    let Some(mut pipe) = pipe else { return };
     let mut line = Vec::new();
-    let mut end = |line: &mut Vec<u8>| {
+    let mut finish_line = |line: &mut Vec<u8>| {
         let text = String::from_utf8_lossy(line).trim_end().to_owned();
         line.clear();
         if text.is_empty() {
@@ -265,17 +266,17 @@ async fn log_stderr(from: Option<impl AsyncRead + Unpin>, program: &str, stderr:
         stderr.push_back(text);
     };
     let mut buffer = vec![0; MAX_LINE_BYTES];
-    while let Ok(n @ 1..) = from.read(&mut buffer).await {
+    while let Ok(n @ 1..) = pipe.read(&mut buffer).await {
         for byte in buffer.get(..n).unwrap_or_default() {
             if *byte == b'\n' || line.len() == MAX_LINE_BYTES {
-                end(&mut line);
+                finish_line(&mut line);
             }
             if *byte != b'\n' {
                 line.push(*byte);
             }
         }
     }
-    end(&mut line);
+    finish_line(&mut line);
 }
 
 #[cfg(all(test, unix))]
@@ -290,11 +291,11 @@ mod tests {
         run(command, "sh", input.as_bytes(), timeout).await
     }
 
-    const LONG: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn returns_output_and_exit_status() {
-        let finished = sh("cat; echo one >&2; printf two >&2; exit 3", "in", LONG).await.unwrap();
+    async fn program_returns_output_and_exit_status() {
+        let finished = sh("cat; echo one >&2; printf two >&2; exit 3", "in", TIMEOUT).await.unwrap();
         assert_eq!((finished.stdout.as_str(), finished.stderr.as_str()), ("in", "one / two"));
         let error = finished.success("sh").unwrap_err().to_string();
         assert_eq!(error, "sh failed (exit status: 3): one / two");
@@ -307,61 +308,61 @@ mod tests {
         let error = sh(&script, "", Duration::from_millis(500)).await.unwrap_err().to_string();
         assert_eq!(error, "sh did not exit within 0.5 s and was killed; stderr: waiting");
         let pid: i32 = std::fs::read_to_string(directory.path().join("pid")).unwrap().trim().parse().unwrap();
-        // The process has been signaled. Without that it would sleep for ten minutes.
-        let ended = || {
+        // The process was killed. Otherwise it would sleep for ten minutes.
+        let has_exited = || {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             stat.is_empty() || stat.contains(") Z ")
         };
-        while !ended() {
+        while !has_exited() {
             tokio::task::yield_now().await;
         }
     }
 
     #[tokio::test]
     async fn background_processes_do_not_delay_the_result() {
-        let finished = sh("echo done; sleep 600 & echo $! >&2", "", LONG).await.unwrap();
+        let finished = sh("echo done; sleep 600 & echo $! >&2", "", TIMEOUT).await.unwrap();
         assert_eq!(finished.stdout, "done\n");
         let pid = Pid::from_raw(finished.stderr.trim().parse().unwrap()).unwrap();
-        rustix::process::kill_process(pid, Signal::KILL).expect("it still runs");
+        rustix::process::kill_process(pid, Signal::KILL).expect("the background process is still running");
     }
 
     #[tokio::test]
     async fn detached_program_continues_after_cancellation() {
         let directory = tempfile::tempdir().unwrap();
-        let (go, done, output) =
-            (directory.path().join("go"), directory.path().join("done"), directory.path().join("out"));
+        let (exit_file, done, output) =
+            (directory.path().join("exit"), directory.path().join("done"), directory.path().join("out"));
         let script = format!(
-            "echo begun; while ! [ -e {} ]; do sleep 0.01; done; echo half >&2; echo all; touch {}; exit 3",
-            go.display(),
+            "echo started; while ! [ -e {} ]; do sleep 0.01; done; echo one >&2; echo two; touch {}; exit 3",
+            exit_file.display(),
             done.display()
         );
         let sh = || {
             let mut command = Command::new("sh");
             command.args(["-c", &script]);
-            run_detached(command, "sh", &output, LONG)
+            run_detached(command, "sh", &output, TIMEOUT)
         };
-        let begun = async {
-            while !std::fs::read_to_string(&output).unwrap_or_default().contains("begun") {
+        let started = async {
+            while !std::fs::read_to_string(&output).unwrap_or_default().contains("started") {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
-            ended = sh() => panic!("{ended:?}"),
-            () = begun => {}
+            result = sh() => panic!("{result:?}"),
+            () = started => {}
         }
-        std::fs::write(&go, "").unwrap();
+        std::fs::write(&exit_file, "").unwrap();
         while !done.exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let finished = sh().await.unwrap();
-        assert!(finished.failed("sh").to_string().ends_with("half / all"), "{finished:?}");
+        assert!(finished.failed("sh").to_string().ends_with("one / two"), "{finished:?}");
     }
 
     #[tokio::test]
     async fn unlimited_output_is_an_error() {
-        let error = sh("head -c 20000000 /dev/zero", "", LONG).await.unwrap_err();
-        assert!(matches!(error, ProgramError::TooMuch { .. }), "{error}");
-        let error = run(Command::new("/nowhere/program"), "it", b"", LONG).await.unwrap_err();
+        let error = sh("head -c 20000000 /dev/zero", "", TIMEOUT).await.unwrap_err();
+        assert!(matches!(error, ProgramError::OutputTooLarge { .. }), "{error}");
+        let error = run(Command::new("/nowhere/program"), "program", b"", TIMEOUT).await.unwrap_err();
         assert!(matches!(error, ProgramError::Start { .. }), "{error}");
     }
 }

@@ -27,12 +27,12 @@ use crate::sys::{self, Endpoint, Signals};
 /// Maximum size of a message. The protocol allows 2 GiB; real messages are far smaller than this.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
-/// Time to send the response to the call that stops the process.
+/// Maximum time to send the response to the call that stops the process.
 const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
 /// Exit status that shells report for a process that SIGTERM ended.
-const TERMINATED: u8 = 143;
+const SIGTERM_EXIT_STATUS: u8 = 143;
 
-/// Serves until the host requests the exit or is gone, or until SIGTERM.
+/// Serves until the host requests the exit, the host is lost, or SIGTERM arrives.
 pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
     let mut signals = Signals::new()?;
     let (listener, endpoint) = sys::listen().await?;
@@ -45,34 +45,34 @@ pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
         .add_service(GrpcControllerServer::new(services.clone()))
         .add_service(GrpcStdioServer::new(services.clone()))
         .add_service(GrpcBrokerServer::new(services))
-        .add_service(InstanceGroupExtensionServer::new(extension::Service { provider: group.shared() }))
+        .add_service(InstanceGroupExtensionServer::new(extension::Service { provider: group.provider_cell() }))
         .add_service(
             InstanceGroupServer::new(group)
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES),
         )
         .serve_with_incoming(listener);
-    announce(&endpoint)?;
+    print_handshake(&endpoint)?;
     let lost = host.wait_lost();
     tokio::pin!(server, lost);
     // Pending calls are dropped: the process exits immediately, as Go plugins do (docs/spec/fleeting.md, section 1.11).
     tokio::select! {
-        ended = &mut server => Ok(ended.map(|()| ExitCode::SUCCESS)?),
+        result = &mut server => Ok(result.map(|()| ExitCode::SUCCESS)?),
         () = stop.cancelled() => {
             // The response to the call that stopped the plugin has not been sent yet.
             let _ = tokio::time::timeout(LAST_RESPONSE_TIMEOUT, &mut server).await;
             Ok(ExitCode::SUCCESS)
         }
         () = &mut lost => {
-            tracing::info!("host is gone, exiting");
+            tracing::info!("host lost, exiting");
             Ok(ExitCode::SUCCESS)
         }
-        () = signals.wait_termination() => Ok(ExitCode::from(TERMINATED)),
+        () = signals.wait_termination() => Ok(ExitCode::from(SIGTERM_EXIT_STATUS)),
     }
 }
 
 /// Prints the handshake, the first and only line on stdout.
-fn announce(endpoint: &Endpoint) -> Result<(), Error> {
+fn print_handshake(endpoint: &Endpoint) -> Result<(), Error> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{CORE_VERSION}|{APP_VERSION}|{}|{}|grpc|", endpoint.network, endpoint.address)?;
     stdout.flush()?;
@@ -80,7 +80,7 @@ fn announce(endpoint: &Endpoint) -> Result<(), Error> {
 }
 
 /// go-plugin's services.
-/// The plugin prints nothing and opens no further connections, so both streams stay empty. When the host is gone, they close.
+/// The plugin prints nothing and opens no further connections, so both streams stay empty. They close when the host exits.
 #[derive(Clone)]
 struct GoPluginServices {
     stop: CancellationToken,
@@ -91,9 +91,9 @@ type EmptyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl GoPluginServices {
     fn empty_stream<T: Send + 'static>(&self) -> EmptyStream<T> {
-        let counted = self.host.open_stream();
+        let open_stream = self.host.open_stream();
         Box::pin(futures::stream::pending().map(move |never: Result<T, Status>| {
-            let _ = &counted;
+            let _ = &open_stream;
             never
         }))
     }

@@ -24,18 +24,18 @@ pub(super) struct Service<P> {
     provider: Arc<OnceLock<P>>,
     /// [`super::Init::can_suspend`].
     can_suspend: AtomicBool,
-    starting: tokio::sync::Mutex<()>,
+    init_lock: tokio::sync::Mutex<()>,
 }
 
 impl<P> Default for Service<P> {
     fn default() -> Self {
-        Self { provider: Arc::default(), can_suspend: AtomicBool::new(false), starting: tokio::sync::Mutex::default() }
+        Self { provider: Arc::default(), can_suspend: AtomicBool::new(false), init_lock: tokio::sync::Mutex::default() }
     }
 }
 
 impl<P: Provider> Service<P> {
     /// Returns the cell that will hold the provider, for the service of the extension.
-    pub(super) fn shared(&self) -> Arc<OnceLock<P>> {
+    pub(super) fn provider_cell(&self) -> Arc<OnceLock<P>> {
         Arc::clone(&self.provider)
     }
 
@@ -44,7 +44,7 @@ impl<P: Provider> Service<P> {
     }
 
     /// Returns the provider if it declared that it can suspend.
-    /// A host that does not know this does not track suspended instances (H13).
+    /// Without that declaration, hosts do not track suspended instances (H13).
     fn suspendable(&self) -> Result<&P, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
@@ -59,7 +59,7 @@ fn unknown_status(error: &super::Error) -> Status {
     Status::unknown(error_chain(error.as_ref()))
 }
 
-/// Returns the part that succeeded. The host receives an error only if nothing succeeded.
+/// Returns the part that succeeded, or the error if nothing succeeded.
 fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialFailure<T>>) -> Result<T, Status> {
     match result {
         Ok(succeeded) => Ok(succeeded),
@@ -68,14 +68,14 @@ fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialF
             Err(unknown_status(&error))
         }
         Err(PartialFailure { succeeded, error }) => {
-            tracing::error!(call, error = error_chain(error.as_ref()), "call succeeded in part");
+            tracing::error!(call, error = error_chain(error.as_ref()), "call partially succeeded");
             Ok(succeeded)
         }
     }
 }
 
-/// Returns the part that succeeded in the details of the error (P11).
-/// Only `Suspend` and `Resume` can return both.
+/// Puts the part that succeeded into the details of the error (P11).
+/// Only the errors of `Suspend` and `Resume` have such details.
 fn partial_details(
     result: Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>,
     message: &str,
@@ -98,7 +98,7 @@ fn partial_details(
     Err(Status::with_details(Code::Unknown, text, rich.encode_to_vec().into()))
 }
 
-fn ids(texts: Vec<String>) -> Vec<InstanceId> {
+fn to_ids(texts: Vec<String>) -> Vec<InstanceId> {
     texts.into_iter().map(InstanceId::from).collect()
 }
 
@@ -112,19 +112,21 @@ impl<P: Provider> InstanceGroup for Service<P> {
 
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
         let InitRequest { config, settings } = request.into_inner();
-        let _guard = self.starting.lock().await;
+        let _guard = self.init_lock.lock().await;
         if self.provider.get().is_some() {
-            return Err(Status::failed_precondition("Init was called before"));
+            return Err(Status::failed_precondition("Init has already been called"));
         }
-        let (config, ignored) =
-            config::read::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
-        for config::Unknown { key, nearest } in ignored {
-            match nearest {
-                Some(nearest) => tracing::warn!(key, "plugin_config: unknown key ignored; did you mean `{nearest}`?"),
+        let (config, unknown_keys) =
+            config::parse::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
+        for config::UnknownKey { key, suggestion } in unknown_keys {
+            match suggestion {
+                Some(suggestion) => {
+                    tracing::warn!(key, "plugin_config: unknown key ignored; did you mean `{suggestion}`?")
+                }
                 None => tracing::warn!(key, "plugin_config: unknown key ignored"),
             }
         }
-        // Missing settings mean default ones (P8). Go plugins crash on them.
+        // Without settings, the defaults apply (P8). Go plugins crash if the settings are missing.
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
         let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown_status(&error))?;
@@ -155,7 +157,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
     }
 
     async fn decrease(&self, request: Request<DecreaseRequest>) -> Result<Response<DecreaseResponse>, Status> {
-        let requested = ids(request.into_inner().instances);
+        let requested = to_ids(request.into_inner().instances);
         let succeeded = accept_partial("Decrease", self.provider()?.decrease(requested).await)?;
         Ok(Response::new(DecreaseResponse { succeeded: id_strings(succeeded) }))
     }
@@ -181,12 +183,12 @@ impl<P: Provider> InstanceGroup for Service<P> {
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
-        let result = self.suspendable()?.suspend(ids(request.into_inner().instances)).await;
+        let result = self.suspendable()?.suspend(to_ids(request.into_inner().instances)).await;
         Ok(Response::new(SuspendResponse { succeeded: partial_details(result, "SuspendResponse")? }))
     }
 
     async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        let result = self.suspendable()?.resume(ids(request.into_inner().instances)).await;
+        let result = self.suspendable()?.resume(to_ids(request.into_inner().instances)).await;
         Ok(Response::new(ResumeResponse { succeeded: partial_details(result, "ResumeResponse")? }))
     }
 

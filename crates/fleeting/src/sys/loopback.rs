@@ -34,8 +34,8 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     let (first, last) = (*ports.start(), *ports.end());
     let mut source = io::Error::from(io::ErrorKind::AddrInUse);
     for port in ports {
-        let bound = TcpListener::bind(("127.0.0.1", port)).await;
-        match bound.and_then(|listener| Ok((listener.local_addr()?.to_string(), listener))) {
+        let listener = TcpListener::bind(("127.0.0.1", port)).await;
+        match listener.and_then(|listener| Ok((listener.local_addr()?.to_string(), listener))) {
             Ok((address, listener)) => {
                 return Ok((TcpListenerStream::new(listener), Endpoint { network: "tcp", address, socket: None }));
             }
@@ -45,7 +45,7 @@ pub(crate) async fn listen_at(ports: RangeInclusive<u16>) -> Result<(TcpListener
     Err(PortError::Listen { first, last, source })
 }
 
-/// Returns the range in the host's two environment variables. Without both, any port.
+/// Returns the range from the host's two environment variables. If both are missing, any port is allowed.
 ///
 /// # Errors
 /// [`PortError::Port`] or [`PortError::EmptyRange`].
@@ -67,7 +67,7 @@ mod tests {
 
     #[tokio::test]
     async fn next_port_is_used_if_one_is_taken() {
-        // Ports that other programs use make the range longer, but do not affect the test.
+        // Ports that other programs use are skipped and do not affect the test.
         let (_taken, first) = listen_at(0..=0).await.unwrap();
         let port: u16 = first.address.rsplit_once(':').unwrap().1.parse().unwrap();
         let (mut listener, endpoint) = listen_at(port..=u16::MAX).await.unwrap();

@@ -1,9 +1,9 @@
-//! What differs between Unix and Windows for a plugin. Both modules have the same names:
+//! Code of a plugin that differs between Unix and Windows. Both modules export the same names:
 //!
 //! - [`listen`] opens the plugin's listener and returns an [`Endpoint`] for the handshake.
 //! - [`Signals`] and [`Parent`] decide when a plugin exits.
 //!
-//! The host, and what only a host needs, is for Unix only.
+//! Code that only a host needs is for Unix only, and is not in this module.
 
 #[cfg(any(windows, test))]
 mod loopback;

@@ -1,4 +1,4 @@
-//! Unix: sockets, signals, and a parent process id that changes when the parent dies.
+//! Unix: sockets, signals, and a parent process id that changes when the parent exits.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ impl Signals {
     }
 
     /// Waits for SIGTERM.
-    /// SIGINT from a terminal also reaches the host, which decides what happens (P9). Cancel-safe.
+    /// SIGINT from a terminal also reaches the host, which decides how to handle it (P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         loop {
             tokio::select! {

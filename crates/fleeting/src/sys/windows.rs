@@ -28,7 +28,7 @@ impl Signals {
     }
 
     /// Never returns.
-    /// Ctrl-C in a console also reaches the host, which decides what happens (P9). Cancel-safe.
+    /// Ctrl-C in a console also reaches the host, which decides how to handle it (P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         while self.0.recv().await.is_some() {
             tracing::debug!("ignored Ctrl-C, because the host handles it");
@@ -38,7 +38,7 @@ impl Signals {
 }
 
 /// The parent process.
-/// Windows keeps its id after its death, so only the host's streams show that it is gone.
+/// On Windows, the parent process id does not change when the parent exits. Only the host's streams show its exit.
 #[derive(Debug)]
 pub(crate) struct Parent;
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """An instance group: Muster's plugin `script` runs this program for each call.
 
-Its instances are only files: replace them with calls to your provider. An exception fails the call, and its message is logged.
+Its instances are only files: replace them with calls to your provider. After an exception the call fails, and the message is logged.
 Exit with 64 for a call that is not implemented.
 """
 import json
@@ -33,7 +33,7 @@ def update():
 
 
 def increase(n):
-    """Requests more instances, and returns the number of accepted requests."""
+    """Requests more instances, and returns the number of accepted instances."""
     for _ in range(int(n)):
         handle, path = tempfile.mkstemp(prefix="instance-", dir=ROOT)
         os.write(handle, b"creating")
@@ -51,7 +51,7 @@ def decrease(*ids):
 
 def connect_info(name):
     if not (ROOT / name).exists():
-        sys.exit(f"there is no instance {name}")
+        sys.exit(f"instance {name} does not exist")
     return {"internal_addr": "127.0.0.1"}
 
 

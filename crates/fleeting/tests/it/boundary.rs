@@ -26,8 +26,8 @@ const REQUESTS: [(&str, &[&str]); 15] = [
     ("Prepare", &["instance", "job"]),
 ];
 
-/// Fields about connections to instances, which are all of `Init`'s settings.
-const SETTINGS: [&str; 10] = [
+/// Fields of `ConnectorConfig`. `Init` has no other settings of the host.
+const CONNECTOR_FIELDS: [&str; 10] = [
     "os",
     "arch",
     "protocol",
@@ -66,7 +66,7 @@ fn calls(text: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// R050: the autoscaler is not part of the plugin, so no call passes a policy to a plugin.
+/// Requirement R050: the autoscaler is not part of the plugin, so no call passes a policy to a plugin.
 #[test]
 fn plugin_calls_have_no_policy_parameters() {
     let allowed: BTreeMap<_, _> = REQUESTS.into_iter().collect();
@@ -87,5 +87,5 @@ fn plugin_calls_have_no_policy_parameters() {
     assert_eq!(seen.len(), REQUESTS.len(), "{seen:?}");
     let messages = messages(PROTOCOLS[0]);
     assert_eq!(messages["Settings"], ["connector_config"]);
-    assert_eq!(messages["ConnectorConfig"], SETTINGS);
+    assert_eq!(messages["ConnectorConfig"], CONNECTOR_FIELDS);
 }

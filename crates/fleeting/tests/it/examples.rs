@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-fn text(path: &str) -> String {
+fn read_text(path: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -10,7 +10,7 @@ fn text(path: &str) -> String {
 /// A provider is small: less than 150 lines of Rust, and less than 100 lines of Python or shell.
 #[test]
 fn example_providers_are_small() {
-    for (path, lines_max) in [
+    for (path, max_lines) in [
         ("crates/fleeting/templates/rust/src/main.rs", 150),
         ("examples/plugins/rust/src/main.rs", 150),
         ("crates/fleeting/templates/python/group.py", 100),
@@ -18,55 +18,61 @@ fn example_providers_are_small() {
         ("crates/fleeting/templates/shell/group", 100),
         ("examples/plugins/shell/sshd-group", 100),
     ] {
-        let lines = text(path).lines().count();
-        assert!(lines < lines_max, "{path} has {lines} lines");
+        let lines = read_text(path).lines().count();
+        assert!(lines < max_lines, "{path} has {lines} lines");
     }
 }
 
 /// The Python example contains a copy of the protocol file, so that it can be copied as a whole.
 #[test]
 fn python_example_has_current_protocol() {
-    let (copy, own) =
-        (text("examples/plugins/python/instance_group.proto"), text("crates/fleeting/proto/instance_group.proto"));
-    assert!(copy == own, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
+    let (copy, original) = (
+        read_text("examples/plugins/python/instance_group.proto"),
+        read_text("crates/fleeting/proto/instance_group.proto"),
+    );
+    assert!(copy == original, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
 
-/// R045: plugins use the SDK, sessions and files, but nothing of the host, the scaler or the manager.
-/// Those do not know any provider by name.
+/// Requirement R045: plugins use the SDK, sessions and files, but not the host, the scaler or the manager.
+/// Host and scaler contain no names of providers.
 #[test]
-fn plugins_use_only_the_sdk_and_hosts_no_provider() {
+fn plugins_use_only_the_sdk_and_hosts_know_no_provider() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut plugins = 0;
     for plugin in std::fs::read_dir(root.join("plugins")).unwrap().map(|entry| entry.unwrap().path()) {
         let Ok(manifest) = std::fs::read_to_string(plugin.join("Cargo.toml")) else { continue };
-        let own = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
-        let ours: Vec<_> = own.lines().filter(|line| line.starts_with("muster-")).collect();
-        let allowed = |used: &&str| ["fleeting", "remote", "files"].iter().any(|ours| used[7..].starts_with(ours));
-        assert!(!ours.is_empty() && ours.iter().all(allowed), "{}: {ours:?}", plugin.display());
+        let dependencies = manifest.split("\n[dependencies]\n").nth(1).unwrap().split("\n[").next().unwrap();
+        let muster_crates: Vec<_> = dependencies.lines().filter(|line| line.starts_with("muster-")).collect();
+        let allowed = |used: &&str| ["fleeting", "remote", "files"].iter().any(|name| used[7..].starts_with(name));
+        assert!(
+            !muster_crates.is_empty() && muster_crates.iter().all(allowed),
+            "{}: {muster_crates:?}",
+            plugin.display()
+        );
         for (path, text) in sources(&plugin.join("src")) {
             // Tests of a plugin may check how a host uses it.
             let code = text.split("#[cfg(test)]").next().unwrap();
             for used in code.split("muster_fleeting::").skip(1) {
-                let door = used.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
-                assert!(matches!(door, "sdk" | "connector"), "{} uses {door}", path.display());
+                let module = used.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap();
+                assert!(matches!(module, "sdk" | "connector"), "{} uses {module}", path.display());
             }
         }
         plugins += 1;
     }
     assert!(plugins >= 4, "{plugins}");
-    for folder in ["crates/taskscaler/src", "crates/fleeting/src/host"] {
-        for (path, text) in sources(&root.join(folder)) {
+    for directory in ["crates/taskscaler/src", "crates/fleeting/src/host"] {
+        for (path, text) in sources(&root.join(directory)) {
             for name in ["docker-machine", "docker_machine", "amazonec2", "googlecloud"] {
-                assert!(!text.contains(name), "{} knows {name}", path.display());
+                assert!(!text.contains(name), "{} contains {name}", path.display());
             }
         }
     }
 }
 
 /// Returns the Rust files below a directory with their content.
-fn sources(folder: &std::path::Path) -> Vec<(PathBuf, String)> {
+fn sources(directory: &std::path::Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+    for entry in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
         if entry.is_dir() {
             found.extend(sources(&entry));
         } else if entry.extension().is_some_and(|extension| extension == "rs") {

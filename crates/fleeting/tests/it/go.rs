@@ -16,7 +16,7 @@ async fn go_dummy_runs_under_our_host() {
     assert_eq!(group.info().id, "dummy/dummy");
     assert_eq!(group.info().max_size, 7);
     assert!(group.info().can_suspend);
-    assert_eq!(group.features(), Features::default(), "it never heard of an extension");
+    assert_eq!(group.features(), Features::default(), "the dummy has no extension");
     let error = group.offers().await.unwrap_err();
     assert!(matches!(error, CallError::NoCapability { capability: "offers", .. }), "{error}");
     group.prepare(&InstanceId::new("any"), "job").await.unwrap();
@@ -39,12 +39,12 @@ async fn go_dummy_runs_under_our_host() {
 
     assert_eq!(group.decrease(&ids).await.unwrap(), ids);
     assert_eq!(states(group.update().await.unwrap()), [InstanceState::Deleted; 2]);
-    // The dummy returns its own error, because the protocol has no error for a missing instance.
-    let error = group.decrease(&[InstanceId::new("nobody")]).await.unwrap_err();
+    // The message is the dummy's own, because the protocol has no error for a missing instance.
+    let error = group.decrease(&[InstanceId::new("unknown")]).await.unwrap_err();
     assert!(matches!(&error, CallError::Refused { message, .. } if message.contains("not found")), "{error}");
     group.stop().await;
 
-    // Go's error about settings that it cannot parse is passed on.
+    // The host passes on Go's error about settings that the plugin cannot parse.
     spec.config = json!({"MaxSize": "seven"});
     let error = Group::start(spec).await.unwrap_err();
     assert!(error.to_string().contains("unmarshaling config"), "{error}");

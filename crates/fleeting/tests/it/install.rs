@@ -1,4 +1,4 @@
-//! Tests plugins from a real registry: the O cases, and defects of the Go implementation.
+//! Tests plugins from a real registry: the cases O of docs/spec/fleeting.md, and defects of the Go implementation.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -15,18 +15,18 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::registry::{PASSWORD, Registry, USER, archive, archive_of};
 
 /// A directory of plugins, and a registry without a login.
-pub(crate) struct Here {
+pub(crate) struct Fixture {
     pub(crate) registry: Registry,
-    folder: TempDir,
+    directory: TempDir,
     pub(crate) store: Store,
 }
 
-impl Here {
+impl Fixture {
     pub(crate) fn new() -> Option<Self> {
         let registry = Registry::start(false)?;
-        let folder = tempfile::tempdir().unwrap();
-        let store = Store::new(folder.path().join("plugins"));
-        Some(Self { registry, folder, store })
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::new(directory.path().join("plugins"));
+        Some(Self { registry, directory, store })
     }
 
     pub(crate) async fn install(&self, name: &str) -> Result<InstallResult, InstallError> {
@@ -43,8 +43,8 @@ impl Here {
 
     /// Returns the names in the directory of the plugin `name`, including hidden ones.
     pub(crate) fn names(&self, name: &str) -> Vec<String> {
-        let folder = self.store.directory().join(self.registry.host.replace(':', "!")).join(name);
-        let Ok(entries) = folder.read_dir() else { return Vec::new() };
+        let directory = self.store.directory().join(self.registry.host.replace(':', "!")).join(name);
+        let Ok(entries) = directory.read_dir() else { return Vec::new() };
         let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
@@ -66,184 +66,194 @@ pub(crate) fn text(error: &dyn std::error::Error) -> String {
 
 #[tokio::test]
 async fn o02_constraint_selects_from_list_of_tags() {
-    let Some(here) = Here::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     for version in ["1.2.3", "1.10.0", "2.0.0-rc.1"] {
-        // There is no alias tag. Go finds nothing in this case.
-        here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
+        // Without alias tags, Go finds no version.
+        fixture.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
     }
-    for (constraint, wanted) in
+    for (constraint, expected) in
         [("1", "1.10.0"), ("latest", "1.10.0"), ("1.2", "1.2.3"), ("2.0.0-rc.1", "2.0.0-rc.1"), ("~1.2.0", "1.2.3")]
     {
-        let done = here.install(&format!("g/p:{constraint}")).await.unwrap();
-        assert_eq!(done.installed.version.to_string(), wanted, "{constraint}");
-        assert_eq!(std::fs::read(&done.installed.executable).unwrap(), wanted.as_bytes());
+        let result = fixture.install(&format!("g/p:{constraint}")).await.unwrap();
+        assert_eq!(result.installed.version.to_string(), expected, "{constraint}");
+        assert_eq!(std::fs::read(&result.installed.executable).unwrap(), expected.as_bytes());
     }
-    assert_eq!(here.names("g/p"), ["1.10.0", "1.2.3", "2.0.0-rc.1"], "side by side, and nothing else");
-    let error = text(&here.install("g/p:2").await.unwrap_err());
+    assert_eq!(
+        fixture.names("g/p"),
+        ["1.10.0", "1.2.3", "2.0.0-rc.1"],
+        "the versions are side by side, without other files"
+    );
+    let error = text(&fixture.install("g/p:2").await.unwrap_err());
     assert!(error.contains("no version matches; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");
-    let available = available(&here.registry.reference("g/p:1"), None).await.unwrap();
+    let available = available(&fixture.registry.reference("g/p:1"), None).await.unwrap();
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
 /// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them, so the installed version is not found.
 #[tokio::test]
 async fn latest_is_the_same_for_install_and_resolution() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"release")).await;
-    here.registry.push("g/p", "1.1.0-rc.1", &["1.1.0-rc.1", "latest", "1", "1.1"], &archive(b"candidate")).await;
-    let done = here.install("g/p").await.unwrap();
-    assert_eq!(done.installed.version.to_string(), "1.0.0");
-    let found = here.store.find(&here.registry.reference("g/p:latest"));
-    assert_eq!(found.as_ref(), Some(&done.installed));
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"release")).await;
+    fixture.registry.push("g/p", "1.1.0-rc.1", &["1.1.0-rc.1", "latest", "1", "1.1"], &archive(b"candidate")).await;
+    let result = fixture.install("g/p").await.unwrap();
+    assert_eq!(result.installed.version.to_string(), "1.0.0");
+    let found = fixture.store.find(&fixture.registry.reference("g/p:latest"));
+    assert_eq!(found.as_ref(), Some(&result.installed));
 }
 
 #[tokio::test]
 async fn o03_entry_for_this_platform_is_installed() {
-    let Some(here) = Here::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     let this = HostPlatform::this();
     let other = json!({"os": "plan9", "architecture": "vax"});
-    let mine = json!({"os": this.os, "architecture": this.architecture});
-    here.registry.push_for("g/p", "1.0.0", &["1.0.0"], &archive(b"x"), &[other.clone(), mine]).await;
-    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
+    let own = json!({"os": this.os, "architecture": this.architecture});
+    fixture.registry.push_for("g/p", "1.0.0", &["1.0.0"], &archive(b"x"), &[other.clone(), own]).await;
+    assert_eq!(fixture.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
 
-    here.registry.push_for("g/q", "1.0.0", &["1.0.0"], &archive(b"x"), &[other]).await;
-    let error = text(&here.install("g/q").await.unwrap_err());
+    fixture.registry.push_for("g/q", "1.0.0", &["1.0.0"], &archive(b"x"), &[other]).await;
+    let error = text(&fixture.install("g/q").await.unwrap_err());
     assert!(error.contains(&format!("not available for {this}, only for plan9/vax")), "{error}");
 
-    here.registry.push_plain_image("g/r", "1.0.0").await;
-    let error = text(&here.install("g/r:1.0.0").await.unwrap_err());
+    fixture.registry.push_plain_image("g/r", "1.0.0").await;
+    let error = text(&fixture.install("g/r:1.0.0").await.unwrap_err());
     assert!(error.contains("publish an index of platforms"), "{error}");
 }
 
 #[tokio::test]
 async fn o04_content_with_wrong_digest_is_discarded() {
-    let Some(here) = Here::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     let packed = archive(b"good");
-    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    let digest = fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
     let mut changed = packed.clone();
     *changed.last_mut().unwrap() ^= 1;
-    std::fs::write(here.registry.blob(&digest), &changed).unwrap();
+    std::fs::write(fixture.registry.blob(&digest), &changed).unwrap();
 
-    let error = here.install("g/p").await.unwrap_err();
+    let error = fixture.install("g/p").await.unwrap_err();
     assert!(matches!(&error, InstallError::Registry { source: RegistryError::Digest { .. }, .. }), "{error:?}");
     assert!(text(&error).contains("was discarded"), "{error}");
-    assert_eq!(here.names("g/p"), [""; 0], "no target directory is left");
-    assert_eq!(here.store.directory().join(".partial").read_dir().unwrap().count(), 0);
+    assert_eq!(fixture.names("g/p"), [""; 0], "no target directory remains");
+    assert_eq!(fixture.store.directory().join(".partial").read_dir().unwrap().count(), 0);
 
-    std::fs::write(here.registry.blob(&digest), &packed).unwrap();
-    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
+    std::fs::write(fixture.registry.blob(&digest), &packed).unwrap();
+    assert_eq!(fixture.install("g/p").await.unwrap().outcome, InstallOutcome::Installed);
 }
 
 #[tokio::test]
 async fn o05_second_install_changes_nothing() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    let first = here.install("g/p").await.unwrap();
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let first = fixture.install("g/p").await.unwrap();
     let inode = |path: &Path| std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
     let before = inode(&first.installed.executable);
-    assert_eq!(here.install("g/p").await.unwrap().outcome, InstallOutcome::Present);
-    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Unchanged);
+    assert_eq!(fixture.install("g/p").await.unwrap().outcome, InstallOutcome::Present);
+    assert_eq!(fixture.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Unchanged);
     assert_eq!(inode(&first.installed.executable), before);
 
-    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"two")).await;
-    assert_eq!(here.install("g/p").await.unwrap().installed.version.to_string(), "1.0.0", "only an upgrade asks again");
-    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().installed.version.to_string(), "1.1.0");
+    fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"two")).await;
+    assert_eq!(
+        fixture.install("g/p").await.unwrap().installed.version.to_string(),
+        "1.0.0",
+        "only an upgrade queries the registry"
+    );
+    assert_eq!(fixture.install_with("g/p", UPGRADE).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
 #[tokio::test]
-async fn o06_archive_that_points_outside_is_refused() {
-    let Some(here) = Here::new() else { return };
+async fn o06_archive_with_outside_entry_is_rejected() {
+    let Some(fixture) = Fixture::new() else { return };
     let packed = archive_of(&[("plugin/plugin", b"x"), ("plugin/../../x", b"y")]);
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
-    let error = text(&here.install("g/p").await.unwrap_err());
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    let error = text(&fixture.install("g/p").await.unwrap_err());
     assert!(error.contains("\"plugin/../../x\" is outside of the directories that may be unpacked"), "{error}");
-    assert_eq!(here.names("g/p"), [""; 0], "nothing is left of it");
-    assert_eq!(here.folder.path().read_dir().unwrap().count(), 1);
+    assert_eq!(fixture.names("g/p"), [""; 0], "no files remain");
+    assert_eq!(fixture.directory.path().read_dir().unwrap().count(), 1);
 }
 
 #[tokio::test]
 async fn new_digest_of_known_version_must_be_accepted() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    let done = here.install("g/p").await.unwrap();
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let result = fixture.install("g/p").await.unwrap();
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
 
-    let error = here.install_with("g/p", UPGRADE).await.unwrap_err();
+    let error = fixture.install_with("g/p", UPGRADE).await.unwrap_err();
     assert!(
         text(&error).contains("published under the same version") && text(&error).contains("--accept-new-digest"),
         "{error}"
     );
-    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"one");
-    // Removing the version keeps its digest.
-    here.store.remove(&here.registry.reference("g/p"), false).await.unwrap();
-    assert!(matches!(here.install("g/p").await.unwrap_err(), InstallError::Changed { .. }));
+    assert_eq!(std::fs::read(&result.installed.executable).unwrap(), b"one");
+    // The digest of a removed version stays in the lock file.
+    fixture.store.remove(&fixture.registry.reference("g/p"), false).await.unwrap();
+    assert!(matches!(fixture.install("g/p").await.unwrap_err(), InstallError::Changed { .. }));
 
     let accept = InstallOptions { upgrade: false, accept_new_digest: true };
-    assert_eq!(here.install_with("g/p", accept).await.unwrap().outcome, InstallOutcome::Installed);
-    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
+    assert_eq!(fixture.install_with("g/p", accept).await.unwrap().outcome, InstallOutcome::Installed);
+    assert_eq!(std::fs::read(&result.installed.executable).unwrap(), b"other");
 
-    here.store.remove(&here.registry.reference("g/p:1.0.0"), true).await.unwrap();
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"third")).await;
+    fixture.store.remove(&fixture.registry.reference("g/p:1.0.0"), true).await.unwrap();
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"third")).await;
     assert_eq!(
-        here.install("g/p").await.unwrap().outcome,
+        fixture.install("g/p").await.unwrap().outcome,
         InstallOutcome::Installed,
-        "forgotten, it is as if it were new"
+        "a version with a forgotten digest counts as new"
     );
-    let error = here.store.remove(&here.registry.reference("g/p:2"), false).await.unwrap_err();
+    let error = fixture.store.remove(&fixture.registry.reference("g/p:2"), false).await.unwrap_err();
     assert!(matches!(error, InstallError::NotInstalled { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn changed_file_is_detected_and_repaired() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    let installed = here.install("g/p").await.unwrap().installed;
-    let outcome = || here.store.verify(here.store.list()).unwrap().remove(0).outcome;
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let installed = fixture.install("g/p").await.unwrap().installed;
+    let outcome = || fixture.store.verify(fixture.store.list()).unwrap().remove(0).outcome;
     assert_eq!(outcome(), VerifyOutcome::Intact);
     assert_eq!(installed.executable.metadata().unwrap().permissions().mode() & 0o777, 0o755);
 
     std::fs::write(&installed.executable, b"two").unwrap();
     std::fs::write(installed.executable.with_file_name("more"), b"").unwrap();
-    let VerifyOutcome::Changed(what) = outcome() else { panic!("not found") };
-    assert!(what[0].starts_with("plugin has the digest") && what[1] == "more was added", "{what:?}");
+    let VerifyOutcome::Changed(changes) = outcome() else { panic!("the change was not detected") };
+    assert!(changes[0].starts_with("plugin has the digest") && changes[1] == "more was added", "{changes:?}");
 
-    assert_eq!(here.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Repaired);
+    assert_eq!(fixture.install_with("g/p", UPGRADE).await.unwrap().outcome, InstallOutcome::Repaired);
     assert_eq!(outcome(), VerifyOutcome::Intact);
 }
 
 #[tokio::test]
 async fn interrupted_download_is_continued() {
-    let Some(here) = Here::new() else { return };
-    let content: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let Some(fixture) = Fixture::new() else { return };
+    let content: Vec<u8> = (0..300_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[1]).collect();
     let packed = archive(&content);
-    let digest = here.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
-    // The registry has only the second half left.
+    let digest = fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &packed).await;
+    // The first half of the blob at the registry is overwritten.
     let half = packed.len() / 2;
     let mut changed = packed.clone();
     changed[..half].fill(0);
-    std::fs::write(here.registry.blob(&digest), &changed).unwrap();
-    let partial = here.store.directory().join(".partial");
+    std::fs::write(fixture.registry.blob(&digest), &changed).unwrap();
+    let partial = fixture.store.directory().join(".partial");
     std::fs::create_dir_all(&partial).unwrap();
     std::fs::write(partial.join(digest.replace(':', "-")), &packed[..half]).unwrap();
 
-    let installed = here.install("g/p").await.unwrap().installed;
+    let installed = fixture.install("g/p").await.unwrap().installed;
     assert_eq!(Digest::of_file(&installed.executable).unwrap(), Digest::of(&content));
     assert_eq!(partial.read_dir().unwrap().count(), 0);
 }
 
-/// Forwards connections to `to` and closes each one after this number of response bytes.
-async fn cutting_proxy(to: String, bytes: u64) -> String {
+/// Forwards connections to `upstream` and closes each one after this number of response bytes.
+async fn disconnecting_proxy(upstream: String, bytes: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let far = TcpStream::connect(&to).await.unwrap();
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(&upstream).await.unwrap();
             tokio::spawn(async move {
-                let ((mut near_in, mut near_out), (far_in, mut far_out)) = (near.into_split(), far.into_split());
-                let up = tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
-                let _ = tokio::io::copy(&mut far_in.take(bytes), &mut near_out).await;
-                let _ = near_out.shutdown().await;
-                up.abort();
+                let ((mut client_read, mut client_write), (upstream_read, mut upstream_write)) =
+                    (client.into_split(), server.into_split());
+                let requests =
+                    tokio::spawn(async move { tokio::io::copy(&mut client_read, &mut upstream_write).await });
+                let _ = tokio::io::copy(&mut upstream_read.take(bytes), &mut client_write).await;
+                let _ = client_write.shutdown().await;
+                requests.abort();
             });
         }
     });
@@ -252,20 +262,21 @@ async fn cutting_proxy(to: String, bytes: u64) -> String {
 
 #[tokio::test]
 async fn broken_connections_are_retried() {
-    let Some(here) = Here::new() else { return };
-    let content: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
-    let host = cutting_proxy(here.registry.host.clone(), 100_000).await;
-    let done = here.store.install(&reference(&format!("{host}/g/p")), InstallOptions::default(), None).await.unwrap();
-    assert_eq!(Digest::of_file(&done.installed.executable).unwrap(), Digest::of(&content));
+    let Some(fixture) = Fixture::new() else { return };
+    let content: Vec<u8> = (0..400_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[1]).collect();
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
+    let host = disconnecting_proxy(fixture.registry.host.clone(), 100_000).await;
+    let result =
+        fixture.store.install(&reference(&format!("{host}/g/p")), InstallOptions::default(), None).await.unwrap();
+    assert_eq!(Digest::of_file(&result.installed.executable).unwrap(), Digest::of(&content));
 }
 
 #[tokio::test]
-async fn docker_credentials_are_used_for_login() {
+async fn docker_credentials_are_sent_to_the_registry() {
     let Some(registry) = Registry::start(true) else { return };
     registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    let folder = tempfile::tempdir().unwrap();
-    let store = Store::new(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::new(directory.path());
     let (reference, docker) = (registry.reference("g/p:1.0.0"), registry.credentials());
     let install = || store.install(&reference, InstallOptions::default(), Some(&docker));
 
@@ -284,14 +295,18 @@ async fn docker_credentials_are_used_for_login() {
 
 #[tokio::test]
 async fn storing_credentials_keeps_docker_settings() {
-    let folder = tempfile::tempdir().unwrap();
-    let docker = DockerConfig::in_directory(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let docker = DockerConfig::in_directory(directory.path());
     let old = r#"{"psFormat": "x", "auths": {"https://r.example/v1/": {"auth": "YTpi"}, "other.example": {"identitytoken": "t"}}}"#;
     std::fs::write(docker.path(), old).unwrap();
     std::fs::set_permissions(docker.path(), std::fs::Permissions::from_mode(0o644)).unwrap();
-    assert_eq!(docker.get("r.example").await.unwrap(), Some(Credentials::new("a", "b")), "also under its old name");
+    assert_eq!(
+        docker.get("r.example").await.unwrap(),
+        Some(Credentials::new("a", "b")),
+        "entries with the old form of the name are found, too"
+    );
     assert!(docker.get("other.example").await.unwrap().unwrap().is_identity_token);
-    assert_eq!(docker.get("nobody.example").await.unwrap(), None);
+    assert_eq!(docker.get("unknown.example").await.unwrap(), None);
 
     docker.put("r.example", &Credentials::new("new", "pass:word")).await.unwrap();
     assert_eq!(docker.get("r.example").await.unwrap(), Some(Credentials::new("new", "pass:word")));
@@ -305,7 +320,7 @@ async fn storing_credentials_keeps_docker_settings() {
     std::fs::write(docker.path(), r#"{"credsStore": "muster-test-none"}"#).unwrap();
     let error = text(&docker.get("r.example").await.unwrap_err());
     assert!(
-        error.contains("docker-credential-muster-test-none, which") && error.contains("failed to run it"),
+        error.contains("docker-credential-muster-test-none, which") && error.contains("failed to run the helper"),
         "{error}"
     );
     std::fs::write(docker.path(), r#"{"credHelpers": {"r.example": "../evil"}}"#).unwrap();
@@ -314,31 +329,35 @@ async fn storing_credentials_keeps_docker_settings() {
 
 #[tokio::test]
 async fn missing_content_is_named_in_the_error() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    for (name, wanted) in [("g/none", "spelling of 127.0.0.1:"), ("g/p:1.0.1", "g/p:1.0.1")] {
-        let error = text(&here.install(name).await.unwrap_err());
-        assert!(error.contains("not found at the registry") && error.contains(wanted), "{name}: {error}");
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    for (name, expected) in [("g/missing", "spelling of 127.0.0.1:"), ("g/p:1.0.1", "g/p:1.0.1")] {
+        let error = text(&fixture.install(name).await.unwrap_err());
+        assert!(error.contains("not found at the registry") && error.contains(expected), "{name}: {error}");
     }
-    // No process listens at this port any more.
-    let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error =
-        here.store.install(&reference(&format!("{nobody}/g/p")), InstallOptions::default(), None).await.unwrap_err();
+    // No process listens at this port.
+    let closed_port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let error = fixture
+        .store
+        .install(&reference(&format!("{closed_port}/g/p")), InstallOptions::default(), None)
+        .await
+        .unwrap_err();
     assert!(text(&error).contains("no response") && text(&error).contains("check the name of the registry"), "{error}");
 }
 
 #[tokio::test]
-async fn concurrent_installs_download_once() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&vec![7; 200_000])).await;
-    let done = futures::future::join_all((0..4).map(|_| here.install_with("g/p", UPGRADE))).await;
-    let installed = done.iter().filter(|done| done.as_ref().unwrap().outcome == InstallOutcome::Installed).count();
-    assert_eq!(installed, 1, "{done:?}");
-    assert_eq!(here.names("g/p"), ["1.0.0"]);
+async fn concurrent_installs_install_once() {
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&vec![7; 200_000])).await;
+    let results = futures::future::join_all((0..4).map(|_| fixture.install_with("g/p", UPGRADE))).await;
+    let installed =
+        results.iter().filter(|result| result.as_ref().unwrap().outcome == InstallOutcome::Installed).count();
+    assert_eq!(installed, 1, "{results:?}");
+    assert_eq!(fixture.names("g/p"), ["1.0.0"]);
 }
 
-/// Starts a registry that refers to itself for tokens.
-/// `answer` gets the request's first line, its `authorization` header and the address.
+/// Starts a registry that is also its token server.
+/// `answer` gets the address, the request's first line and its `authorization` header.
 pub(crate) async fn token_registry(answer: fn(&str, &str, &str) -> String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! Tests installs that are killed, that wait for each other, and whose files were changed meanwhile.
+//! Tests killed installs, concurrent installs, and installs whose files were changed.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -10,99 +10,106 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use crate::install::{Here, body, reference, text, token_registry};
+use crate::install::{Fixture, body, reference, text, token_registry};
 use crate::registry::archive;
 
 const ACCEPT: InstallOptions = InstallOptions { upgrade: false, accept_new_digest: true };
 
 #[tokio::test]
-async fn next_install_removes_leftovers_of_killed_one() {
-    let Some(here) = Here::new() else { return };
+async fn next_install_removes_leftovers_of_killed_install() {
+    let Some(fixture) = Fixture::new() else { return };
     for version in ["1.0.0", "1.1.0"] {
-        here.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
+        fixture.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
     }
-    let installed = here.install("g/p:1.0.0").await.unwrap().installed;
-    let beside = installed.executable.parent().unwrap().parent().unwrap();
-    let leave = || {
+    let installed = fixture.install("g/p:1.0.0").await.unwrap().installed;
+    let parent = installed.executable.parent().unwrap().parent().unwrap();
+    let create_leftovers = || {
         for name in [".new-a1b2c3", ".old-a1b2c3/old"] {
-            std::fs::create_dir_all(beside.join(name)).unwrap();
-            std::fs::write(beside.join(name).join("plugin"), "half").unwrap();
+            std::fs::create_dir_all(parent.join(name)).unwrap();
+            std::fs::write(parent.join(name).join("plugin"), "partial").unwrap();
         }
     };
-    leave();
-    here.install("g/p:1.1.0").await.unwrap();
-    assert_eq!(here.names("g/p"), ["1.0.0", "1.1.0"]);
-    leave();
-    here.store.remove(&here.registry.reference("g/p:1.1.0"), false).await.unwrap();
-    assert_eq!(here.names("g/p"), ["1.0.0"]);
+    create_leftovers();
+    fixture.install("g/p:1.1.0").await.unwrap();
+    assert_eq!(fixture.names("g/p"), ["1.0.0", "1.1.0"]);
+    create_leftovers();
+    fixture.store.remove(&fixture.registry.reference("g/p:1.1.0"), false).await.unwrap();
+    assert_eq!(fixture.names("g/p"), ["1.0.0"]);
 }
 
 #[tokio::test]
 async fn damaged_version_is_repaired_in_place() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    let installed = here.install("g/p").await.unwrap().installed;
-    assert_eq!(here.store.lock_file().metadata().unwrap().permissions().mode() & 0o777, 0o644, "others may verify");
-    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    let installed = fixture.install("g/p").await.unwrap().installed;
+    assert_eq!(
+        fixture.store.lock_file().metadata().unwrap().permissions().mode() & 0o777,
+        0o644,
+        "other users can verify"
+    );
+    fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     std::fs::write(&installed.executable, b"two").unwrap();
     // The directory is large, so that removing it before the rename would leave a noticeable gap.
     for name in 0..3000 {
         std::fs::write(installed.executable.with_file_name(name.to_string()), b"").unwrap();
     }
-    let over = Arc::new(AtomicBool::new(false));
-    let (path, is_over) = (installed.executable.clone(), Arc::clone(&over));
+    let stop = Arc::new(AtomicBool::new(false));
+    let (path, is_stopped) = (installed.executable.clone(), Arc::clone(&stop));
     let watch = std::thread::spawn(move || {
         let mut missing = 0;
-        while !is_over.load(Ordering::Relaxed) {
+        while !is_stopped.load(Ordering::Relaxed) {
             missing += u32::from(!path.is_file());
         }
         missing
     });
-    let done = here.install("g/p").await.unwrap();
-    over.store(true, Ordering::Relaxed);
+    let result = fixture.install("g/p").await.unwrap();
+    stop.store(true, Ordering::Relaxed);
     assert_eq!(
-        (done.outcome, &done.installed),
+        (result.outcome, &result.installed),
         (InstallOutcome::Repaired, &installed),
-        "no newer one, and not `is here`"
+        "the same version is installed again"
     );
     assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
-    assert_eq!(watch.join().unwrap(), 0, "it was there all the time");
-    assert_eq!(here.names("g/p"), ["1.0.0"]);
+    assert_eq!(watch.join().unwrap(), 0, "the executable existed at every moment");
+    assert_eq!(fixture.names("g/p"), ["1.0.0"]);
 }
 
 #[tokio::test]
 async fn new_digest_is_accepted_for_installed_version() {
-    let Some(here) = Here::new() else { return };
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
-    here.install("g/p").await.unwrap();
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
-    here.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
-    let done = here.install_with("g/p", ACCEPT).await.unwrap();
-    assert_eq!((done.installed.version.to_string().as_str(), done.outcome), ("1.0.0", InstallOutcome::Repaired));
-    assert_eq!(std::fs::read(&done.installed.executable).unwrap(), b"other");
+    let Some(fixture) = Fixture::new() else { return };
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
+    fixture.install("g/p").await.unwrap();
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"other")).await;
+    fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
+    let result = fixture.install_with("g/p", ACCEPT).await.unwrap();
+    assert_eq!((result.installed.version.to_string().as_str(), result.outcome), ("1.0.0", InstallOutcome::Repaired));
+    assert_eq!(std::fs::read(&result.installed.executable).unwrap(), b"other");
     let both = InstallOptions { upgrade: true, accept_new_digest: true };
-    assert_eq!(here.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
+    assert_eq!(fixture.install_with("g/p", both).await.unwrap().installed.version.to_string(), "1.1.0");
 }
 
-/// Forwards connections, but holds back everything of a response after `bytes` until `go` is notified.
-/// Notifies `held` then.
-async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notify>) -> String {
+/// Forwards connections, but stops each response after `bytes` until `proceed` is notified.
+/// Notifies `stalled` when it stops.
+async fn stalling_proxy(upstream: String, bytes: u64, stalled: Arc<Notify>, proceed: Arc<Notify>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let host = listener.local_addr().unwrap().to_string();
     tokio::spawn(async move {
-        while let Ok((near, _)) = listener.accept().await {
-            let far = TcpStream::connect(&to).await.unwrap();
-            let (held, go) = (Arc::clone(&held), Arc::clone(&go));
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(&upstream).await.unwrap();
+            let (stalled, proceed) = (Arc::clone(&stalled), Arc::clone(&proceed));
             tokio::spawn(async move {
-                let ((mut near_in, mut near_out), (mut far_in, mut far_out)) = (near.into_split(), far.into_split());
-                tokio::spawn(async move { tokio::io::copy(&mut near_in, &mut far_out).await });
-                if tokio::io::copy(&mut (&mut far_in).take(bytes), &mut near_out).await.is_ok_and(|sent| sent == bytes)
+                let ((mut client_read, mut client_write), (mut upstream_read, mut upstream_write)) =
+                    (client.into_split(), server.into_split());
+                tokio::spawn(async move { tokio::io::copy(&mut client_read, &mut upstream_write).await });
+                if tokio::io::copy(&mut (&mut upstream_read).take(bytes), &mut client_write)
+                    .await
+                    .is_ok_and(|sent| sent == bytes)
                 {
-                    held.notify_one();
+                    stalled.notify_one();
                 }
-                go.notified().await;
-                go.notify_one();
-                let _ = tokio::io::copy(&mut far_in, &mut near_out).await;
+                proceed.notified().await;
+                proceed.notify_one();
+                let _ = tokio::io::copy(&mut upstream_read, &mut client_write).await;
             });
         }
     });
@@ -111,29 +118,29 @@ async fn stalling_proxy(to: String, bytes: u64, held: Arc<Notify>, go: Arc<Notif
 
 #[tokio::test]
 async fn slow_download_does_not_block_other_installs() {
-    let Some(here) = Here::new() else { return };
+    let Some(fixture) = Fixture::new() else { return };
     // The content cannot be compressed.
     let next =
         |number: &u64| Some(number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407));
     let content: Vec<u8> =
         std::iter::successors(Some(1), next).map(|number: u64| number.to_be_bytes()[0]).take(400_000).collect();
-    here.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
-    here.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
-    let (held, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    let host = stalling_proxy(here.registry.host.clone(), 100_000, Arc::clone(&held), Arc::clone(&go)).await;
-    let (store, reference) = (here.store.clone(), reference(&format!("{host}/g/p")));
+    fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(&content)).await;
+    fixture.registry.push("g/q", "1.0.0", &["1.0.0"], &archive(b"small")).await;
+    let (stalled, proceed) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let host = stalling_proxy(fixture.registry.host.clone(), 100_000, Arc::clone(&stalled), Arc::clone(&proceed)).await;
+    let (store, reference) = (fixture.store.clone(), reference(&format!("{host}/g/p")));
     let slow = tokio::spawn(async move { store.install(&reference, InstallOptions::default(), None).await });
-    tokio::time::timeout(Duration::from_secs(60), held.notified()).await.expect("the download is under way");
-    let other = tokio::time::timeout(Duration::from_secs(60), here.install("g/q")).await;
-    assert_eq!(other.expect("it need not wait").unwrap().outcome, InstallOutcome::Installed);
-    go.notify_one();
+    tokio::time::timeout(Duration::from_secs(60), stalled.notified()).await.expect("the download did not start");
+    let other = tokio::time::timeout(Duration::from_secs(60), fixture.install("g/q")).await;
+    assert_eq!(other.expect("the other install waits for the download").unwrap().outcome, InstallOutcome::Installed);
+    proceed.notify_one();
     assert_eq!(slow.await.unwrap().unwrap().outcome, InstallOutcome::Installed);
 }
 
 #[tokio::test]
 async fn range_requires_the_list_of_versions() {
     let host = token_registry(|_, line, _| {
-        assert!(line.contains("/tags/list"), "a range is no tag: {line}");
+        assert!(line.contains("/tags/list"), "a range is not a tag: {line}");
         body("405 Method Not Allowed", "", "")
     })
     .await;

@@ -10,5 +10,5 @@ async fn plugins_are_reached_without_proxies() {
         Group::start(PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-toy"))).await.unwrap().stop().await;
         return;
     }
-    behind_proxies::run_without_requests("proxies::plugins_are_reached_without_proxies").await;
+    behind_proxies::assert_proxy_is_not_used("proxies::plugins_are_reached_without_proxies").await;
 }

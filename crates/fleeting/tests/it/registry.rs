@@ -1,87 +1,40 @@
 //! Runs Debian's `docker-registry` on a free port, and pushes small artifacts to it.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use muster_fleeting::install::{DEFAULTS, LAYER_ANNOTATION};
 use muster_oci::{Digest, DockerConfig, HostPlatform, Reference};
+use muster_test_needs::DockerRegistry;
+pub(crate) use muster_test_needs::{REGISTRY_PASSWORD as PASSWORD, REGISTRY_USER as USER};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
-use tempfile::TempDir;
-
-/// User name and password of a registry with a login. The hash is bcrypt, as from `htpasswd -B`.
-pub(crate) const USER: &str = "tester";
-pub(crate) const PASSWORD: &str = "secret word";
-const HTPASSWD: &str = "tester:$2y$04$DqJrO3ZZgkOQssDRJ46XDuKQfBbmZHkiVv24WEio9Ei83EwUxqLe2\n";
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A running registry. Dropping it kills the process.
+/// A running registry.
 pub(crate) struct Registry {
-    process: Child,
-    folder: TempDir,
+    process: DockerRegistry,
     /// Address of the registry, `127.0.0.1:PORT`.
     pub(crate) host: String,
-    login: bool,
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+    requires_login: bool,
 }
 
 impl Registry {
     /// Starts a registry.
     /// Returns `None`, after printing the reason to stderr, if the program is not installed.
-    pub(crate) fn start(login: bool) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        let auth = if login {
-            std::fs::write(at("htpasswd"), HTPASSWD).unwrap();
-            format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", at("htpasswd").display())
-        } else {
-            String::new()
-        };
-        let config = format!(
-            "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:0\n{auth}",
-            at("data").display()
-        );
-        std::fs::write(at("config.yml"), config).unwrap();
-        let mut command = Command::new("docker-registry");
-        command.arg("serve").arg(at("config.yml")).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Environment variables of this process could change the registry's configuration.
-        for (key, _) in std::env::vars_os().filter(|(key, _)| key.to_string_lossy().starts_with("REGISTRY_")) {
-            command.env_remove(key);
-        }
-        let mut process = match command.spawn() {
-            Ok(process) => process,
-            Err(error) => {
-                let why =
-                    format!("docker-registry cannot be run ({error}); on Debian: apt-get install docker-registry");
-                muster_test_needs::missing(why);
-                return None;
-            }
-        };
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let host = loop {
-            let line = lines.next().expect("docker-registry ended before it listened").unwrap();
-            if let Some((_, rest)) = line.split_once("listening on ") {
-                break rest.split(['"', ' ', ',']).next().unwrap().to_owned();
-            }
-        };
-        std::thread::spawn(move || lines.for_each(drop));
-        Some(Self { process, folder, host, login })
+    pub(crate) fn start(requires_login: bool) -> Option<Self> {
+        let process = DockerRegistry::start(requires_login)?;
+        let host = process.host().to_owned();
+        Some(Self { process, host, requires_login })
     }
 
     /// Returns docker's configuration, with the login if the registry requires one.
     pub(crate) fn credentials(&self) -> DockerConfig {
-        DockerConfig::in_directory(&self.folder.path().join("docker"))
+        DockerConfig::in_directory(&self.process.dir().join("docker"))
     }
 
     /// Returns a reference to a plugin in this registry.
@@ -92,11 +45,11 @@ impl Registry {
     /// Returns the path at which the registry stores a blob.
     pub(crate) fn blob(&self, digest: &str) -> PathBuf {
         let hex = digest.strip_prefix("sha256:").unwrap();
-        self.folder.path().join("data/docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
+        self.process.dir().join("data/docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }
 
     fn request(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
-        if self.login { request.basic_auth(USER, Some(PASSWORD)) } else { request }
+        if self.requires_login { request.basic_auth(USER, Some(PASSWORD)) } else { request }
     }
 
     async fn push_blob(&self, repository: &str, bytes: &[u8]) -> Value {
@@ -104,23 +57,23 @@ impl Registry {
         let start = http.post(format!("http://{}/v2/{repository}/blobs/uploads/", self.host));
         let answer = self.request(start).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::ACCEPTED);
-        let mut to = reqwest::Url::parse(answer.headers()["location"].to_str().unwrap()).unwrap();
+        let mut upload = reqwest::Url::parse(answer.headers()["location"].to_str().unwrap()).unwrap();
         let digest = Digest::of(bytes).to_string();
-        to.query_pairs_mut().append_pair("digest", &digest);
-        let answer = self.request(http.put(to).body(bytes.to_owned())).send().await.unwrap();
+        upload.query_pairs_mut().append_pair("digest", &digest);
+        let answer = self.request(http.put(upload).body(bytes.to_owned())).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::CREATED);
         json!({"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "digest": digest, "size": bytes.len()})
     }
 
-    async fn push_manifest(&self, repository: &str, tag: Option<&str>, kind: &str, manifest: &Value) -> Value {
+    async fn push_manifest(&self, repository: &str, tag: Option<&str>, media_type: &str, manifest: &Value) -> Value {
         let bytes = serde_json::to_vec(manifest).unwrap();
         let digest = Digest::of(&bytes).to_string();
         let url = format!("http://{}/v2/{repository}/manifests/{}", self.host, tag.unwrap_or(&digest));
         let size = bytes.len();
         let answer =
-            self.request(Client::new().put(url).header("content-type", kind).body(bytes)).send().await.unwrap();
+            self.request(Client::new().put(url).header("content-type", media_type).body(bytes)).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::CREATED, "{}", answer.text().await.unwrap());
-        json!({"mediaType": kind, "digest": digest, "size": size})
+        json!({"mediaType": media_type, "digest": digest, "size": size})
     }
 
     /// Pushes a plugin with its tags, as publishers do. Returns the digest of its archive.

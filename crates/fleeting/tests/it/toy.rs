@@ -36,7 +36,7 @@ fn is_alive(pid: i32) -> bool {
 #[tokio::test]
 async fn instances_are_created_listed_connected_and_deleted() {
     let group = toy(json!({"Name": "one", "colour": "red"})).await;
-    assert_eq!(group.info().id, "toy/one", "keys come in any letter case, unknown ones are ignored");
+    assert_eq!(group.info().id, "toy/one", "keys match in any letter case, and unknown keys are ignored");
     assert_eq!(group.info().max_size, 100);
     assert!(group.update().await.unwrap().instances.is_empty());
 
@@ -51,12 +51,12 @@ async fn instances_are_created_listed_connected_and_deleted() {
     assert_eq!(
         info.connector.timeout,
         std::time::Duration::from_secs(600),
-        "the default reached the plugin and came back"
+        "the plugin returns the default that the host sent"
     );
     group.heartbeat(&id("instance-1")).await.unwrap();
 
     let removed = group.decrease(&[id("instance-1"), id("instance-9")]).await.unwrap();
-    assert_eq!(removed, [id("instance-1"), id("instance-9")], "P14: one that is unknown is gone");
+    assert_eq!(removed, [id("instance-1"), id("instance-9")], "P14: an unknown instance counts as deleted");
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Deleting);
     assert!(!group.update().await.unwrap().instances.contains_key(&id("instance-1")));
     group.stop().await;
@@ -67,37 +67,37 @@ async fn p10_error_message_reaches_the_caller() {
     let group = toy(json!({})).await;
     let error = group.heartbeat(&id("instance-7")).await.unwrap_err();
     assert!(
-        matches!(&error, CallError::Refused { message, .. } if message == "there is no instance instance-7"),
+        matches!(&error, CallError::Refused { message, .. } if message == "instance instance-7 does not exist"),
         "{error}"
     );
     group.stop().await;
 }
 
 #[tokio::test]
-async fn p12_part_before_an_error_counts() {
+async fn p12_instances_before_an_error_are_reported() {
     let group = toy(json!({"max_size": 3})).await;
-    assert_eq!(group.increase(5).await.unwrap(), 3, "three of five, where the protocol would lose them with an error");
+    assert_eq!(group.increase(5).await.unwrap(), 3, "three of five instances are accepted instead of an error");
     let error = group.increase(5).await.unwrap_err();
-    assert!(error.to_string().contains("the group is full"), "none of five is an error: {error}");
+    assert!(error.to_string().contains("the group is full"), "no accepted instance is an error: {error}");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn p11_suspend_returns_part_before_an_error() {
+async fn p11_instances_suspended_before_an_error_are_reported() {
     let group = toy(json!({"suspendable": true})).await;
     group.increase(1).await.unwrap();
-    let slept = group.suspend(&[id("instance-1"), id("instance-9")]).await.unwrap();
-    assert_eq!(slept, [id("instance-1")]);
+    let suspended = group.suspend(&[id("instance-1"), id("instance-9")]).await.unwrap();
+    assert_eq!(suspended, [id("instance-1")]);
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Suspending);
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Suspended);
     assert_eq!(group.resume(&[id("instance-1")]).await.unwrap(), [id("instance-1")]);
     let error = group.suspend(&[id("instance-9")]).await.unwrap_err();
-    assert!(error.to_string().contains("there is no instance instance-9"), "{error}");
+    assert!(error.to_string().contains("instance instance-9 does not exist"), "{error}");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn h13_missing_capability_is_not_called() {
+async fn h13_suspend_is_not_called_without_capability() {
     let group = toy(json!({})).await;
     let error = group.suspend(&[id("instance-1")]).await.unwrap_err();
     assert!(error.to_string().ends_with("capability not supported: suspend_resume"), "{error}");
@@ -122,23 +122,23 @@ async fn plugin_without_extension_works() {
 
 #[tokio::test]
 async fn rejected_settings_return_the_plugins_message() {
-    for (config, wanted) in [
+    for (config, expected) in [
         (json!({"max_size": 0}), "Init failed: max_size must be at least 1"),
         (
             json!({"max_size": "many"}),
-            "Init failed: plugin_config: max_size: expected a whole number from 0 on, found string",
+            "Init failed: plugin_config: max_size: expected a non-negative integer, found string",
         ),
         (json!([]), "Init failed: unmarshaling config: cannot use a list as a table of settings"),
     ] {
         let mut spec = PluginSpec::new(TOY);
         spec.config = config;
         let error = Group::start(spec).await.unwrap_err();
-        assert!(error.to_string().contains(wanted), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
     }
 }
 
 #[tokio::test]
-async fn h19_dead_plugin_is_restarted() {
+async fn h19_killed_plugin_is_restarted() {
     let group = toy(json!({})).await;
     let first = pid(&group);
     let mut status = group.status();
@@ -146,7 +146,7 @@ async fn h19_dead_plugin_is_restarted() {
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_ne!(pid(&group), first);
-    assert_eq!(group.increase(1).await.unwrap(), 1, "it was given Init again");
+    assert_eq!(group.increase(1).await.unwrap(), 1, "the new process received Init");
     group.stop().await;
 }
 
@@ -180,13 +180,13 @@ fn p15_plugin_exits_with_its_host() {
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(host.stdout.take().unwrap()));
     let plugin = lines.find_map(|line| line.unwrap().strip_prefix("plugin ")?.trim().parse().ok()).unwrap();
     assert!(is_alive(plugin));
-    let watched = rustix::process::pidfd_open(Pid::from_raw(plugin).unwrap(), rustix::process::PidfdFlags::empty());
+    let pidfd = rustix::process::pidfd_open(Pid::from_raw(plugin).unwrap(), rustix::process::PidfdFlags::empty());
     host.kill().unwrap();
     host.wait().unwrap();
-    if let Ok(watched) = watched {
-        let mut fds = [rustix::event::PollFd::new(&watched, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut fds, Some(&limit)).unwrap(), 1, "the plugin outlived its host");
+    if let Ok(pidfd) = pidfd {
+        let mut fds = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+        let timeout = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&timeout)).unwrap(), 1, "the plugin outlived its host");
     }
 }
 
@@ -204,10 +204,10 @@ fn p3_p4_p5_command_line_works() {
         let output = Command::new(TOY).arg(flag).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let labels: Vec<&str> = text.lines().map(|line| line.split(':').next().unwrap()).collect();
-        let wanted = ["Name", "Version", "Git revision", "Git ref", "GO version", "Built", "OS/Arch", ""];
-        assert_eq!((output.status.code(), labels.as_slice()), (Some(0), wanted.as_slice()), "{flag}");
+        let expected = ["Name", "Version", "Git revision", "Git ref", "GO version", "Built", "OS/Arch", ""];
+        assert_eq!((output.status.code(), labels.as_slice()), (Some(0), expected.as_slice()), "{flag}");
     }
-    assert_eq!(Command::new(TOY).arg("-nonsense").output().unwrap().status.code(), Some(2));
+    assert_eq!(Command::new(TOY).arg("-unknown").output().unwrap().status.code(), Some(2));
     assert_eq!(Command::new(TOY).arg("bootstrap").output().unwrap().status.code(), Some(1));
     let plugins = tempfile::TempDir::new().unwrap();
     let output = Command::new(TOY)
@@ -220,5 +220,5 @@ fn p3_p4_p5_command_line_works() {
     assert!(directory.join("plugin").is_file());
     let escape =
         Command::new(TOY).args(["bootstrap", "../../x"]).env("FLEETING_PLUGIN_PATH", plugins.path()).output().unwrap();
-    assert_eq!(escape.status.code(), Some(1), "a repository cannot lead out of the directory");
+    assert_eq!(escape.status.code(), Some(1), "a repository outside of the directory is rejected");
 }

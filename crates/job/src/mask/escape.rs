@@ -1,6 +1,7 @@
 //! Terminal escape sequences. They are invisible, so a secret with escape sequences inside must be masked, too.
 
-/// Maximum number of bytes in escape sequences between two bytes of a secret. It bounds the bytes to hold back.
+/// Maximum number of bytes in escape sequences between two bytes of a secret. This bounds the number of bytes that are held
+/// back.
 pub(super) const MAX_GAP: usize = 256;
 
 /// Returns true if an escape sequence may start with this byte.
@@ -8,12 +9,12 @@ pub(super) fn is_escape(byte: u8) -> bool {
     byte == 0x1b
 }
 
-/// Result of looking for an escape sequence.
+/// Result of [`escape`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Escape {
-    /// There is no escape sequence.
+    /// The bytes do not start with an escape sequence.
     None,
-    /// There is an escape sequence of this length.
+    /// The bytes start with an escape sequence of this length.
     Length(usize),
     /// More bytes are needed to decide.
     Partial,

@@ -1,5 +1,5 @@
-//! Filters of the masking pipeline. A filter gets a stream in pieces. Its output does not depend on how the stream is
-//! split. It holds back no more bytes than the longest text it looks for, including escape sequences inside.
+//! Filters of the masking pipeline. A filter processes a stream in pieces. Its output does not depend on how the stream is
+//! split. It holds back at most as many bytes as the longest text that it searches for, including escape sequences inside.
 
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
@@ -14,10 +14,10 @@ pub(super) trait Filter: Send {
 }
 
 /// Replaces the secret bytes after a prefix, which is kept. Escape sequences do not end the secret, and are kept.
-pub(super) struct Following {
+pub(super) struct PrefixFilter {
     needles: Needles,
     /// Returns true if a byte can be part of the secret.
-    secret: fn(u8) -> bool,
+    is_secret_byte: fn(u8) -> bool,
     held: Vec<u8>,
     state: State,
 }
@@ -27,14 +27,18 @@ enum State {
     /// No prefix was found yet.
     Search,
     /// After a prefix, before the first byte of the secret.
-    Behind,
+    AfterPrefix,
     /// Inside the secret.
     Secret,
 }
 
-impl Following {
-    pub(super) fn new(leads: impl IntoIterator<Item = Vec<u8>>, ignore_case: bool, secret: fn(u8) -> bool) -> Self {
-        Self { needles: Needles::new(leads, ignore_case), secret, held: Vec::new(), state: State::Search }
+impl PrefixFilter {
+    pub(super) fn new(
+        prefixes: impl IntoIterator<Item = Vec<u8>>,
+        ignore_case: bool,
+        is_secret_byte: fn(u8) -> bool,
+    ) -> Self {
+        Self { needles: Needles::new(prefixes, ignore_case), is_secret_byte, held: Vec::new(), state: State::Search }
     }
 
     fn run(&mut self, last: bool, out: &mut Vec<u8>) {
@@ -43,24 +47,24 @@ impl Following {
         loop {
             let rest = bytes.get(from..).unwrap_or_default();
             if self.state != State::Search {
-                let length = rest.iter().position(|byte| !(self.secret)(*byte)).unwrap_or(rest.len());
-                if length > 0 && self.state == State::Behind {
+                let length = rest.iter().position(|byte| !(self.is_secret_byte)(*byte)).unwrap_or(rest.len());
+                if length > 0 && self.state == State::AfterPrefix {
                     out.extend_from_slice(MASKED);
                     self.state = State::Secret;
                 }
-                let behind = rest.get(length..).unwrap_or_default();
-                if behind.is_empty() {
+                let after = rest.get(length..).unwrap_or_default();
+                if after.is_empty() {
                     return;
                 }
                 from += length;
-                match escape(behind) {
+                match escape(after) {
                     Escape::Length(length) => {
-                        out.extend_from_slice(behind.get(..length).unwrap_or_default());
+                        out.extend_from_slice(after.get(..length).unwrap_or_default());
                         from += length;
                         continue;
                     }
                     Escape::Partial if !last => {
-                        self.held = behind.to_vec();
+                        self.held = after.to_vec();
                         return;
                     }
                     Escape::Partial | Escape::None => self.state = State::Search,
@@ -80,7 +84,7 @@ impl Following {
                 }
                 Found::At { end } => {
                     out.extend_from_slice(bytes.get(from..end).unwrap_or_default());
-                    self.state = State::Behind;
+                    self.state = State::AfterPrefix;
                     from = end;
                 }
             }
@@ -88,7 +92,7 @@ impl Following {
     }
 }
 
-impl Filter for Following {
+impl Filter for PrefixFilter {
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.held.extend_from_slice(bytes);
         self.run(false, out);

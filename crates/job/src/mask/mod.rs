@@ -10,14 +10,14 @@ mod needles;
 mod phrases;
 mod trie;
 
-use filters::{Filter, Following};
+use filters::{Filter, PrefixFilter};
 use phrases::Phrases;
 
 /// Query parameters whose values are masked.
 const URL_PARAMETERS: [&str; 6] =
     ["private_token", "authenticity_token", "rss_token", "x-amz-signature", "x-amz-credential", "x-amz-security-token"];
 
-/// Prefix of personal access tokens, which is always masked.
+/// Prefix of personal access tokens. The text after it is always masked.
 const PERSONAL_PREFIX: &str = "glpat-";
 
 /// Prefixes of GitLab's tokens.
@@ -58,9 +58,9 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
     ///
-    /// Values are trimmed, and empty values are ignored. Also masks a value with escapes, as an error message would
-    /// quote it. Of a value with several lines, each longer line is masked separately, because programs may print or
-    /// indent single lines. Unlike GitLab, which ignores prefixes after the fifteenth, uses all prefixes.
+    /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
+    /// quote it. If a value has several lines, each longer line is also masked separately, because programs may print or
+    /// indent single lines. All prefixes are used, whereas GitLab ignores those after the fifteenth.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
@@ -77,9 +77,9 @@ impl Secrets {
         Self {
             phrases: values
                 .into_iter()
-                .flat_map(|value| clean(value).into_iter().chain(quoted(value)).chain(lines(value)))
+                .flat_map(|value| trimmed(value).into_iter().chain(quoted(value)).chain(lines(value)))
                 .collect(),
-            prefixes: prefixes.filter_map(clean).collect(),
+            prefixes: prefixes.filter_map(trimmed).collect(),
         }
     }
 }
@@ -113,7 +113,7 @@ impl Secrets {
     }
 }
 
-fn clean(text: &str) -> Option<Vec<u8>> {
+fn trimmed(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
@@ -133,12 +133,13 @@ impl Masker {
     /// Creates a masker at the start of a stream.
     #[must_use]
     pub fn new(secrets: &Secrets) -> Self {
-        let leads = URL_PARAMETERS.iter().flat_map(|key| ["?", "&"].map(|mark| format!("{mark}{key}=").into_bytes()));
+        let parameter_prefixes =
+            URL_PARAMETERS.iter().flat_map(|key| ["?", "&"].map(|separator| format!("{separator}{key}=").into_bytes()));
         Self {
             filters: [
                 Box::new(Phrases::new(secrets.phrases.iter().cloned())),
-                Box::new(Following::new(leads, true, in_url_value)),
-                Box::new(Following::new(secrets.prefixes.iter().cloned(), false, in_token)),
+                Box::new(PrefixFilter::new(parameter_prefixes, true, in_url_value)),
+                Box::new(PrefixFilter::new(secrets.prefixes.iter().cloned(), false, in_token)),
             ],
             buffers: [Vec::new(), Vec::new()],
         }

@@ -44,7 +44,7 @@ impl Needles {
         Self { texts, starts, ignore_case }
     }
 
-    /// Finds the first text at or after `from`, and the longest if there are several. `last` means that the stream has
+    /// Finds the first text at or after `from`, or the longest if several start there. `last` means that the stream has
     /// ended.
     pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
         let mut at = from;
@@ -71,11 +71,11 @@ impl Needles {
     /// Compares `bytes` with `text`, ignoring escape sequences that are not part of `text`.
     fn compare(&self, text: &[u8], bytes: &[u8]) -> Compared {
         let mut at = 0;
-        for wanted in text {
+        for expected in text {
             let mut gap = 0;
             loop {
                 let Some(byte) = bytes.get(at + gap) else { return Compared::Undecided };
-                if byte == wanted || (self.ignore_case && byte.eq_ignore_ascii_case(wanted)) {
+                if byte == expected || (self.ignore_case && byte.eq_ignore_ascii_case(expected)) {
                     break;
                 }
                 gap += match escape(bytes.get(at + gap..).unwrap_or_default()) {
@@ -95,7 +95,7 @@ impl Needles {
 
 /// Result of comparing a text with a position of the stream.
 enum Compared {
-    /// The text was found; its length in the stream is given.
+    /// The text was found. Holds its length in the stream.
     Equal(usize),
     Different,
     /// The bytes end before the comparison is complete.

@@ -14,13 +14,13 @@ fn mask(secrets: &Secrets, pieces: &[&[u8]]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn whole(values: &[&str], text: &str) -> String {
+fn mask_text(values: &[&str], text: &str) -> String {
     mask(&Secrets::new(values.iter().copied(), []), &[text.as_bytes()])
 }
 
 #[test]
-fn c164_a_masked_value_in_the_log_is_replaced() {
-    assert_eq!(whole(&["hunter22"], "password is hunter22!\n"), "password is [MASKED]!\n");
+fn c164_masked_value_in_the_log_is_replaced() {
+    assert_eq!(mask_text(&["hunter22"], "password is hunter22!\n"), "password is [MASKED]!\n");
 }
 
 #[test]
@@ -31,19 +31,19 @@ fn masks_value_split_over_writes() {
 }
 
 #[test]
-fn longest_value_wins_and_values_are_trimmed() {
-    assert_eq!(whole(&["abc", " abcdef\n", "", "  "], "abcdef abcde"), "[MASKED] [MASKED]de");
+fn longest_value_is_masked_and_values_are_trimmed() {
+    assert_eq!(mask_text(&["abc", " abcdef\n", "", "  "], "abcdef abcde"), "[MASKED] [MASKED]de");
 }
 
 #[test]
 fn overlapping_values_are_replaced_as_one() {
-    assert_eq!(whole(&["abcd", "cdef"], "xabcdefx abcdabcd"), "x[MASKED]x [MASKED][MASKED]");
-    assert_eq!(whole(&["abab"], "cabababc"), "c[MASKED]c");
-    assert_eq!(whole(&["abcde", "cdx", "bc"], "abcdx bcabcde"), "a[MASKED] [MASKED][MASKED]");
-    assert_eq!(whole(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
+    assert_eq!(mask_text(&["abcd", "cdef"], "xabcdefx abcdabcd"), "x[MASKED]x [MASKED][MASKED]");
+    assert_eq!(mask_text(&["abab"], "cabababc"), "c[MASKED]c");
+    assert_eq!(mask_text(&["abcde", "cdx", "bc"], "abcdx bcabcde"), "a[MASKED] [MASKED][MASKED]");
+    assert_eq!(mask_text(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
 }
 
-/// Regression test for quadratic time: each of these took a step for every pair of a byte of the log and a byte of a
+/// Regression test: masking these values once took time in proportion to the length of the log times the length of the
 /// value.
 #[test]
 fn masking_time_is_linear_for_repetitive_values() {
@@ -51,36 +51,36 @@ fn masking_time_is_linear_for_repetitive_values() {
     let lines: Vec<String> = (0..1500).map(|number| format!("{}{number}", "a".repeat(60))).collect();
     let long = format!("{}b", "a".repeat(5000));
     for value in [lines.join("\n"), long.clone(), format!("{}\n{long}", "a".repeat(8))] {
-        let shown = mask(&Secrets::new([value.as_str()], []), &log.chunks(64 * 1024).collect::<Vec<_>>());
+        let masked = mask(&Secrets::new([value.as_str()], []), &log.chunks(64 * 1024).collect::<Vec<_>>());
         let expected = if value.starts_with("aaaaaaaa\n") { "[MASKED]".len() } else { log.len() };
-        assert_eq!(shown.len(), expected);
+        assert_eq!(masked.len(), expected);
     }
 }
 
 #[test]
 fn masks_value_with_line_breaks() {
-    assert_eq!(whole(&["line1\nline2"], "> line1\nline2 <"), "> [MASKED] <");
+    assert_eq!(mask_text(&["line1\nline2"], "> line1\nline2 <"), "> [MASKED] <");
 }
 
 #[test]
 fn masks_longer_lines_of_a_value_separately() {
     let key = "-----BEGIN KEY-----\r\n  c2VjcmV0 \nshort77\nschlüssel\n";
-    assert_eq!(whole(&[key], "1: c2VjcmV0\n2: short77\n3:schlüssel"), "1: [MASKED]\n2: short77\n3:[MASKED]");
-    assert_eq!(whole(&[key], key), "[MASKED]\n");
-    assert_eq!(whole(&["line1\nlonger line"], "line1\nlonger\nlonger line"), "line1\nlonger\n[MASKED]");
+    assert_eq!(mask_text(&[key], "1: c2VjcmV0\n2: short77\n3:schlüssel"), "1: [MASKED]\n2: short77\n3:[MASKED]");
+    assert_eq!(mask_text(&[key], key), "[MASKED]\n");
+    assert_eq!(mask_text(&["line1\nlonger line"], "line1\nlonger\nlonger line"), "line1\nlonger\n[MASKED]");
 }
 
 #[test]
 fn masks_url_parameters() {
     assert_eq!(
-        whole(&[], "GET /a?Private_Token=abc&x=1&X-Amz-Signature=de%20f HTTP"),
+        mask_text(&[], "GET /a?Private_Token=abc&x=1&X-Amz-Signature=de%20f HTTP"),
         "GET /a?Private_Token=[MASKED]&x=1&X-Amz-Signature=[MASKED] HTTP"
     );
 }
 
 #[test]
 fn masks_tokens_by_prefix() {
-    assert_eq!(whole(&[], "glpat-aB.9_-=x, glpat- y glrtr-1"), "glpat-[MASKED], glpat- y glrtr-[MASKED]");
+    assert_eq!(mask_text(&[], "glpat-aB.9_-=x, glpat- y glrtr-1"), "glpat-[MASKED], glpat- y glrtr-[MASKED]");
     let secrets = Secrets::new([], ["acme-"]);
     assert_eq!(mask(&secrets, &[b"ac", b"me", b"-1", b"2 3"]), "acme-[MASKED] 3");
 }
@@ -88,37 +88,37 @@ fn masks_tokens_by_prefix() {
 #[test]
 fn masks_value_with_colors_inside() {
     let grep = "\x1b[01;31m\x1b[Ks3cr3t-\x1b[m\x1b[Kvalue\n";
-    assert_eq!(whole(&["s3cr3t-value"], grep), "\x1b[01;31m\x1b[K[MASKED]\x1b[0m\n");
-    assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b(B\x1b[mvalue\x1b[m"), "[MASKED]\x1b[0m\x1b[m");
-    assert_eq!(whole(&["s3cr3t-value"], "s3cr3t-\x1b[mother\x1b[1"), "s3cr3t-\x1b[mother\x1b[1");
-    assert_eq!(whole(&["a\x1b[1mb"], "a\x1b[1mb a\x1b[1m\x1b[mb"), "[MASKED]\x1b[0m [MASKED]\x1b[0m");
+    assert_eq!(mask_text(&["s3cr3t-value"], grep), "\x1b[01;31m\x1b[K[MASKED]\x1b[0m\n");
+    assert_eq!(mask_text(&["s3cr3t-value"], "s3cr3t-\x1b(B\x1b[mvalue\x1b[m"), "[MASKED]\x1b[0m\x1b[m");
+    assert_eq!(mask_text(&["s3cr3t-value"], "s3cr3t-\x1b[mother\x1b[1"), "s3cr3t-\x1b[mother\x1b[1");
+    assert_eq!(mask_text(&["a\x1b[1mb"], "a\x1b[1mb a\x1b[1m\x1b[mb"), "[MASKED]\x1b[0m [MASKED]\x1b[0m");
     assert_eq!(
-        whole(&[], "\x1b[31mglpat-\x1b[m\x1b[Kab\x1b[1mc\x1b[m d"),
+        mask_text(&[], "\x1b[31mglpat-\x1b[m\x1b[Kab\x1b[1mc\x1b[m d"),
         "\x1b[31mglpat-\x1b[m\x1b[K[MASKED]\x1b[1m\x1b[m d"
     );
-    assert_eq!(whole(&[], "?rss_\x1b[1mtoken=\x1b[mab&"), "?rss_\x1b[1mtoken=\x1b[m[MASKED]&");
+    assert_eq!(mask_text(&[], "?rss_\x1b[1mtoken=\x1b[mab&"), "?rss_\x1b[1mtoken=\x1b[m[MASKED]&");
 }
 
 #[test]
 fn masks_value_that_begins_in_an_escape_sequence() {
-    assert_eq!(whole(&["aa"], "aa\x1b[aa"), "[MASKED]\x1b[0m");
-    assert_eq!(whole(&["maab", "xy"], "x\x1b[1maab"), "x\x1b[1[MASKED]\x1b[0m");
-    assert_eq!(whole(&["a\x1b["], "a\x1b[1m"), "[MASKED]\x1b[0m1m");
+    assert_eq!(mask_text(&["aa"], "aa\x1b[aa"), "[MASKED]\x1b[0m");
+    assert_eq!(mask_text(&["maab", "xy"], "x\x1b[1maab"), "x\x1b[1[MASKED]\x1b[0m");
+    assert_eq!(mask_text(&["a\x1b["], "a\x1b[1m"), "[MASKED]\x1b[0m1m");
 }
 
 #[test]
 fn held_back_escape_bytes_are_bounded() {
     let mut masker = Masker::new(&Secrets::new(["hunter22"], []));
-    let (mut out, mut given) = (Vec::new(), 0);
+    let (mut out, mut input_bytes) = (Vec::new(), 0);
     for piece in [b"hunter2".as_slice()].into_iter().chain([b"\x1b[1m".as_slice(); 100]).chain([b"\x1b[".as_slice()]) {
         masker.push(piece, &mut out);
-        given += piece.len();
+        input_bytes += piece.len();
     }
     for _ in 0..1000 {
         masker.push(b"1", &mut out);
-        given += 1;
+        input_bytes += 1;
     }
-    assert_eq!(out.len(), given);
+    assert_eq!(out.len(), input_bytes);
 }
 
 #[test]
@@ -133,25 +133,25 @@ fn masking_ten_megabytes_takes_bounded_memory() {
     }
 }
 
-/// Returns a text without its escape sequences. A lone ESC is not one and is kept.
-fn seen(text: &str) -> String {
+/// Returns a text without its escape sequences. An ESC that starts no escape sequence is kept.
+fn without_escapes(text: &str) -> String {
     let mut rest = text;
-    let mut seen = String::new();
+    let mut without_escapes = String::new();
     while let Some((before, behind)) = rest.split_once('\x1b') {
-        seen.push_str(before);
+        without_escapes.push_str(before);
         let control = behind.strip_prefix('[').map(|rest| rest.trim_start_matches(|c: char| matches!(c, ' '..='?')));
         let control = control.and_then(|rest| rest.strip_prefix(|c: char| matches!(c, '@'..='~')));
         let set = behind.strip_prefix('(').and_then(|rest| rest.get(1..));
         rest = control.or(set).unwrap_or_else(|| {
-            seen.push('\x1b');
+            without_escapes.push('\x1b');
             behind
         });
     }
-    seen + rest
+    without_escapes + rest
 }
 
 fn text() -> impl Strategy<Value = Vec<u8>> {
-    // Few letters, so that values, prefixes and parameters occur often.
+    // Use only a few letters, so that values, prefixes and parameters occur often.
     let word = prop_oneof![
         4 => "[ab]{1,4}",
         1 => Just("glpat-".to_owned()),
@@ -197,10 +197,10 @@ proptest! {
     #[test]
     fn output_contains_no_masked_value(text in text(), values in prop::collection::vec("[ab]{2,6}", 1..4)) {
         let secrets = Secrets::new(values.iter().map(String::as_str), []);
-        let shown = mask(&secrets, &[&text]);
+        let masked = mask(&secrets, &[&text]);
         for value in &values {
-            prop_assert!(!shown.contains(value.as_str()), "{value} in {shown:?}");
-            prop_assert!(!seen(&shown).contains(value.as_str()), "{value} seen in {shown:?}");
+            prop_assert!(!masked.contains(value.as_str()), "{value} in {masked:?}");
+            prop_assert!(!without_escapes(&masked).contains(value.as_str()), "{value} is visible in {masked:?}");
         }
     }
 }
@@ -229,6 +229,10 @@ fn fuzz_masker() {
             rest = after;
         }
         pieces.push(rest);
-        assert_eq!(mask(&secrets, &pieces), mask(&secrets, &[log]), "the pieces it comes in make no difference");
+        assert_eq!(
+            mask(&secrets, &pieces),
+            mask(&secrets, &[log]),
+            "the output does not depend on how the log is split"
+        );
     });
 }

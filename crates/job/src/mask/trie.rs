@@ -1,5 +1,5 @@
-//! Aho-Corasick automaton for all texts: each byte of the stream is one transition, no matter how many texts there are
-//! or how similar they are.
+//! Aho-Corasick automaton for all texts. Each byte of the stream is one transition, independent of the number of texts and
+//! their similarity.
 //!
 //! The `aho-corasick` crate reports matches, but not the length of a partial match at the end of the stream. Live logs
 //! need it, so that no more bytes than necessary are held back.
@@ -35,7 +35,7 @@ struct Node {
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
-    /// Child of the root for each byte. 0 means that no text starts with it. Most bytes of a log need only this lookup.
+    /// Child of the root for each byte. 0 means that no text starts with it. For most bytes of a log, this is the only lookup.
     starts: Box<[u32; 256]>,
 }
 
@@ -45,7 +45,7 @@ impl Trie {
         for text in texts {
             trie.add(text);
         }
-        trie.link();
+        trie.compute_fallbacks();
         trie
     }
 
@@ -53,8 +53,8 @@ impl Trie {
         self.nodes.len() == 1
     }
 
-    /// Returns the number of bytes at the start of `bytes` that no text can start with, as far as the next byte shows.
-    pub(super) fn idle(&self, bytes: &[u8]) -> usize {
+    /// Returns the number of bytes at the start of `bytes` at which no text starts, judged by each byte and the one after it.
+    pub(super) fn skippable(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| self.start(*byte) != 0)) {
             at += skip;
@@ -69,7 +69,7 @@ impl Trie {
         bytes.len()
     }
 
-    /// Returns the state after another byte. Over the whole stream, there are at most as many fallbacks as bytes.
+    /// Returns the state after another byte. Over the whole stream, the number of fallbacks is at most the number of bytes.
     pub(super) fn next(&self, TrieState(mut at): TrieState, byte: u8) -> TrieState {
         loop {
             match self.child(at, byte) {
@@ -148,9 +148,9 @@ impl Trie {
     }
 
     /// Computes the fallbacks, shorter texts first.
-    fn link(&mut self) {
-        let mut waiting = VecDeque::from([0]);
-        while let Some(at) = waiting.pop_front() {
+    fn compute_fallbacks(&mut self) {
+        let mut queue = VecDeque::from([0]);
+        while let Some(at) = queue.pop_front() {
             let mut child = self.node(at).first;
             while child != 0 {
                 let Node { byte, sibling, longest, .. } = *self.node(child);
@@ -160,7 +160,7 @@ impl Trie {
                     node.fallback = fallback.0;
                     node.longest = if longest > 0 { longest } else { inherited };
                 }
-                waiting.push_back(child);
+                queue.push_back(child);
                 child = sibling;
             }
         }

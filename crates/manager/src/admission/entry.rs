@@ -10,18 +10,21 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// Backoff after failures. The cap is low, so that a coordinator that recovers is noticed soon: the manager sends only one request then.
+/// Backoff after failures.
+///
+/// The cap is low, so that a recovery is noticed soon. That costs little, because the manager sends only one request at a time during a
+/// backoff.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
 /// Backoff between the probes of a runner that the coordinator refuses.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Longest wait that an answer other than 429 can request: a maintenance page can only guess.
+/// Longest wait that an answer other than 429 can request. The value on a maintenance page is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits and settings of a runner that admission depends on.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) key: RunnerKey,
-    /// Changes with every setting that requests are sent with.
+    /// Number that changes when a setting that affects requests changes (URL, token, TLS).
     pub(crate) generation: u64,
     /// Whether jobs are requested for the runner at all.
     pub(crate) enabled: bool,
@@ -40,8 +43,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a runner. `has_executor` says whether environments can exist for it.
-    pub(crate) fn of(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
+    /// Returns the limits of a runner. `has_executor` is false if the runner's executor does not exist or could not be created.
+    pub(crate) fn new(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
         // Checks C008 and C020 of the configuration report why the runner is disabled.
         let enabled = has_executor && !runner.token.expose().trim().is_empty();
@@ -62,10 +65,10 @@ impl Limits {
 /// Result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A job, which is stored by now.
+    /// A job, which is already stored.
     Job,
-    /// No job. `changed`: the queue has another version than the request knew, so that another request may bring a job.
-    /// The next request is sent at once then.
+    /// No job. If `changed` is true, the version of the queue differs from that in the request. A job may be available now, so the next
+    /// request is sent at once.
     Empty { changed: bool },
     /// A job that was received before: the answer repeats an earlier one.
     Duplicate,
@@ -75,7 +78,7 @@ pub(crate) enum Outcome {
     Failed {
         /// Whether the coordinator is overloaded (429 or 5xx).
         overloaded: bool,
-        /// Whether the coordinator limits the rate (429), so that its `Retry-After` is a rule and not a guess.
+        /// Whether the coordinator limits the rate (429), so that its `Retry-After` must be obeyed.
         rate_limited: bool,
         /// Minimum wait that the coordinator requests.
         retry_after: Option<Duration>,
@@ -110,7 +113,7 @@ pub struct RunnerStats {
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// Requests among them that the coordinator refused (403), or for which no client could be created.
+    /// How many of `requests_total` the coordinator refused (403), or had no client because it could not be created.
     pub refusals_total: u64,
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,
@@ -187,7 +190,7 @@ impl RunnerEntry {
         if self.failures() > 0 {
             return 1;
         }
-        if self.limits.adaptive { self.adaptive.clamp(1, self.hard()) } else { self.hard() }
+        if self.limits.adaptive { self.adaptive.clamp(1, self.max_requests()) } else { self.max_requests() }
     }
 
     pub(super) fn stats(&self, requests: usize, jobs: usize, now: Instant) -> RunnerStats {
@@ -196,7 +199,7 @@ impl RunnerEntry {
             jobs,
             requests,
             requests_adaptive: self.effective_requests(),
-            requests_hard: self.hard(),
+            requests_hard: self.max_requests(),
             requests_total: self.requests_total,
             refusals_total: self.refusals_total,
             healthy: !self.is_unhealthy(),
@@ -207,7 +210,7 @@ impl RunnerEntry {
         }
     }
 
-    /// Learns from the answer to a request that was sent at `started`.
+    /// Updates the state after the answer to a request that was sent at `started`.
     pub(super) fn record_outcome(
         &mut self,
         outcome: Outcome,
@@ -221,8 +224,8 @@ impl RunnerEntry {
                 if overloaded {
                     self.adaptive = (self.adaptive / 2).max(1);
                 }
-                let most = if rate_limited { MAX_RETRY_AFTER } else { MAX_ERROR_RETRY_AFTER };
-                return self.failed(started, now, retry_after.map(|wait| wait.min(most)));
+                let max_wait = if rate_limited { MAX_RETRY_AFTER } else { MAX_ERROR_RETRY_AFTER };
+                return self.failed(started, now, retry_after.map(|wait| wait.min(max_wait)));
             }
             Outcome::Refused => return self.refused(started, now),
             Outcome::Job | Outcome::Empty { .. } | Outcome::Duplicate => {}
@@ -232,7 +235,7 @@ impl RunnerEntry {
         self.not_before = None;
         match outcome {
             Outcome::Job => {
-                self.adaptive = self.adaptive.saturating_mul(2).min(self.hard());
+                self.adaptive = self.adaptive.saturating_mul(2).min(self.max_requests());
                 self.polled_without_wait = false;
                 if self.limits.strict {
                     self.pause(now, check_interval);
@@ -241,14 +244,14 @@ impl RunnerEntry {
             Outcome::Empty { changed } => {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
-                // At most once: a busy coordinator that does not hold requests has a new version with every answer.
+                // Skips the pause at most once in a row: a busy coordinator that does not hold requests changes the version with every answer.
                 self.polled_without_wait = !held && changed && !self.polled_without_wait;
                 if !held && !self.polled_without_wait {
                     self.pause(now, check_interval);
                 }
             }
-            // At most once: a duplicate answers a request whose first answer was lost. A coordinator that always answers at once holds no
-            // requests.
+            // Skips the pause for the first duplicate, which replaces a lost answer. A second one in a row means that the coordinator
+            // repeats answers at once, and without a pause the manager would send requests in a loop.
             Outcome::Duplicate => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.was_duplicate {
@@ -266,7 +269,7 @@ impl RunnerEntry {
     }
 
     fn failed(&mut self, started: Instant, now: Instant, retry_after: Option<Duration>) -> Option<Notice> {
-        // Requests that were in flight when an earlier one failed bring no news.
+        // Requests that were in flight when an earlier one failed are not counted as further failures.
         if self.failed_at.is_some_and(|failed| started <= failed) {
             if let Some(wait) = retry_after {
                 self.not_before = self.not_before.max(Some(now + wait));
@@ -310,7 +313,7 @@ impl RunnerEntry {
         self.refusals >= self.limits.unhealthy_requests_limit
     }
 
-    fn hard(&self) -> usize {
+    fn max_requests(&self) -> usize {
         self.limits.request_concurrency.max(1)
     }
 }

@@ -1,7 +1,7 @@
 //! Decides which runner may request a job, and when: a pure engine from events and time to decisions.
 //!
 //! ```text
-//! configure, capacities, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cut, wake-up
+//! configure, capacities, answers, ends of jobs --> Admission --decide(now)--> requests to start, requests to cancel, wake-up
 //! ```
 //!
 //! A request in flight may bring a job. So it counts against `concurrent` and its runner's `limit` until it is answered, and no
@@ -51,7 +51,7 @@ pub(crate) struct PollId(u64);
 pub(crate) struct Decisions {
     /// Requests to send.
     pub(crate) start: Vec<(PollId, RunnerKey)>,
-    /// Requests to cancel. Each is still answered, with [`Outcome::Canceled`] or with the job that it brought anyway.
+    /// Requests to cancel. Each of them still has an outcome: [`Outcome::Canceled`], or the job that it brought.
     pub(crate) cancel: Vec<PollId>,
     /// Time of the next decision if no event happens before.
     pub(crate) wake: Option<Instant>,
@@ -65,7 +65,7 @@ struct Poll {
     started: Instant,
     /// Whether its coordinator answers the same key with the same job, so that the request need not be awaited.
     is_repeatable: bool,
-    /// Time at which the front end is known to hold the request, or the coordinator to have given it up, if it is unanswered.
+    /// Time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
     held_at: Instant,
     canceled: bool,
 }
@@ -108,7 +108,7 @@ impl Admission {
         }
     }
 
-    /// Applies settings. Runners that stay keep what is known of them except their health: an operator who changed something wants to
+    /// Applies settings. Runners that remain configured keep their state except their health: an operator who changed a setting wants to
     /// see at once whether it helped.
     pub(crate) fn configure(&mut self, concurrent: usize, timings: PollTimings, runners: Vec<Limits>) {
         self.concurrent = concurrent;
@@ -142,7 +142,7 @@ impl Admission {
         }
     }
 
-    /// Sets the time at which the front end is known to hold an unanswered request, or the coordinator to have given it up.
+    /// Sets the time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
     ///
     /// The initial value is [`PollTimings::min_hold`] after the decision to send the request: no coordinator has it before.
     pub(crate) fn set_held_at(&mut self, poll: PollId, at: Instant) {
@@ -158,8 +158,8 @@ impl Admission {
         }
     }
 
-    /// Counts a job of an earlier manager process.
-    pub(crate) fn job_recovered(&mut self, runner: &RunnerKey) {
+    /// Counts a job in progress.
+    pub(crate) fn count_job(&mut self, runner: &RunnerKey) {
         *self.jobs.entry(runner.clone()).or_default() += 1;
     }
 
@@ -173,17 +173,17 @@ impl Admission {
         let Poll { runner, started, generation, .. } = self.polls.remove(&poll)?;
         decrement(&mut self.polls_by_runner, &runner);
         if outcome == Outcome::Job {
-            self.job_recovered(&runner);
+            self.count_job(&runner);
         }
         let check_interval = self.timings.check_interval;
         let entry = self.entries.iter_mut().find(|entry| entry.limits.key == runner)?;
-        // The result of settings that no longer apply says nothing about the current ones.
+        // The outcome of a request with obsolete settings does not count for the current settings.
         (entry.limits.generation == generation)
             .then(|| entry.record_outcome(outcome, started, now, check_interval))
             .flatten()
     }
 
-    /// Returns whether a request has been in flight for so long that the coordinator must be holding it.
+    /// Returns whether a request has been in flight long enough that the coordinator must be holding it.
     pub(crate) fn is_held(&self, poll: PollId, now: Instant) -> bool {
         self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= REQUEST_HELD_AFTER)
     }
@@ -197,9 +197,9 @@ impl Admission {
         }
         self.start_allowed_polls(now, &mut decisions);
         self.preempt_for_starved_runners(now, &mut decisions);
-        let waits =
+        let wake_ups =
             self.entries.iter().filter(|entry| self.has_capacity_to_poll(entry)).filter_map(|entry| entry.not_before());
-        decisions.wake = waits.filter(|wake| *wake > now).chain(decisions.wake).min();
+        decisions.wake = wake_ups.filter(|wake| *wake > now).chain(decisions.wake).min();
         decisions
     }
 
@@ -250,8 +250,8 @@ impl Admission {
     /// Uses the free capacity: first runners without a request, and among them the one that waited longest.
     fn start_allowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         while self.polls.len() < self.free_capacity() {
-            let may = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));
-            let next = may.min_by_key(|(_, entry)| (self.polls_of(&entry.limits.key), entry.last_turn));
+            let candidates = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));
+            let next = candidates.min_by_key(|(_, entry)| (self.polls_of(&entry.limits.key), entry.last_turn));
             let Some(index) = next.map(|(index, _)| index) else { return };
             self.sent += 1;
             let id = PollId(self.sent);
@@ -275,16 +275,16 @@ impl Admission {
         if waiting == 0 || free_capacity == 0 {
             return;
         }
-        let on_their_way = self.polls.values().filter(|poll| poll.canceled).count();
+        let being_canceled = self.polls.values().filter(|poll| poll.canceled).count();
         // There are more requests than capacity if the capacity was larger when they were sent.
-        let wanted = (self.polls.len() + waiting).saturating_sub(free_capacity + on_their_way);
+        let missing = (self.polls.len() + waiting).saturating_sub(free_capacity + being_canceled);
         let mut held: Vec<(Instant, PollId)> = self.active_polls().map(|(id, poll)| (poll.held_at, id)).collect();
         held.sort_unstable();
         let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
         // The second request of one runner is canceled before the only request of another.
         due.sort_by_key(|(due, id)| (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *due));
-        let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(wanted).collect();
-        if due.len() < wanted {
+        let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(missing).collect();
+        if due.len() < missing {
             decisions.wake = held.get(due.len()).map(|(due, _)| *due).into_iter().chain(decisions.wake).min();
         }
         self.cancel(due, decisions);

@@ -5,9 +5,9 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-mod world;
+mod simulation;
 
-use world::World;
+use simulation::Simulation;
 
 fn key(name: &str) -> RunnerKey {
     let url = format!("http://{name}.example").parse().unwrap();
@@ -28,8 +28,8 @@ fn runner(name: &str) -> Limits {
     }
 }
 
-const CHECK: Duration = Duration::from_secs(3);
-const PACE: PollTimings = PollTimings { check_interval: CHECK, min_hold: MIN_HOLD };
+const CHECK_INTERVAL: Duration = Duration::from_secs(3);
+const TIMINGS: PollTimings = PollTimings { check_interval: CHECK_INTERVAL, min_hold: MIN_HOLD };
 
 /// Returns an engine with these runners and `concurrent`.
 fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
@@ -38,14 +38,14 @@ fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
     engine
 }
 
-/// Returns these runners with executors of unlimited capacity.
+/// Configures these runners, with executors of unlimited capacity.
 fn configure(engine: &mut Admission, concurrent: usize, runners: Vec<Limits>) {
     let keys: Vec<RunnerKey> = runners.iter().map(|limits| limits.key.clone()).collect();
-    engine.configure(concurrent, PACE, runners);
+    engine.configure(concurrent, TIMINGS, runners);
     keys.iter().for_each(|key| engine.set_capacity(key, usize::MAX));
 }
 
-fn names(decisions: &Decisions) -> Vec<RunnerKey> {
+fn started_runners(decisions: &Decisions) -> Vec<RunnerKey> {
     decisions.start.iter().map(|(_, runner)| runner.clone()).collect()
 }
 
@@ -55,10 +55,10 @@ fn invariants_hold_in_random_simulation() {
     println!("MUSTER_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
     for _ in 0..200 {
-        let mut world = World::new(SmallRng::seed_from_u64(rng.random()));
+        let mut simulation = Simulation::new(SmallRng::seed_from_u64(rng.random()));
         for _ in 0..400 {
-            world.step();
-            world.check();
+            simulation.step();
+            simulation.check();
         }
     }
 }
@@ -69,8 +69,8 @@ fn every_runner_has_one_request_before_any_has_two() {
     let greedy = Limits { request_concurrency: 4, adaptive: false, ..runner("a") };
     let mut engine = engine(5, vec![greedy, runner("b"), runner("c")]);
     let decisions = engine.decide(now);
-    assert_eq!(names(&decisions), [key("a"), key("b"), key("c"), key("a"), key("a")]);
-    assert_eq!(decisions.wake, None, "nobody waits");
+    assert_eq!(started_runners(&decisions), [key("a"), key("b"), key("c"), key("a"), key("a")]);
+    assert_eq!(decisions.wake, None, "no runner has to wait");
 }
 
 #[test]
@@ -80,12 +80,16 @@ fn runners_take_turns_if_capacity_is_one() {
     let mut order = Vec::new();
     let mut decisions = engine.decide(now);
     for _ in 0..6 {
-        order.extend(names(&decisions));
+        order.extend(started_runners(&decisions));
         let (held, _) = decisions.start[0];
         assert_eq!(engine.decide(now).wake, Some(now + MIN_HOLD));
         now += MIN_HOLD;
         assert_eq!(engine.decide(now).cancel, [held]);
-        assert_eq!(engine.decide(now), Decisions::default(), "no place before the answer: it may bring a job");
+        assert_eq!(
+            engine.decide(now),
+            Decisions::default(),
+            "a canceled request keeps its capacity until its answer, which may be a job"
+        );
         engine.answered(held, Outcome::Canceled, now);
         decisions = engine.decide(now);
     }
@@ -100,9 +104,9 @@ fn job_of_canceled_request_counts() {
     let later = now + MIN_HOLD;
     assert_eq!(engine.decide(later).cancel, [held]);
     engine.answered(held, Outcome::Job, later);
-    assert_eq!(engine.decide(later), Decisions::default(), "the place is the job's");
+    assert_eq!(engine.decide(later), Decisions::default(), "the job uses the capacity");
     engine.job_ended(&key("a"));
-    assert_eq!(names(&engine.decide(later)), [key("b")]);
+    assert_eq!(started_runners(&engine.decide(later)), [key("b")]);
 }
 
 #[test]
@@ -110,7 +114,7 @@ fn request_counts_against_limit_of_its_runner() {
     let now = Instant::now();
     let limited = Limits { limit: Some(2), request_concurrency: 5, adaptive: false, ..runner("a") };
     let mut engine = engine(9, vec![limited]);
-    engine.job_recovered(&key("a"));
+    engine.count_job(&key("a"));
     let decisions = engine.decide(now);
     assert_eq!(decisions.start.len(), 1);
     engine.answered(decisions.start[0].0, Outcome::Job, now);
@@ -120,13 +124,13 @@ fn request_counts_against_limit_of_its_runner() {
 }
 
 #[test]
-fn jobs_of_earlier_start_count_even_without_runner() {
+fn jobs_from_before_restart_count_even_without_runner() {
     let now = Instant::now();
     let mut engine = engine(3, vec![Limits { request_concurrency: 9, adaptive: false, ..runner("a") }]);
-    engine.job_recovered(&key("gone"));
-    engine.job_recovered(&key("a"));
+    engine.count_job(&key("removed"));
+    engine.count_job(&key("a"));
     assert_eq!(engine.decide(now).start.len(), 1);
-    engine.job_ended(&key("gone"));
+    engine.job_ended(&key("removed"));
     assert_eq!(engine.decide(now).start.len(), 1);
 }
 
@@ -141,7 +145,11 @@ fn request_limit_adapts_to_jobs_and_overload() {
         }
         started.len()
     };
-    assert_eq!([jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)], [1, 2, 6], "never more than its own limit");
+    assert_eq!(
+        [jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)],
+        [1, 2, 6],
+        "at most `request_concurrency` requests are in flight"
+    );
     let started = engine.decide(now).start;
     let later = now + Duration::from_secs(50);
     let (first, rest) = started.split_first().unwrap();
@@ -149,7 +157,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     assert_eq!(engine.stats(later)[0].requests_adaptive, 5);
     let busy = Outcome::Failed { overloaded: true, rate_limited: false, retry_after: None };
     engine.answered(rest[0].0, busy, later);
-    assert_eq!(engine.stats(later)[0].requests_adaptive, 1, "one request to see whether it works again");
+    assert_eq!(engine.stats(later)[0].requests_adaptive, 1, "a single request probes the coordinator");
     for (poll, _) in &rest[1..] {
         engine.answered(*poll, Outcome::Canceled, later);
     }
@@ -172,7 +180,7 @@ fn coordinator_without_long_poll_is_polled_at_check_interval() {
             engine.answered(*poll, Outcome::Empty { changed: requested == 1 }, now);
         }
         if decisions.start.is_empty() {
-            now = decisions.wake.expect("something is to come");
+            now = decisions.wake.expect("a waiting engine must have a wake-up");
         }
     }
     assert!((19..=24).contains(&requested), "{requested} requests in a minute");
@@ -199,8 +207,8 @@ fn repeated_duplicates_slow_down_polling() {
     let (poll, _) = engine.decide(now).start[0];
     engine.answered(poll, Outcome::Duplicate, now);
     let decisions = engine.decide(now);
-    assert_eq!(decisions.start, [], "the first one was the answer to a request whose answer was lost");
-    assert!(decisions.wake.unwrap() >= now + CHECK.mul_f64(0.9));
+    assert_eq!(decisions.start, [], "the second duplicate is not an answer to a repeated request");
+    assert!(decisions.wake.unwrap() >= now + CHECK_INTERVAL.mul_f64(0.9));
 }
 
 #[test]
@@ -211,7 +219,7 @@ fn strict_check_interval_applies_after_job() {
     engine.answered(poll, Outcome::Job, now);
     let decisions = engine.decide(now);
     assert_eq!(decisions.start, []);
-    assert!(decisions.wake.unwrap() >= now + CHECK.mul_f64(0.9));
+    assert!(decisions.wake.unwrap() >= now + CHECK_INTERVAL.mul_f64(0.9));
 }
 
 #[test]
@@ -223,15 +231,15 @@ fn recovered_coordinator_is_polled_within_seconds() {
         for (poll, runner) in engine.decide(now).start {
             engine.answered(poll, if runner == key("a") { down } else { Outcome::Canceled }, now);
         }
-        let b: Vec<PollId> =
+        let polls_of_b: Vec<PollId> =
             engine.active_polls().filter(|(_, poll)| poll.runner == key("b")).map(|(id, _)| id).collect();
-        for poll in b {
+        for poll in polls_of_b {
             engine.answered(poll, Outcome::Canceled, now);
         }
-        let waits = engine.stats(now)[0].wait.unwrap_or_default();
-        assert!(waits <= Duration::from_secs(10), "{waits:?}");
+        let wait = engine.stats(now)[0].wait.unwrap_or_default();
+        assert!(wait <= Duration::from_secs(10), "{wait:?}");
         assert_eq!(engine.stats(now)[1].wait, None, "the other coordinator works");
-        now += waits;
+        now += wait;
     }
 }
 
@@ -247,7 +255,7 @@ fn simultaneous_failures_count_once() {
         assert!(notice.is_none_or(|notice| notice == Notice::Failed { failures: 1, wait }), "{notice:?}");
     }
     assert_eq!(engine.decide(now), Decisions { wake: Some(now + wait), ..Decisions::default() });
-    assert_eq!(engine.decide(now + wait).start.len(), 1, "one first");
+    assert_eq!(engine.decide(now + wait).start.len(), 1, "a single request probes the coordinator first");
 }
 
 #[test]
@@ -259,7 +267,7 @@ fn refused_runner_is_probed_and_recovers_with_first_answer() {
         now = engine.decide(now).wake.unwrap_or(now);
         let poll = engine.polls.keys().next().copied().or_else(|| Some(engine.decide(now).start[0].0)).unwrap();
         let Some(Notice::Refused { wait, unhealthy, .. }) = engine.answered(poll, Outcome::Refused, now) else {
-            panic!("a refusal has a notice")
+            panic!("a refusal must have a notice")
         };
         notices.push((unhealthy, wait.as_secs()));
     }
@@ -288,7 +296,7 @@ fn requests_in_flight_continue_when_concurrent_falls() {
         engine.answered(poll, Outcome::Job, long_after);
         assert_eq!(engine.decide(long_after), Decisions::default());
     }
-    assert_eq!(engine.jobs(), 4, "each is taken");
+    assert_eq!(engine.jobs(), 4, "each job is accepted");
 }
 
 #[test]
@@ -304,7 +312,7 @@ fn requests_of_old_settings_are_canceled_after_min_hold() {
     for poll in polls {
         engine.answered(poll, Outcome::Canceled, due);
     }
-    assert_eq!(names(&engine.decide(due)), [key("a")]);
+    assert_eq!(started_runners(&engine.decide(due)), [key("a")]);
 }
 
 #[test]
@@ -314,12 +322,12 @@ fn stop_cancels_held_or_repeatable_requests() {
     engine.set_repeatable(&key("b"));
     let polls = engine.decide(now).start;
     engine.stop();
-    let at_once = polls.iter().find(|(_, runner)| *runner == key("b")).unwrap().0;
+    let repeatable = polls.iter().find(|(_, runner)| *runner == key("b")).unwrap().0;
     assert_eq!(
         engine.decide(now),
-        Decisions { cancel: vec![at_once], wake: Some(now + MIN_HOLD), ..Decisions::default() }
+        Decisions { cancel: vec![repeatable], wake: Some(now + MIN_HOLD), ..Decisions::default() }
     );
-    engine.answered(at_once, Outcome::Canceled, now);
+    engine.answered(repeatable, Outcome::Canceled, now);
     let decisions = engine.decide(now + MIN_HOLD);
     assert_eq!((decisions.start, decisions.cancel.len(), decisions.wake), (Vec::new(), 1, None));
 }
@@ -331,10 +339,10 @@ fn request_is_not_canceled_before_it_is_held() {
     let (first, _) = engine.decide(now).start[0];
     let held_at = now + 3 * MIN_HOLD;
     engine.set_held_at(first, held_at);
-    let waits = Decisions { wake: Some(held_at), ..Decisions::default() };
-    assert_eq!(engine.decide(now + MIN_HOLD), waits);
+    let unchanged = Decisions { wake: Some(held_at), ..Decisions::default() };
+    assert_eq!(engine.decide(now + MIN_HOLD), unchanged);
     engine.stop();
-    assert_eq!(engine.decide(now + MIN_HOLD), waits);
+    assert_eq!(engine.decide(now + MIN_HOLD), unchanged);
     assert_eq!(engine.decide(held_at).cancel, [first]);
 }
 

@@ -20,7 +20,7 @@ use crate::running::RunPermit;
 use crate::state::{InvalidTransition, JobState};
 use crate::store::StoredJob;
 
-/// What the actor does after a step.
+/// Next action of the actor after a step.
 pub(super) enum Next {
     /// Continues with the state that the row has now.
     State,
@@ -30,7 +30,7 @@ pub(super) enum Next {
     JobGone,
 }
 
-/// What an actor leaves to the next actor of its job after a failed write of `state.log`.
+/// Resources that an actor passes to the next actor of its job after a failed write of `state.log`.
 pub(super) struct Retained {
     pub(super) lease: Option<Lease>,
     pub(super) permit: Option<RunPermit>,
@@ -77,15 +77,15 @@ impl JobActor {
         }
     }
 
-    /// Returns what the next actor needs after [`Self::run`] has failed.
+    /// Returns the resources that the next actor needs after [`Self::run`] has failed.
     pub(super) fn into_retained(self) -> Retained {
         Retained { lease: self.environment.into_lease(), permit: self.permit }
     }
 
-    /// Brings the job from the state of its row to its end, and deletes the row.
+    /// Runs the job from its stored state to its end, and deletes its row.
     pub(super) async fn run(&mut self, recovered: bool) -> Result<(), JobError> {
         if recovered {
-            tracing::info!(state = self.row.state().name(), "continuing a job of an earlier start");
+            tracing::info!(state = self.row.state().name(), "resuming job after restart");
             if matches!(self.row.state(), JobState::Running { .. } | JobState::AwaitingReport { .. }) {
                 self.watch.restored_running();
             }
@@ -95,7 +95,7 @@ impl JobActor {
             interruption = Some(Interruption::JobGone);
         }
         if interruption.is_none() {
-            self.watch.checked();
+            self.watch.accepted();
         }
         interruption = self.restore_lease(interruption).await;
         loop {
@@ -162,7 +162,7 @@ impl JobActor {
         }
     }
 
-    /// Accepts the job, which is stored by now (R1).
+    /// Accepts the job, which is already stored (R1).
     ///
     /// gitlab-runner accepts once and continues after any answer. Muster repeats the call until the coordinator answers. A coordinator
     /// that has requeued the job can then reject it before anything is started (J2). For a coordinator without two-phase commit, the

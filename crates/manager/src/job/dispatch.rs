@@ -1,11 +1,12 @@
 //! From a slot to an agent that has the job (R2, R3).
 //!
-//! An agent on an instance asks before the user's first command. An instance that is lost before that costs the job only time: the
-//! job is rescheduled, and its trace says so. A job that resumes a suspended environment cannot be rescheduled.
+//! An agent on an instance requests start approval before the user's first command. If the instance is lost before that, the job is
+//! rescheduled, and its trace has a note about it. A job that resumes a suspended environment cannot be rescheduled.
 //!
-//! An agent on this host, and an agent that does not ask, may have started the user's script since the first `Run`, whatever it
-//! answered. Only that agent is contacted again then, never another one (J2).
+//! An agent on this host, and an agent without start approval, may have started the user's script since the first `Run`, whatever it
+//! answered. After that, only the same agent is contacted again, never another one (J2).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,11 +16,12 @@ use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRec
 use muster_job::FailureReason;
 
 use super::actor::{JobActor, Next};
+use super::docker_files::docker_files;
 use super::environment::{NOT_SUSPENDABLE, unresponsive_timeout};
 use super::interrupt::{Interruption, watch_for_interruption};
 use super::preparation::certificates;
 use super::progress::AgentProgress;
-use super::{JobError, backoff};
+use super::{JobError, backoff, caches};
 use crate::lower::{JobContext, LowerError, environment_request, job_timeout, suspension};
 use crate::state::JobState;
 
@@ -31,8 +33,8 @@ const RETRY_HINT_UNRESPONSIVE: &str = "retry the job, or set `retry: { max: 1, w
      it automatically; if this happens again, the job may need more memory than its instance has";
 /// Advice for the author of a job whose suspended environment was lost.
 const RESUME_LOST_HINT: &str =
-    "the suspended environment that this job resumes is lost with it; run the job that left it again";
-/// Time that a job that is being ended waits for the answer to its `Run`.
+    "the suspended environment that this job resumes was also lost; retry the job that created it";
+/// Maximum time to wait for the answer to `Run` when the job is interrupted.
 const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Result of dispatching a job to an agent.
@@ -42,22 +44,24 @@ pub(super) enum DispatchOutcome {
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
     /// The agent does not accept the job, or the job cannot be lowered.
-    Refused { reason: FailureReason, exit_code: Option<i32>, message: String },
+    Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
     /// No agent answered. `was_sent`: an agent may have received the job anyway.
     NotReached { message: String, was_sent: bool },
-    /// The environment is lost for good.
+    /// The environment is lost permanently.
     Lost { message: String },
 }
 
 impl DispatchOutcome {
     fn refused(message: String) -> Self {
-        Self::Refused { reason: FailureReason::RunnerSystemFailure, exit_code: None, message }
+        let reason = FailureReason::RunnerSystemFailure;
+        Self::Refused { reason, exit_code: None, message, trace_lines: Vec::new() }
     }
 }
 
 impl From<LowerError> for DispatchOutcome {
     fn from(error: LowerError) -> Self {
-        Self::Refused { reason: error.reason, exit_code: error.exit_code, message: error.message }
+        let LowerError { message, reason, exit_code, trace_lines, .. } = error;
+        Self::Refused { reason, exit_code, message, trace_lines }
     }
 }
 
@@ -120,7 +124,7 @@ impl JobActor {
                 for note in &lease.reschedule_notes {
                     self.preparation.note_reschedule(note, lease.record.vm().is_some());
                 }
-                // The trace keeps what an earlier attempt wrote.
+                // The trace keeps the output of earlier attempts.
                 let (record, trace_offset) = (lease.record.clone(), self.uploader.end());
                 self.environment.assign(lease);
                 self.transition(|state| state.lease(record, trace_offset))
@@ -153,7 +157,9 @@ impl JobActor {
             }
             // The job counts as started from now on, and is dispatched in that state.
             DispatchOutcome::NoStartApproval => self.transition(JobState::start),
-            DispatchOutcome::Refused { reason, exit_code, message } => self.fail(reason, exit_code, &message).await,
+            DispatchOutcome::Refused { reason, exit_code, message, trace_lines } => {
+                self.fail_with_lines(reason, exit_code, &message, &trace_lines).await
+            }
             DispatchOutcome::NotReached { message, .. } if self.can_reschedule() => {
                 self.environment.retire(&message, self.is_remote());
                 self.reschedule(&message).await
@@ -229,7 +235,7 @@ impl JobActor {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
         };
         let environment = Arc::clone(&lease.environment);
-        // An agent that had the job once has prepared it.
+        // The deadline no longer applies after an agent has accepted the job.
         let deadline = self
             .preparation
             .deadline()
@@ -292,7 +298,7 @@ impl JobActor {
         })
     }
 
-    /// Returns the message about an environment that does not respond. `error` is how that showed.
+    /// Returns the message about an environment that does not respond. `error` is the last error of its connection.
     pub(super) fn unresponsive_message(&self, error: Option<&AgentError>) -> String {
         let cause = error.map(|error| format!(": {error}")).unwrap_or_default();
         match self.environment.lease() {
@@ -305,7 +311,7 @@ impl JobActor {
         }
     }
 
-    /// Returns whether the job has an environment of its own, with its own agent, and not this host.
+    /// Returns whether the job's environment is on another machine than this host.
     pub(super) fn is_remote(&self) -> bool {
         self.row.state().held_lease().is_some_and(LeaseRecord::is_remote)
     }
@@ -322,8 +328,12 @@ impl JobActor {
             None => Err(NOT_SUSPENDABLE.to_owned()),
         };
         let settings = &self.runner.runner;
-        let job = JobContext {
-            directories: directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
+        let mut job = JobContext {
+            // In containers, the configured directories are those of the container.
+            directories: match settings.uses_containers() {
+                true => directories,
+                false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
+            },
             slot: lease.record.slot.clone(),
             runner: Arc::clone(settings),
             host_name: self.runner.host_name.clone(),
@@ -331,14 +341,17 @@ impl JobActor {
             connection_lines: environment.trace_lines(),
             suspend_support,
             certificates: certificates(&settings.tls),
+            docker: docker_files(settings).await,
             share: environment.sharing().and_then(Sharing::slot_share),
+            cache_objects: BTreeMap::new(),
         };
+        job.cache_objects = caches::sign(&self.runner.cache_stores, &self.payload, &job).await;
         let is_remote = self.is_remote();
         self.preparation.lower(&self.payload, &job, &self.watch, is_remote)
     }
 }
 
-/// Connects to the environment until it answers where jobs find their files. The caller limits the time.
+/// Connects to the environment, with retries, and returns the directories of its jobs. The caller limits the time.
 async fn connect(environment: &dyn ExecutionEnvironment) -> Directories {
     let (mut wait, cap) = backoff::RETRY_BACKOFF;
     loop {

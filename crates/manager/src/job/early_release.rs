@@ -1,7 +1,7 @@
 //! Early release of the slot of a job that has ended, while the coordinator does not accept its report.
 //!
 //! The first report that fails releases the slot, so that an unavailable coordinator does not block other jobs. Log and result
-//! stay in the agent's spool. The number of such jobs is bounded by `max_unreported_jobs`: further jobs keep their slots.
+//! stay in the agent's spool. The number of such jobs is limited by `max_unreported_jobs`. Further jobs keep their slots.
 //! `muster_unreported_jobs` counts them, and `/debug/jobs/list` shows them as ended.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::store::JobRunId;
 
-/// Bound on the jobs that wait for their report without a slot, shared by all jobs of a manager.
+/// Limit on the number of ended jobs that wait for their report without a slot, shared by all jobs of a manager.
 #[derive(Debug, Clone)]
 pub(crate) struct UnreportedJobs {
     permits: Arc<Semaphore>,
@@ -20,7 +20,7 @@ pub(crate) struct UnreportedJobs {
 }
 
 impl UnreportedJobs {
-    /// Returns the bound for `max` jobs, and the receiver of the jobs whose slots were released.
+    /// Returns a limit of `max` jobs, and the receiver of the jobs whose slots were released.
     pub(crate) fn new(max: usize) -> (Self, mpsc::UnboundedReceiver<JobRunId>) {
         let (released, receiver) = mpsc::unbounded_channel();
         (Self { permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), released }, receiver)
@@ -32,7 +32,7 @@ impl UnreportedJobs {
         Some(ReleasedEnvironment { environment, _permit: Some(permit) })
     }
 
-    /// Admits a job whose slot was released by an earlier manager process, also beyond the bound.
+    /// Admits a job whose slot was released by an earlier manager process, even beyond the limit.
     pub(super) fn readmit(&self, environment: Arc<dyn ExecutionEnvironment>) -> ReleasedEnvironment {
         ReleasedEnvironment { environment, _permit: Arc::clone(&self.permits).try_acquire_owned().ok() }
     }
@@ -47,7 +47,7 @@ impl UnreportedJobs {
 /// Environment of a job that has ended there and no longer holds a slot.
 pub(super) struct ReleasedEnvironment {
     environment: Arc<dyn ExecutionEnvironment>,
-    /// `None` if an earlier manager process released the slot, and the bound was reached on restart.
+    /// `None` if an earlier manager process released the slot, and the limit was reached on restart.
     _permit: Option<OwnedSemaphorePermit>,
 }
 

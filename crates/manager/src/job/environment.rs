@@ -12,7 +12,7 @@
 //! row of a job whose slot was released before the restart --> Released | Lost
 //! ```
 //!
-//! A restore that is interrupted goes back to `Unassigned`. In `Unassigned`, `Restoring` and `Lost` the agent may still have the
+//! An interrupted restore returns to `Unassigned`. In `Unassigned`, `Restoring` and `Lost` the agent may still have the
 //! job. It is then closed by the lease record in the job's row.
 
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use super::CLOSE_TIMEOUT;
 use super::early_release::ReleasedEnvironment;
 
 /// Reason why an environment without the capability is not suspended.
-pub(super) const NOT_SUSPENDABLE: &str = "jobs do not run on instances of their own";
+pub(super) const NOT_SUSPENDABLE: &str = "the executor does not run jobs on instances";
 
-/// The execution environment that a job holds. The module draws the transitions.
+/// The execution environment that a job holds. The module documentation shows the transitions.
 #[derive(Default)]
 pub(super) enum JobEnvironment {
     /// No lease is held: the job waits for one, or does not need one.
@@ -44,7 +44,7 @@ pub(super) enum JobEnvironment {
     Closed(Option<Lease>),
     /// The environment is suspended for a later job. Its scaler has ended the lease, so it is not released.
     Suspended(Option<Lease>),
-    /// The slot belongs to another job by now. The agent still keeps this job's log and result.
+    /// The slot was released and may belong to another job. The agent still keeps this job's log and result.
     Released(ReleasedEnvironment),
     /// The environment of an earlier manager process cannot be used, for this reason.
     Lost(String),
@@ -88,7 +88,7 @@ impl JobEnvironment {
         }
     }
 
-    /// Gives the slot to other jobs, after the job has ended on `released`.
+    /// Releases the slot for other jobs, after the job has ended in the environment `released`.
     pub(super) fn release_slot(&mut self, released: ReleasedEnvironment) {
         if let Some(lease) = std::mem::replace(self, Self::Released(released)).into_lease() {
             lease.release();
@@ -115,7 +115,7 @@ impl JobEnvironment {
     /// # Errors
     /// The reason why the environment is not suspended, for the job's trace.
     pub(super) async fn suspend(&mut self, request: SuspendRequest<'_>) -> Result<(), String> {
-        let mut suspended = Err("its instance is lost".to_owned());
+        let mut suspended = Err("the instance was lost".to_owned());
         if let (Some(lease), Some(id)) = (self.lease(), request.run_id) {
             let closed = client::close(lease.environment.as_ref(), &id, request.agent_reconnect_timeout);
             if !matches!(tokio::time::timeout(CLOSE_TIMEOUT, closed).await, Ok(Ok(()))) {
@@ -188,12 +188,12 @@ impl JobEnvironment {
     pub(super) fn missing_reason(&self) -> String {
         match self {
             Self::Lost(reason) => reason.clone(),
-            _ => "the slot of the job is lost".to_owned(),
+            _ => "the slot of the job was lost".to_owned(),
         }
     }
 }
 
-/// What [`JobEnvironment::suspend`] needs to know about the job.
+/// Parameters of [`JobEnvironment::suspend`].
 pub(super) struct SuspendRequest<'a> {
     /// ID of the job's run at the agent. `None` means that no agent can know the job.
     pub(super) run_id: Option<String>,

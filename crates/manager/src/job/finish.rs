@@ -1,6 +1,6 @@
 //! The end of a job: its result, the release of its slot, its report, and its clean-up (R4 to R6).
 //!
-//! A job whose environment is kept for a later job ends like this:
+//! If the environment is suspended for a later job, the job ends like this:
 //!
 //! ```text
 //! result --stored with the report: suspended--> agent closed --> environment suspended, or not --> message in the trace --> reported
@@ -103,7 +103,7 @@ impl JobActor {
         }
     }
 
-    /// Stores that the environment of a job with a result is to be suspended. Returns false if the job does not ask for it.
+    /// Stores that the environment of a job with a result must be suspended. Returns false if it is not suspended.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -169,7 +169,7 @@ impl JobActor {
         self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
     }
 
-    /// Reports a job whose agent no longer has the log. The coordinator cannot get more of the trace than it has.
+    /// Reports a job whose agent no longer has the log. A request to send the trace again cannot be met.
     async fn report_last(&mut self, update: &UpdateRequest) -> Next {
         match self.report(update).await {
             ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,
@@ -200,7 +200,18 @@ impl JobActor {
         exit_code: Option<i32>,
         message: &str,
     ) -> Result<Next, JobError> {
-        // The message may quote what the job's author wrote, with a masked value in it (J6).
+        self.fail_with_lines(reason, exit_code, message, &[]).await
+    }
+
+    /// Same as [`Self::fail`], with lines of the trace before the message.
+    pub(super) async fn fail_with_lines(
+        &mut self,
+        reason: FailureReason,
+        exit_code: Option<i32>,
+        message: &str,
+        lines: &[String],
+    ) -> Result<Next, JobError> {
+        // The message may quote user input that contains a masked value (J6).
         let message = &*failure::masked(message, &self.secrets());
         tracing::warn!(%reason, message, "job failed without a result from an agent");
         self.uploader.set_ended();
@@ -209,7 +220,8 @@ impl JobActor {
         }
         let trace_offset = self.uploader.end();
         let separator = if trace_offset > 0 { "\n" } else { "" };
-        let trace_message = format!("{separator}{}", final_trace_line(reason, message));
+        let lines = failure::masked(&failure::error_lines(lines), &self.secrets());
+        let trace_message = format!("{separator}{lines}{}", final_trace_line(reason, message));
         self.watch.ended_by_manager(reason, exit_code);
         self.transition(|state| state.fail(ManagerOutcome { reason, exit_code, trace_message, trace_offset }))
     }
@@ -223,7 +235,7 @@ impl JobActor {
     /// Closes the job at its agent, releases its slot, and deletes its row (R6).
     pub(super) async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
-        // An agent closes a job by its ID, also if the slot belongs to another job by now.
+        // An agent closes a job by its ID, even if the slot belongs to another job now.
         let by_record = || {
             let record = self.row.state().held_lease()?;
             self.runner.executor.environment_without_lease(record)

@@ -1,4 +1,4 @@
-//! Copies the agent's log to the coordinator until the job has a result, over as many connections as it takes.
+//! Copies the agent's log to the coordinator until the job has a result. Reconnects after lost connections.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use super::uploader::UploadOutcome;
 /// Time beyond the job's own timeout, which the agent enforces, for `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
-/// How following a job ended.
+/// Result of following a job.
 pub(super) enum FollowOutcome {
     /// The job has a result, and every byte of its log is acknowledged.
     Result(Box<JobResult>),
     /// The coordinator no longer expects the job.
     JobGone,
-    /// The environment is lost for good, for this reason.
+    /// The environment is lost permanently, for this reason.
     Lost(String),
     /// The agent cannot finish the job, for this reason.
     AgentRefused(String),
@@ -39,7 +39,7 @@ pub(super) enum FollowOutcome {
     Failed(JobError),
 }
 
-/// How following a job over one connection ended.
+/// Result of following a job over one connection.
 enum ConnectionOutcome {
     Done(FollowOutcome),
     /// The coordinator needs another part of the log.
@@ -146,7 +146,7 @@ impl JobActor {
             let log = connection.follow(&id, offset).await?;
             Ok::<_, AgentError>((connection, log))
         };
-        // The first connection may take longer: a newer executable may be on its way to the agent, or an agent of this host starts.
+        // The first connection may take longer: a newer executable may be in transit to the instance, or an agent of this host starts.
         let has_timeout = self.progress.is_dispatched() && environment.replaceable().is_some();
         let attempt_timeout = silence.next_timeout();
         let (connection, log) = tokio::select! {
@@ -155,7 +155,8 @@ impl JobActor {
             () = silence.count(has_timeout) => return Ok(ConnectionOutcome::Unresponsive),
             // TCP resends to an unreachable machine at growing intervals. A new attempt gets through earlier.
             () = sleep_until(Instant::now() + attempt_timeout), if has_timeout => {
-                return Err(AgentError::Broken(format!("no connection within {} ms", attempt_timeout.as_millis())));
+                let limit_ms = muster_job::milliseconds(attempt_timeout);
+                return Err(AgentError::Broken(format!("no connection within {limit_ms} ms")));
             }
         };
         self.progress.reach(AgentProgress::Dispatched);
@@ -164,7 +165,7 @@ impl JobActor {
         }
         let followed = tokio::select! {
             followed = self.follow_connection(&connection, log, &id, watchdog) => followed,
-            // Bytes that are on their way to the coordinator are not lost: its length says which of them arrived.
+            // Bytes in transit to the coordinator are not lost: the length that it acknowledges shows which of them arrived.
             reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
         };
         connection.mark_suspect_if_broken(&followed);
@@ -187,7 +188,7 @@ impl JobActor {
 
     /// Follows one connection.
     ///
-    /// Its select is cancel-safe: reading a message of a stream is, and uploads are awaited in the branch.
+    /// The `select!` is cancel-safe: reading a message of a stream is cancel-safe, and uploads are awaited inside their branch.
     async fn follow_connection(
         &mut self,
         connection: &AgentConnection,
@@ -202,7 +203,7 @@ impl JobActor {
         let mut canceled = false;
         // Requested at once, so that the result arrives together with the end of the log.
         let mut result = pin!(connection.wait(id));
-        let mut early: Option<Result<JobResult, AgentError>> = None;
+        let mut early_result: Option<Result<JobResult, AgentError>> = None;
         let mut has_tried_release = false;
         loop {
             tokio::select! {
@@ -236,26 +237,26 @@ impl JobActor {
                         UploadOutcome::JobGone => return Ok(ConnectionOutcome::Done(FollowOutcome::JobGone)),
                     }
                 }
-                answer = &mut result, if early.is_none() => early = Some(answer),
+                answer = &mut result, if early_result.is_none() => early_result = Some(answer),
                 () = stop.cancelled(), if !canceled => cancel_once(&mut canceled, connection, id).await?,
                 () = sleep_until(watchdog) => {
-                    let message = "the job did not end by its timeout, and its agent did not end it".to_owned();
+                    let message = "the job exceeded its timeout, and its agent did not end it".to_owned();
                     return Ok(ConnectionOutcome::Done(FollowOutcome::AgentRefused(message)));
                 }
             }
             // The job has ended, and only the coordinator delays its log: another job can have the slot.
-            if let (Some(Ok(result)), true, false) = (&early, self.uploader.must_repeat(), has_tried_release) {
+            if let (Some(Ok(result)), true, false) = (&early_result, self.uploader.must_repeat(), has_tried_release) {
                 has_tried_release = true;
                 self.record_result(result);
                 self.release_slot();
             }
             if self.uploader.is_trace_refused()
-                && let Some(Ok(result)) = early.take_if(|early| early.is_ok())
+                && let Some(Ok(result)) = early_result.take_if(|early_result| early_result.is_ok())
             {
                 return Ok(ConnectionOutcome::Done(FollowOutcome::Result(Box::new(result))));
             }
         }
-        let result = match early {
+        let result = match early_result {
             None => result.await?,
             Some(Ok(result)) => result,
             Some(Err(_)) => connection.wait(id).await?,

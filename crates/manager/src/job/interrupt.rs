@@ -44,9 +44,9 @@ impl Interruption {
     }
 }
 
-/// Stays in contact with the coordinator until there is a reason to end the job. Passing `deadline` is such a reason.
+/// Stays in contact with the coordinator until a reason to end the job occurs. Passing `deadline` is such a reason.
 ///
-/// May be dropped at any time: the next contact learns from the coordinator's length which bytes of the trace arrived.
+/// May be dropped at any time: the next answer of the coordinator has the length of the trace, which shows the bytes that arrived.
 pub(super) async fn watch_for_interruption(
     uploader: &mut Uploader,
     stop: &CancellationToken,

@@ -1,4 +1,4 @@
-//! The actors of jobs: each brings one job from its row in `state.log` to its report, after a start as after a crash.
+//! The actors of jobs: each takes one job from its row in `state.log` to its report, for new jobs and for jobs that a restart restored.
 //!
 //! ```text
 //! accept the job, whose payload is stored; nothing is started before the coordinator answers    (R1)
@@ -15,12 +15,14 @@
 //! Nothing is lost if the process dies between two lines: `Run` is idempotent, the agent's spool keeps log and result, and the
 //! coordinator knows what it has.
 //!
-//! An actor consists of parts that own their state: [`row`] the stored state, [`environment`] the lease, [`preparation`] the way to
-//! the agent, [`progress`] how far the agent is, [`uploader`] the trace and the report.
+//! An actor consists of parts that own their state: [`row`] the stored state, [`environment`] the lease, [`preparation`] the plan
+//! and the deadline, [`progress`] the progress of the agent, [`uploader`] the trace and the report.
 
 mod actor;
 mod backoff;
+mod caches;
 mod dispatch;
+mod docker_files;
 mod early_release;
 mod environment;
 mod finish;
@@ -36,6 +38,7 @@ mod uploader;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_cache_store::CacheStores;
 use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_executor::Executor;
 use muster_runner_api::client::Client;
@@ -55,16 +58,18 @@ const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Dur
 /// Time to close a job at its agent. After that the agent removes it at the end of its retention (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What the actors of one runner's jobs share.
+/// Context that the actors of one runner's jobs share.
 pub(crate) struct RunnerContext {
     pub(crate) client: Client,
     /// Settings of the runner with which the job was received.
     pub(crate) runner: Arc<RunnerSettings>,
     /// Key of the runner in the settings that were in force when the actor was started.
     pub(crate) key: RunnerKey,
-    /// Bounds the jobs that run.
+    /// Limits the number of running jobs.
     pub(crate) limits: Arc<ConcurrencyLimits>,
     pub(crate) store: Arc<Store>,
+    /// Object stores of caches.
+    pub(crate) cache_stores: Arc<CacheStores>,
     pub(crate) executor: Arc<dyn Executor>,
     /// Time to keep reconnecting to an unreachable agent before its job fails.
     pub(crate) agent_reconnect_timeout: Duration,
@@ -74,9 +79,9 @@ pub(crate) struct RunnerContext {
     pub(crate) host_name: String,
     /// Canceled when the manager ends its jobs.
     pub(crate) cancel: CancellationToken,
-    /// Bounds the jobs that wait for their report without a slot.
+    /// Limits the number of jobs that wait for their report without a slot.
     pub(crate) unreported: UnreportedJobs,
-    /// Instances that are reachable.
+    /// Tracks which instances are reachable.
     pub(crate) reachability: ReachabilityTracker,
 }
 
@@ -91,10 +96,10 @@ pub(crate) enum JobError {
     Transition(#[from] InvalidTransition),
 }
 
-/// Brings one job to its end. `permit` is the permit of a job that has a slot already.
+/// Runs one job to its end. `permit` is the permit of a job that has a slot already.
 ///
-/// If `state.log` cannot be written, the actor continues from the job's row as after a restart. Otherwise nothing would report the
-/// job as long as this manager runs (J1). If writing fails for [`RunnerContext::state_write_timeout`], the manager must exit: its
+/// If `state.log` cannot be written, the actor continues from the job's row as after a restart. Otherwise the job would not be
+/// reported as long as this manager runs (J1). If writing fails for [`RunnerContext::state_write_timeout`], the manager must exit: its
 /// exit code notifies the service manager, and the job continues at its agent.
 pub(crate) async fn execute(
     runner: Arc<RunnerContext>,
@@ -138,7 +143,7 @@ pub(crate) async fn execute(
     result
 }
 
-/// Runs one actor from the job's row. After a failure, `retained` has what the next actor continues with.
+/// Runs one actor from the job's row. After a failure, `retained` has the resources of the next actor.
 async fn execute_once(
     runner: Arc<RunnerContext>,
     watch: &Arc<JobWatch>,

@@ -1,7 +1,7 @@
 //! Distinguishes an unreachable instance from an outage of the manager's own network.
 //!
 //! If none of several instances with jobs is reachable, the manager assumes that its own network is down, and waits much longer for
-//! the instances before it gives up their jobs.
+//! the instances before it considers them lost.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const MAX_OUTAGE: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReachabilityTracker(Arc<Mutex<HashMap<String, InstanceJobs>>>);
 
-/// Number of the jobs of one instance.
+/// Number of jobs on one instance.
 #[derive(Debug, Default)]
 struct InstanceJobs {
     all: usize,
@@ -104,9 +104,9 @@ impl Drop for ConnectionHealth {
     fn drop(&mut self) {
         self.set_connected(false);
         let mut jobs = self.tracker.0.lock();
-        if let Some(on) = jobs.get_mut(&self.instance) {
-            on.all -= 1;
-            if on.all == 0 {
+        if let Some(instance_jobs) = jobs.get_mut(&self.instance) {
+            instance_jobs.all -= 1;
+            if instance_jobs.all == 0 {
                 jobs.remove(&self.instance);
             }
         }

@@ -12,12 +12,12 @@ use crate::observe::JobWatch;
 
 /// Number of slots in which no agent can be reached before the job fails.
 const MAX_UNREACHABLE_SLOTS: u32 = 3;
-/// Number of instances that may be lost under a job before it fails.
+/// Maximum number of times that a job is rescheduled before it fails.
 const MAX_RESCHEDULES: usize = 10;
 
 /// Preparation of one job: everything between its slot and its start.
 pub(super) struct Preparation {
-    /// Maximum time to prepare the job. `None` means no limit of its own.
+    /// Maximum time to prepare the job. `None` means that only the job's own timeout applies.
     timeout: Option<Duration>,
     deadline: Option<Instant>,
     /// Plan for the current slot.
@@ -38,12 +38,12 @@ impl Preparation {
         preparation
     }
 
-    /// Gives the preparation its full time again.
+    /// Restarts the deadline with the full timeout.
     pub(super) fn restart_deadline(&mut self) {
         self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
     }
 
-    /// Returns the time by which an agent must have the job. `None` means no limit of its own.
+    /// Returns the time by which an agent must have the job. `None` means that only the job's own timeout applies.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
@@ -89,7 +89,7 @@ impl Preparation {
     /// Lowers the payload. The same slot always gets the same plan.
     ///
     /// # Errors
-    /// [`LowerError`] if the job asks for something that the runner does not support.
+    /// [`LowerError`] if the job requests something that the runner does not support.
     pub(super) fn lower(
         &mut self,
         payload: &JobPayload,
@@ -100,9 +100,10 @@ impl Preparation {
         let lowered = lower(payload, job);
         watch.lowered(&lowered);
         let mut lowered = lowered?;
-        // A job's own `TRACEPARENT` wins.
-        let own = watch.traceparent().filter(|own| lowered.variables.iter().all(|known| known.key != own.key));
-        lowered.variables.extend(own);
+        // A job's own `TRACEPARENT` takes precedence.
+        let traceparent =
+            watch.traceparent().filter(|added| lowered.variables.iter().all(|known| known.key != added.key));
+        lowered.variables.extend(traceparent);
         lowered.plan.require_start_approval = require_start_approval;
         self.lowered = Some(lowered);
         Ok(())

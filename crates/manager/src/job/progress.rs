@@ -16,12 +16,12 @@ pub(super) enum AgentProgress {
     Dispatched,
     /// The agent has the job's result.
     Executed,
-    /// The environment knows what the job used.
+    /// The job's resource usage was reported to the environment.
     UsageReported,
 }
 
 impl AgentProgress {
-    /// Advances to `next`. Does nothing if the job has come as far already.
+    /// Advances to `next`. Does nothing if the job has already reached it.
     pub(super) fn reach(&mut self, next: Self) {
         *self = (*self).max(next);
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_falls_back_only_when_job_is_rescheduled() {
+    fn progress_is_reset_only_when_job_is_rescheduled() {
         let mut progress = AgentProgress::default();
         assert!(!progress.reschedule());
         progress.reach(AgentProgress::Executed);

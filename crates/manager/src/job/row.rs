@@ -8,12 +8,12 @@ use crate::observe::JobWatch;
 use crate::state::{InvalidTransition, JobState};
 use crate::store::{JobRunId, Store, StoreError};
 
-/// One job's row. Every change is stored before anyone can see it.
+/// One job's row. Every change is stored before it is visible.
 pub(super) struct JobRow {
     store: Arc<Store>,
     watch: Arc<JobWatch>,
     run: JobRunId,
-    /// Start of the job's run IDs at agents; the number of the attempt follows.
+    /// Prefix of the job's run IDs at agents. The number of the attempt follows.
     agent_run_prefix: String,
     state: JobState,
 }
@@ -30,7 +30,7 @@ impl JobRow {
         Self { store, watch, run, agent_run_prefix, state }
     }
 
-    /// Returns the ID of the job over all coordinators.
+    /// Returns the ID of the job, which is unique among all coordinators.
     pub(super) fn run(&self) -> &JobRunId {
         &self.run
     }
@@ -45,10 +45,10 @@ impl JobRow {
         self.state.attempt().map(|attempt| format!("{}-{attempt}", self.agent_run_prefix))
     }
 
-    /// Stores the state that `change` makes of the current one. Nothing changes if it cannot be stored.
+    /// Applies `change` to the current state and stores the result. If it cannot be stored, the state does not change.
     ///
     /// # Errors
-    /// [`JobError::Transition`] if the job has no such change now, [`JobError::Store`] if it cannot be stored.
+    /// [`JobError::Transition`] if the current state does not allow the change, [`JobError::Store`] if it cannot be stored.
     pub(super) fn transition(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,

@@ -1,4 +1,5 @@
-//! Start approval: the agent asks before a job's first user command, and the manager answers once it has stored that the job runs (J2).
+//! Start approval: the agent requests approval before a job's first user command. The manager approves after it has stored that the job
+//! runs (J2).
 
 use std::pin::Pin;
 

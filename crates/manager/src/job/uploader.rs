@@ -1,7 +1,7 @@
 //! Sends a job's trace and its final update to the coordinator.
 //!
 //! The trace is sent in pieces, in order, each byte once. A job without new output sends a keep-alive instead. The length that the
-//! coordinator acknowledged is the truth (R5). The uploader buffers at most [`MAX_PIECE_BYTES`] that are not acknowledged. All
+//! coordinator acknowledged is authoritative (R5). The uploader buffers at most [`MAX_PIECE_BYTES`] that are not acknowledged. All
 //! other bytes wait in the agent's spool.
 
 use std::sync::Arc;
@@ -30,14 +30,15 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 /// Minimum keep-alive of a job whose coordinator sets its own trace interval.
 ///
-/// Only Muster's own coordinator does so. It is near, so a quiet job contacts it after every tenth interval to learn early of a cancel.
+/// Only Muster's own coordinator does so. Calls to it are cheap, so a quiet job contacts it after every tenth interval to notice a
+/// cancellation early.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Lower bound of the longest wait between two attempts.
 const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
-/// Time after which a report is repeated that the coordinator is still working on, unless it sets another one.
+/// Delay before a report is repeated while the coordinator still processes it, unless the coordinator sets another delay.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// What an answer of the coordinator means for the job.
+/// Consequence of an answer of the coordinator for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UploadOutcome {
     /// The job continues. A failed call is repeated after [`Uploader::pause`].
@@ -50,7 +51,7 @@ pub(super) enum UploadOutcome {
     JobGone,
 }
 
-/// How reporting a job ended.
+/// Result of reporting a job.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReportOutcome {
     /// The coordinator has acknowledged the final update.
@@ -63,7 +64,7 @@ pub(super) enum ReportOutcome {
 
 /// Result of one attempt to report a job.
 pub(super) enum ReportAttempt {
-    /// Nothing has to be repeated.
+    /// No further attempt is needed.
     Ended(ReportOutcome),
     /// The coordinator did not accept the report. It is repeated at this time.
     RetryAt(Instant),
@@ -102,18 +103,20 @@ pub(super) struct Uploader {
 impl Uploader {
     /// Returns the upload of a job of `runner`, from the start of its trace.
     pub(super) fn new(client: Client, payload: Arc<JobPayload>, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
-        let own = payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
-        let on = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
+        let payload_interval =
+            payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
+        let is_set = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
         // GitLab shows the log of a job with a debug trace to fewer users.
-        let debug_trace = !runner.debug_trace_disabled && (on("CI_DEBUG_TRACE") || on("CI_DEBUG_SERVICES"));
+        let debug_trace = !runner.debug_trace_disabled && (is_set("CI_DEBUG_TRACE") || is_set("CI_DEBUG_SERVICES"));
         let now = Instant::now();
         Self {
             client,
             acknowledged: 0,
             buffer: BytesMut::new(),
-            interval: own.unwrap_or(UPDATE_INTERVAL),
-            keep_alive: own.map_or(KEEP_ALIVE, |own| own.saturating_mul(10).clamp(MIN_KEEP_ALIVE, KEEP_ALIVE)),
-            is_interval_fixed: own.is_some(),
+            interval: payload_interval.unwrap_or(UPDATE_INTERVAL),
+            keep_alive: payload_interval
+                .map_or(KEEP_ALIVE, |interval| interval.saturating_mul(10).clamp(MIN_KEEP_ALIVE, KEEP_ALIVE)),
+            is_interval_fixed: payload_interval.is_some(),
             sent_at: now,
             contact_at: now,
             not_before: None,
@@ -181,12 +184,12 @@ impl Uploader {
 
     /// Returns the time of the next call of [`Self::send`].
     pub(super) fn due(&self) -> Instant {
-        let wanted = match self.buffer.len() {
+        let due = match self.buffer.len() {
             0 => self.contact_at + self.keep_alive,
             length if length >= MAX_PIECE_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,
         };
-        self.not_before.map_or(wanted, |earliest| wanted.max(earliest))
+        self.not_before.map_or(due, |earliest| due.max(earliest))
     }
 
     /// Sends one piece, or a keep-alive if the buffer is empty.
@@ -205,9 +208,9 @@ impl Uploader {
         match answer {
             Ok(reply) => {
                 self.trace_refused = false;
-                let reached = self.acknowledge(reply.size);
+                let is_in_buffer = self.acknowledge(reply.size);
                 match self.answered(reply.status, reply.interval) {
-                    UploadOutcome::Continue if !reached => UploadOutcome::Resync,
+                    UploadOutcome::Continue if !is_in_buffer => UploadOutcome::Resync,
                     outcome => outcome,
                 }
             }
@@ -254,10 +257,10 @@ impl Uploader {
 
     /// Applies the coordinator's length. Returns false if it is outside the buffer: the buffer is empty then.
     fn acknowledge(&mut self, size: u64) -> bool {
-        let taken = size.checked_sub(self.acknowledged).and_then(|taken| usize::try_from(taken).ok());
-        match taken.filter(|taken| *taken <= self.buffer.len()) {
-            Some(taken) => {
-                drop(self.buffer.split_to(taken));
+        let new_bytes = size.checked_sub(self.acknowledged).and_then(|new_bytes| usize::try_from(new_bytes).ok());
+        match new_bytes.filter(|new_bytes| *new_bytes <= self.buffer.len()) {
+            Some(new_bytes) => {
+                drop(self.buffer.split_to(new_bytes));
                 self.acknowledged = size;
                 self.watch.uploaded(size, self.buffer.len() as u64);
                 true
@@ -363,7 +366,7 @@ impl Uploader {
     /// its report.
     fn trace_failed(&mut self, error: &ClientError) -> UploadOutcome {
         if self.has_ended && (error.is_missing() || self.rejected(error)) {
-            tracing::error!(%error, trace_offset = self.acknowledged, "coordinator rejected the trace, leaving out the rest");
+            tracing::error!(%error, trace_offset = self.acknowledged, "coordinator rejected the trace, skipping the rest");
             self.trace_refused = true;
             self.rejections = 0;
         }
@@ -372,13 +375,13 @@ impl Uploader {
 
     /// Counts a rejection. Returns whether the limit is reached.
     fn rejected(&mut self, error: &ClientError) -> bool {
-        self.rejections += u32::from(error.transient().is_none() && !error.is_job_gone());
+        self.rejections += u32::from(error.transient().is_none() && !error.is_job_closed());
         self.rejections >= self.max_rejections
     }
 
-    /// Handles a failed call: the job is gone, or the call is repeated after a backoff.
+    /// Handles a failed call: the coordinator no longer expects the job, or the call is repeated after a backoff.
     fn failed(&mut self, error: &ClientError) -> UploadOutcome {
-        if error.is_job_gone() {
+        if error.is_job_closed() {
             tracing::info!(%error, "coordinator no longer expects the job");
             return UploadOutcome::JobGone;
         }
@@ -388,7 +391,7 @@ impl Uploader {
         // overloaded gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
-        tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = wait.as_millis(), "failed to send the trace or job state, retrying");
+        tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = muster_job::milliseconds(wait), "failed to send the trace or job state, retrying");
         self.not_before = Some(Instant::now() + wait);
         UploadOutcome::Continue
     }

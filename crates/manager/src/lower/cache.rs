@@ -1,17 +1,24 @@
 //! Lowers caches: default key, expansion, sanitizing and fallbacks, as in gitlab-runner.
 
+use std::collections::BTreeMap;
+
 use muster_agent_api::builtin::CacheEntry;
+use muster_job::short_token;
 use muster_runner_api::payload::{Cache, JobPayload};
 use sha2::{Digest, Sha256};
 
-use super::LowerError;
 use super::flags::Flags;
 use super::paths::Paths;
 use super::variables::Variables;
+use super::{JobContext, LowerError};
+
+/// Number of digits of a hashed key by which the objects of a project are divided.
+const SHARD_DIGITS: usize = 2;
 
 /// Returns the job's caches that have a key, each with its `when`.
 pub(super) fn entries(
     payload: &JobPayload,
+    context: &JobContext,
     paths: &Paths,
     variables: &Variables,
     flags: &Flags,
@@ -22,7 +29,7 @@ pub(super) fn entries(
     for cache in payload.cache.iter().filter(|cache| cache.untracked || !cache.paths.is_empty()) {
         let raw = variables.expand(&key(payload, cache));
         // The step that uses the cache warns about an empty key.
-        let key = keys.stored(&raw).unwrap_or_default();
+        let key = keys.directory_name(&raw).unwrap_or_default();
         let policy = variables.expand(&cache.policy);
         let policy = match policy.as_str() {
             "" => "pull-push".to_owned(),
@@ -30,19 +37,25 @@ pub(super) fn entries(
             unknown => return Err(LowerError::configuration(format!("unknown cache policy {unknown} for {raw}"))),
         };
         let fallbacks = fallbacks(cache, variables, keys.warnings);
-        let stored: Vec<(String, String)> =
-            fallbacks.into_iter().filter_map(|raw| keys.stored(&raw).map(|key| (key, keys.name(&raw)))).collect();
-        let entry = CacheEntry {
-            names: [keys.name(&raw)].into_iter().chain(stored.iter().map(|(_, name)| name.clone())).collect(),
+        let named_fallbacks: Vec<(String, String)> = fallbacks
+            .into_iter()
+            .filter_map(|raw| keys.directory_name(&raw).map(|key| (key, keys.name(&raw))))
+            .collect();
+        let mut entry = CacheEntry {
+            names: [keys.name(&raw)].into_iter().chain(named_fallbacks.iter().map(|(_, name)| name.clone())).collect(),
             alternate: keys.alternate(&raw).unwrap_or_default(),
             key,
-            fallback_keys: stored.into_iter().map(|(key, _)| key).collect(),
+            fallback_keys: named_fallbacks.into_iter().map(|(key, _)| key).collect(),
             cache_dir: paths.cache_dir.clone(),
             paths: cache.paths.clone(),
             untracked: cache.untracked,
             policy,
             clean_up_failed: flags.is_on("FF_CLEAN_UP_FAILED_CACHE_EXTRACT"),
+            objects: BTreeMap::new(),
+            max_upload_bytes: context.runner.cache.max_archive_bytes,
         };
+        let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
+        entry.objects = keys.filter_map(|key| Some((key.clone(), context.cache_objects.get(key)?.clone()))).collect();
         entries.push((entry, cache.when.clone()));
     }
     Ok(entries)
@@ -56,7 +69,7 @@ fn key(payload: &JobPayload, cache: &Cache) -> String {
     }
 }
 
-/// Returns the expanded fallback keys of a cache, in the author's order.
+/// Returns the expanded fallback keys of a cache, in the order of the payload.
 ///
 /// A job of an unprotected ref must not read the caches of protected refs. The coordinator ensures that for the keys of the payload,
 /// and this function for `CACHE_FALLBACK_KEY`.
@@ -80,9 +93,75 @@ fn is_protected_key(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }
 
-/// Returns whether a directory of this name may belong to a hashed key. Which key it is cannot be known.
+/// Returns whether a directory of this name may belong to a hashed key. The hash does not reveal the key.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// How a job uses one object in the object store of its runner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CacheUse {
+    /// Key of the cache as in [`CacheEntry::key`].
+    pub(crate) key: String,
+    /// Human-readable key.
+    pub(crate) name: String,
+    /// Name of the object.
+    pub(crate) object: String,
+    /// Whether the job may download the object.
+    pub(crate) download: bool,
+    /// Whether the job may upload the object.
+    pub(crate) upload: bool,
+}
+
+/// Returns the objects that the job's caches use. Each key occurs once.
+pub(super) fn uses(
+    payload: &JobPayload,
+    context: &JobContext,
+    paths: &Paths,
+    variables: &Variables,
+    flags: &Flags,
+) -> Result<Vec<CacheUse>, LowerError> {
+    let is_hashed = flags.is_on("FF_HASH_CACHE_KEYS");
+    let mut uses: Vec<CacheUse> = Vec::new();
+    let mut add = |key: &str, name: &str, is_hashed: bool, download: bool, upload: bool| {
+        if key.is_empty() || !(download || upload) {
+            return;
+        }
+        if let Some(known) = uses.iter_mut().find(|known| known.key == key) {
+            known.download |= download;
+            known.upload |= upload;
+            return;
+        }
+        let object = object_name(payload, context, key, is_hashed);
+        uses.push(CacheUse { key: key.to_owned(), name: name.to_owned(), object, download, upload });
+    };
+    for (entry, _) in entries(payload, context, paths, variables, flags, &mut Vec::new())? {
+        let (download, upload) = (entry.policy != "push", entry.policy != "pull");
+        let mut keys = [&entry.key].into_iter().chain(&entry.fallback_keys).zip(&entry.names);
+        if let Some((key, name)) = keys.next() {
+            add(key, name, is_hashed, download, upload);
+            add(&entry.alternate, name, !is_hashed, download, false);
+        }
+        for (key, name) in keys {
+            add(key, name, is_hashed, download, false);
+        }
+    }
+    Ok(uses)
+}
+
+/// Returns the name of the object of a key (docs/spec/job-execution.md, section 10.2).
+fn object_name(payload: &JobPayload, context: &JobContext, key: &str, is_hashed: bool) -> String {
+    let settings = &context.runner.cache;
+    let path = settings.path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
+    let mut segments: Vec<String> = path.map(str::to_owned).collect();
+    if !settings.shared {
+        segments.extend(["runner".to_owned(), short_token(context.runner.token.expose())]);
+    }
+    segments.extend(["project".to_owned(), payload.job_info.project_id.to_string()]);
+    // Objects with the same prefix share a limit on requests, so hashed keys are divided among prefixes.
+    segments.extend(key.get(..SHARD_DIGITS).filter(|_| is_hashed).map(str::to_owned));
+    segments.push(key.to_owned());
+    segments.join("/")
 }
 
 /// Derives directory names from cache keys.
@@ -94,7 +173,7 @@ struct Keys<'a> {
 
 impl Keys<'_> {
     /// Returns the directory name of a key. `None` if sanitizing leaves nothing of it.
-    fn stored(&mut self, raw: &str) -> Option<String> {
+    fn directory_name(&mut self, raw: &str) -> Option<String> {
         if raw.is_empty() {
             return None;
         }

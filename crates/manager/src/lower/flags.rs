@@ -15,11 +15,11 @@ pub(super) enum Effect {
     Honored,
     /// Muster always behaves as if the flag were on.
     AlwaysOn,
-    /// Muster does not have what the flag enables, and does not need it.
+    /// Muster neither has nor needs the feature that the flag enables.
     AlwaysOff,
-    /// The flag is about an executor, an operating system or a service that no job of this manager uses.
+    /// The flag concerns an executor, an operating system or a service that no job of this manager uses.
     NotApplicable,
-    /// The flag is about the manager. A job cannot set it, but `[runners.feature_flags]` can.
+    /// The flag concerns the manager. A job cannot set it, but `[runners.feature_flags]` can.
     ManagerOnly,
 }
 
@@ -44,16 +44,16 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_USE_POD_ACTIVE_DEADLINE_SECONDS", true, NotApplicable),
     flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, AlwaysOn),
     flag("FF_USE_GIT_BUNDLE_URIS", true, Honored),
-    flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, NotApplicable),
+    flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, AlwaysOff),
     flag("FF_TIMESTAMPS", true, Honored),
     flag("FF_MASK_ALL_DEFAULT_TOKENS", true, Honored),
     flag("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY", true, Honored),
     flag("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY", true, ManagerOnly),
     flag("FF_USE_GITALY_CORRELATION_ID", true, AlwaysOff),
     flag("FF_ENABLE_JOB_INPUTS_INTERPOLATION", true, Honored),
-    flag("FF_NETWORK_PER_BUILD", false, NotApplicable),
+    flag("FF_NETWORK_PER_BUILD", false, Honored),
     flag("FF_USE_LEGACY_KUBERNETES_EXECUTION_STRATEGY", false, NotApplicable),
-    flag("FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR", false, NotApplicable),
+    flag("FF_DISABLE_UMASK_FOR_DOCKER_EXECUTOR", false, AlwaysOn),
     flag("FF_DISABLE_UMASK_FOR_KUBERNETES_EXECUTOR", false, NotApplicable),
     flag("FF_ENABLE_BASH_EXIT_CODE_CHECK", false, Honored),
     flag("FF_USE_WINDOWS_LEGACY_PROCESS_STRATEGY", false, NotApplicable),
@@ -71,23 +71,23 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_PRINT_POD_EVENTS", false, NotApplicable),
     flag("FF_WAIT_FOR_POD_TO_BE_REACHABLE", false, NotApplicable),
     flag("FF_USE_DUMB_INIT_WITH_KUBERNETES_EXECUTOR", false, NotApplicable),
-    flag("FF_USE_INIT_WITH_DOCKER_EXECUTOR", false, NotApplicable),
-    flag("FF_USE_NATIVE_CONTAINER_STOP", false, NotApplicable),
+    flag("FF_USE_INIT_WITH_DOCKER_EXECUTOR", false, Honored),
+    flag("FF_USE_NATIVE_CONTAINER_STOP", false, AlwaysOff),
     flag("FF_LOG_IMAGES_CONFIGURED_FOR_JOB", false, NotApplicable),
     flag("FF_CLEAN_UP_FAILED_CACHE_EXTRACT", false, Honored),
     flag("FF_USE_GIT_NATIVE_CLONE", false, AlwaysOff),
     flag("FF_USE_GIT_PROACTIVE_AUTH", false, Honored),
     flag("FF_GIT_URLS_WITHOUT_TOKENS", false, Honored),
     flag("FF_DISABLE_AUTOMATIC_TOKEN_ROTATION", false, ManagerOnly),
-    flag("FF_USE_LEGACY_GCS_CACHE_ADAPTER", false, NotApplicable),
-    flag("FF_USE_LEGACY_S3_CACHE_ADAPTER", false, NotApplicable),
+    flag("FF_USE_LEGACY_GCS_CACHE_ADAPTER", false, AlwaysOff),
+    flag("FF_USE_LEGACY_S3_CACHE_ADAPTER", false, AlwaysOff),
     flag("FF_EXPORT_HIGH_CARDINALITY_METRICS", false, ManagerOnly),
     flag("FF_USE_FLEETING_ACQUIRE_HEARTBEATS", false, ManagerOnly),
     flag("FF_HASH_CACHE_KEYS", false, Honored),
     flag("FF_USE_JOB_ROUTER", false, ManagerOnly),
     flag("FF_SCRIPT_TO_STEP_MIGRATION", false, AlwaysOn),
     flag("FF_CONCRETE", false, AlwaysOn),
-    flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, NotApplicable),
+    flag("FF_USE_PARALLEL_CACHE_TRANSFER", false, AlwaysOff),
     flag("FF_USE_PARALLEL_ARTIFACT_TRANSFER", false, AlwaysOff),
     flag("FF_SUSPENDABLE_ENVIRONMENTS", false, Honored),
     flag("FF_TEST_FEATURE", false, AlwaysOff),
@@ -99,7 +99,7 @@ pub(super) struct Flags {
     values: BTreeMap<&'static str, bool>,
     /// Warnings about values that are not booleans.
     pub(super) warnings: Vec<String>,
-    /// Notes about values of the job that have no effect (C105).
+    /// Notes about values of the job that have no effect (check C105).
     pub(super) notes: Vec<String>,
 }
 
@@ -108,28 +108,28 @@ impl Flags {
     pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         let mut flags = Self::default();
         for flag in FLAGS {
-            let on = flags.one(flag, payload, runner);
-            flags.values.insert(flag.name, on);
+            let value = flags.resolve_one(flag, payload, runner);
+            flags.values.insert(flag.name, value);
         }
         flags
     }
 
-    fn one(&mut self, flag: &Flag, payload: &JobPayload, runner: &RunnerSettings) -> bool {
+    fn resolve_one(&mut self, flag: &Flag, payload: &JobPayload, runner: &RunnerSettings) -> bool {
         let name = flag.name;
-        let given = |list: &[muster_job::Variable]| {
+        let find = |list: &[muster_job::Variable]| {
             list.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.clone())
         };
-        let by_job = given(&payload.variables).filter(|value| !value.is_empty());
+        let by_job = find(&payload.variables).filter(|value| !value.is_empty());
         if let Some(fixed) = runner.feature_flags.get(name) {
-            let wanted = by_job.as_deref().and_then(parse_bool);
-            let problem = wanted.and_then(|wanted| fixed_flag(name, wanted, Some(*fixed)));
-            self.notes.extend(problem.map(|problem| format!("{} as {fixed}", problem.message)));
+            let requested = by_job.as_deref().and_then(parse_bool);
+            let problem = requested.and_then(|requested| fixed_flag(name, requested, Some(*fixed)));
+            self.notes.extend(problem.map(|problem| format!("{} to {fixed}", problem.message)));
             return *fixed;
         }
         if flag.effect == Effect::ManagerOnly {
             return flag.default;
         }
-        let Some(text) = by_job.or_else(|| given(&runner.environment).filter(|value| !value.is_empty())) else {
+        let Some(text) = by_job.or_else(|| find(&runner.environment).filter(|value| !value.is_empty())) else {
             return flag.default;
         };
         parse_bool(&text).unwrap_or_else(|| {
@@ -159,13 +159,13 @@ pub(super) fn is_flag(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns the wording of the reference page for an effect.
-    fn word(effect: Effect) -> &'static str {
+    /// Returns the label of an effect on the reference page.
+    fn label(effect: Effect) -> &'static str {
         match effect {
             Honored => "honored",
             AlwaysOn => "always on",
             AlwaysOff => "no effect",
-            NotApplicable => "not on the host",
+            NotApplicable => "not applicable",
             ManagerOnly => "manager only",
         }
     }
@@ -175,7 +175,7 @@ mod tests {
         let page = include_str!("../../../../docs/reference/jobs.md");
         for flag in FLAGS {
             let default = if flag.default { "on" } else { "off" };
-            let row = format!("| `{}` | {default} | {} |", flag.name, word(flag.effect));
+            let row = format!("| `{}` | {default} | {} |", flag.name, label(flag.effect));
             assert!(page.contains(&row), "docs/reference/jobs.md lacks: {row}");
         }
         assert_eq!(page.matches("| `FF_").count(), FLAGS.len());

@@ -4,10 +4,10 @@ use muster_agent_api::builtin::Prepare;
 use muster_job::short_token;
 use muster_runner_api::payload::JobPayload;
 
-use super::JobContext;
 use super::flags::Flags;
 use super::suspension;
 use super::variables::Variables;
+use super::{JobContext, docker};
 
 /// Returns the lines before the first section.
 pub(super) fn lines(context: &JobContext, flags: &Flags) -> Vec<String> {
@@ -27,21 +27,36 @@ pub(super) fn lines(context: &JobContext, flags: &Flags) -> Vec<String> {
     lines
 }
 
-/// Returns the step that prints the executor section.
+/// Returns the step that prints the executor section of a job without containers.
 pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &Variables, flags: &Flags) -> Prepare {
     let mut lines = match context.connection_lines.as_slice() {
         [] => vec![format!("Using Shell ({}) executor...", context.runner.shell)],
-        way => way.to_vec(),
+        lines => lines.to_vec(),
     };
     lines.extend(suspension::resumed_line(payload, &context.runner));
     lines.extend(notice(payload, variables));
-    lines.extend(flags.notes.iter().map(|note| format!("NOTE: {note}")));
+    lines.extend(flag_notes(flags));
     Prepare { lines, ..Prepare::default() }
 }
 
+/// Returns the lines before those of the containers: about the connection to the engine's machine, and about feature flags.
+pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<String> {
+    context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
+}
+
+fn flag_notes(flags: &Flags) -> impl Iterator<Item = String> {
+    flags.notes.iter().map(|note| format!("NOTE: {note}"))
+}
+
 /// Returns the step that prints the environment section.
-pub(super) fn environment(context: &JobContext) -> Prepare {
-    Prepare { echoed: vec![format!("Running on {}...", context.host_name)], ..Prepare::default() }
+pub(super) fn environment(payload: &JobPayload, context: &JobContext) -> Prepare {
+    let host = &context.host_name;
+    let line = if context.runner.uses_containers() {
+        format!("Running on {} via {host}...", docker::host_name(payload, context))
+    } else {
+        format!("Running on {host}...")
+    };
+    Prepare { echoed: vec![line], ..Prepare::default() }
 }
 
 /// Returns the lines about a job that a policy of the server added to the pipeline.

@@ -15,18 +15,21 @@ const NAMESPACE: &str = "job.inputs.";
 /// Returns the payload with interpolated inputs, and the number of texts that this changed.
 ///
 /// Other expressions are left to the script.
-pub(super) fn interpolate_inputs(payload: &JobPayload, wanted: bool) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
-    if payload.inputs.is_empty() || !wanted {
+pub(super) fn interpolate_inputs(
+    payload: &JobPayload,
+    is_enabled: bool,
+) -> Result<(Cow<'_, JobPayload>, u64), LowerError> {
+    if payload.inputs.is_empty() || !is_enabled {
         return Ok((Cow::Borrowed(payload), 0));
     }
     let inputs = read(&payload.inputs)?;
     let mut payload = payload.clone();
     let mut changed = 0;
-    let mut left = MAX_EXPANDED_BYTES;
+    let mut remaining = MAX_EXPANDED_BYTES;
     for text in texts(&mut payload) {
         if text.contains("${{") {
-            let with_inputs = interpolate(text, &inputs, left)?;
-            left -= with_inputs.len();
+            let with_inputs = interpolate(text, &inputs, remaining)?;
+            remaining -= with_inputs.len();
             changed += u64::from(with_inputs != *text);
             *text = with_inputs;
         }
@@ -36,11 +39,12 @@ pub(super) fn interpolate_inputs(payload: &JobPayload, wanted: bool) -> Result<(
 
 /// Returns the inputs as text, by name.
 fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
-    let one = |input: &'_ JobInput| {
-        let fail =
-            |kind, message: &str| LowerError::of_inputs(kind, format!("the job's input `{}` {message}", input.key));
+    let to_text = |input: &'_ JobInput| {
+        let fail = |kind, message: &str| {
+            LowerError::invalid_inputs(kind, format!("the job's input `{}` {message}", input.key))
+        };
         let (kind, content) = (input.value.kind.as_str(), &input.value.content);
-        let fits = match content {
+        let has_declared_type = match content {
             Value::String(_) => kind == "string",
             Value::Number(_) => kind == "number",
             Value::Bool(_) => kind == "boolean",
@@ -48,7 +52,7 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
             Value::Object(_) => kind == "struct",
             Value::Null => return Err(fail(InputFailure::Parse, "has no value")),
         };
-        if !fits {
+        if !has_declared_type {
             return Err(fail(InputFailure::Parse, &format!("has a value that is not a {kind}")));
         }
         if input.value.sensitive {
@@ -57,7 +61,7 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
         }
         Ok(content.as_str().map_or_else(|| content.to_string(), str::to_owned))
     };
-    inputs.iter().map(|input| Ok((input.key.as_str(), one(input)?))).collect()
+    inputs.iter().map(|input| Ok((input.key.as_str(), to_text(input)?))).collect()
 }
 
 /// Interpolates one text. Fails if the result is longer than `limit`.
@@ -71,7 +75,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
             rest = after;
             continue;
         };
-        let Some((name, behind)) = reference.split_once("}}") else {
+        let Some((name, tail)) = reference.split_once("}}") else {
             // No expression ends after this one either.
             out.push_str("${{");
             rest = after;
@@ -80,13 +84,13 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
         let name = name.trim_end();
         let value = inputs.get(name.trim()).ok_or_else(|| {
             let message = format!("`${{{{ {NAMESPACE}{name} }}}}` names an input that the job does not have");
-            LowerError::of_inputs(InputFailure::Evaluation, message)
+            LowerError::invalid_inputs(InputFailure::Evaluation, message)
         })?;
         out.push_str(value);
         if out.len() > limit {
             return Err(LowerError::too_long("inputs"));
         }
-        rest = behind;
+        rest = tail;
     }
     out.push_str(rest);
     if out.len() > limit { Err(LowerError::too_long("inputs")) } else { Ok(out) }

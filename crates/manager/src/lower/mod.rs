@@ -1,13 +1,14 @@
 //! Lowering: turns a payload of the runner API into a plan of built-in steps and the job's variables. Pure.
 //!
 //! ```text
-//! JobPayload + Placement --variables--> layers, expanded once --settings--> knobs --steps--> JobPlan
+//! JobPayload + JobContext --variables--> expanded variables --settings--> JobSettings --steps--> JobPlan
 //! ```
 //!
 //! This module makes the decisions that gitlab-runner makes in its shell generator. What happens inside a step is up to the agent. A
 //! payload that cannot be lowered is a [`LowerError`] with the failure reason to report.
 
 mod cache;
+pub(crate) mod docker;
 mod flags;
 mod header;
 mod inputs;
@@ -22,10 +23,11 @@ mod unsupported;
 mod variables;
 mod vm_image;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use muster_agent_api::builtin::UnpackLimits;
+use globset::GlobBuilder;
+use muster_agent_api::builtin::{CacheObject, UnpackLimits};
 use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_executor::{Directories, Slot, SlotShare};
@@ -36,10 +38,12 @@ use muster_telemetry::metrics::InputFailure;
 
 use muster_config::settings::{RunnerSettings, UnpackSettings};
 
+pub(crate) use cache::CacheUse;
+pub use docker::{AuthFile, DockerFiles};
 pub(crate) use settings::job_timeout;
 pub(crate) use share::environment_request;
 
-/// What the manager knows about a job that its payload does not contain.
+/// Context of a job that its payload does not contain.
 #[derive(Debug, Clone)]
 pub struct JobContext {
     /// Directories of the environment.
@@ -58,14 +62,18 @@ pub struct JobContext {
     pub suspend_support: Result<(), String>,
     /// Content of the runner's `tls-*-file` keys.
     pub certificates: Certificates,
+    /// Files that the job's containers depend on. Empty if the job has no containers.
+    pub docker: DockerFiles,
     /// The job's share of an environment that it shares with other jobs. `None` if it does not share one.
     pub share: Option<SlotShare>,
+    /// Signed URLs of the job's caches in the object store of the runner, by the keys of [`CacheUse`].
+    pub cache_objects: BTreeMap<String, CacheObject>,
 }
 
 impl JobContext {
     /// Returns whether the environment never has another job.
-    fn is_alone(&self) -> bool {
-        self.share.as_ref().is_some_and(|share| share.is_alone)
+    fn is_exclusive(&self) -> bool {
+        self.share.as_ref().is_some_and(|share| share.is_exclusive)
     }
 }
 
@@ -92,7 +100,7 @@ pub struct LoweredJob {
 }
 
 impl LoweredJob {
-    /// Returns what `Run` sends to the agent, for the job with this ID there.
+    /// Returns the `Run` request for the agent. `id` is the ID of the run there.
     ///
     /// # Errors
     /// Never in practice: a plan is always JSON.
@@ -122,7 +130,7 @@ const MAX_EXPANDED_BYTES: usize = 32 * 1024 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct LowerError {
-    /// What is wrong with the payload.
+    /// Description of the problem.
     pub message: String,
     /// Failure reason to report.
     pub reason: FailureReason,
@@ -130,12 +138,17 @@ pub struct LowerError {
     pub exit_code: Option<i32>,
     /// Kind of the failure if it is about the job's inputs.
     pub inputs: Option<InputFailure>,
+    /// Lines of the trace before the message. The first one is an error.
+    pub trace_lines: Vec<String>,
 }
 
 impl LowerError {
+    fn of_reason(reason: FailureReason, message: impl Into<String>) -> Self {
+        Self { message: message.into(), reason, exit_code: None, inputs: None, trace_lines: Vec::new() }
+    }
+
     fn configuration(message: impl Into<String>) -> Self {
-        let reason = FailureReason::RunnerConfigurationError;
-        Self { message: message.into(), reason, exit_code: None, inputs: None }
+        Self::of_reason(FailureReason::RunnerConfigurationError, message)
     }
 
     /// Returns the error about references whose expansion exceeds [`MAX_EXPANDED_BYTES`].
@@ -144,14 +157,13 @@ impl LowerError {
         Self::configuration(format!("the texts of the job, with expanded {references}, are longer than {mib} MiB"))
     }
 
-    fn of_inputs(kind: InputFailure, message: impl Into<String>) -> Self {
+    fn invalid_inputs(kind: InputFailure, message: impl Into<String>) -> Self {
         Self { inputs: Some(kind), ..Self::configuration(message) }
     }
 
     /// Returns the error about an option that the runner does not support.
     fn unsupported(message: impl Into<String>) -> Self {
-        let reason = FailureReason::RunnerSystemFailure;
-        Self { message: message.into(), reason, exit_code: Some(3), inputs: None }
+        Self { exit_code: Some(3), ..Self::of_reason(FailureReason::RunnerSystemFailure, message) }
     }
 }
 
@@ -165,7 +177,11 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     let (payload, interpolated_inputs) =
         inputs::interpolate_inputs(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
     let payload = &*payload;
-    let paths = paths::Paths::of(payload, context)?;
+    let on_host = docker::on_host(payload, context);
+    let outside = on_host.as_ref().unwrap_or(context);
+    let inside = outside.runner.uses_containers().then(|| docker::inside(outside));
+    let context = inside.as_ref().unwrap_or(outside);
+    let paths = paths::Paths::new(payload, context)?;
     let variables = variables::Variables::join(payload, context, &paths, &flags);
     variables.check()?;
     let (settings, problems) = settings::JobSettings::read(payload, context, &variables, &flags);
@@ -174,20 +190,25 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     warnings.extend(problems);
     warnings.extend(share::problems(payload, context));
     warnings.extend(suspension::problems(payload, context));
-    if context.runner.on_instances.use_common_build_dir && !context.is_alone() {
+    if context.runner.on_instances.use_common_build_dir && !context.is_exclusive() {
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }
-    let read =
-        steps::Read { payload, context, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
-    let steps = steps::all(&read, &mut warnings)?;
+    let parts =
+        steps::JobParts { payload, context, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
+    let steps = steps::all(&parts, &mut warnings)?;
     // Scripts and caches contain references, too.
     variables.check()?;
+    let (project_dir, builds_dir) = if inside.is_some() {
+        (docker::outer_dir(outside).display().to_string(), outside.directories.builds.display().to_string())
+    } else {
+        (paths.project_dir, paths.builds_dir)
+    };
     let plan = JobPlan {
         header: header::lines(context, &flags),
         notices: header::policy(payload),
         warnings,
-        project_dir: paths.project_dir,
-        builds_dir: paths.builds_dir,
+        project_dir,
+        builds_dir,
         timeout_ms: muster_job::milliseconds(settings::job_timeout(payload)),
         trace_sections: payload.features.trace_sections,
         timestamps: flags.is_on("FF_TIMESTAMPS"),
@@ -204,6 +225,23 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
 }
 
+/// Returns the objects in the object store of the runner that the job's caches use. Empty if the payload cannot be lowered.
+pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> Vec<CacheUse> {
+    let inside = context.runner.uses_containers().then(|| docker::inside(context));
+    let context = inside.as_ref().unwrap_or(context);
+    let uses = || {
+        let flags = flags::Flags::resolve(payload, &context.runner);
+        let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
+        let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
+        let paths = paths::Paths::new(&payload, context)?;
+        let variables = variables::Variables::join(&payload, context, &paths, &flags);
+        variables.check()?;
+        cache::uses(&payload, context, &paths, &variables, &flags)
+    };
+    // [`lower`] reports the error.
+    uses().unwrap_or_else(|_: LowerError| Vec::new())
+}
+
 /// Returns the values that a trace of the job must not show.
 ///
 /// These are the masked values of the payload, both raw and expanded, the masked variables in `lowered`, and the job's token.
@@ -211,19 +249,25 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let values: HashMap<&str, &str> =
         payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
     let value = |name: &str| values.get(name).copied().unwrap_or_default().to_owned();
-    let mut left = MAX_EXPANDED_BYTES;
+    let mut remaining = MAX_EXPANDED_BYTES;
     let masked = || payload.variables.iter().filter(|variable| variable.masked);
     let mut expand = |variable: &Variable| {
         // A job whose expanded value is too long cannot be lowered, so no trace shows that value.
-        let expanded = expand_within(&variable.value, left, value)?;
-        left -= expanded.len();
+        let expanded = expand_within(&variable.value, remaining, value)?;
+        remaining -= expanded.len();
         Some(expanded)
     };
     let expanded: Vec<String> = masked().filter_map(&mut expand).collect();
     let lowered = lowered.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str());
-    let written = masked().map(|variable| variable.value.as_str());
-    let values = written.chain(expanded.iter().map(String::as_str)).chain(lowered).chain([payload.token.as_str()]);
+    let raw = masked().map(|variable| variable.value.as_str());
+    let values = raw.chain(expanded.iter().map(String::as_str)).chain(lowered).chain([payload.token.as_str()]);
     Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
+}
+
+/// Returns whether a text matches a pattern of the configuration. `*` does not match a slash, `**` does. An invalid pattern matches nothing.
+fn matches_pattern(pattern: &str, text: &str) -> bool {
+    let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
+    glob.is_ok_and(|glob| glob.compile_matcher().is_match(text))
 }
 
 /// Returns the agent's limits for unpacking archives.

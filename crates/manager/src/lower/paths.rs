@@ -19,19 +19,19 @@ pub(super) struct Paths {
 }
 
 impl Paths {
-    pub(super) fn of(payload: &JobPayload, context: &JobContext) -> Result<Self, LowerError> {
+    pub(super) fn new(payload: &JobPayload, context: &JobContext) -> Result<Self, LowerError> {
         let directories = &context.directories;
         let runner = &context.runner;
         let builds_dir = directories.builds.display().to_string();
         let cache_dir = directories.cache.display();
         let slug = slug(payload);
-        let is_common = runner.on_instances.use_common_build_dir && context.is_alone();
+        let is_common = runner.on_instances.use_common_build_dir && context.is_exclusive();
         let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !is_common => {
-                // An environment with its own slots uses their numbers, so that it has as many directories as slots.
-                let own = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
-                let (token, slot) = (short_token(runner.token.expose()), own);
+                // On an instance, the directory is named after the slot there, so that the instance has at most one directory per slot.
+                let slot = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
+                let token = short_token(runner.token.expose());
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
             None => format!("{builds_dir}/{slug}"),
@@ -55,7 +55,7 @@ const MAX_PATH_BYTES: usize = 4096;
 fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&context.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
-    if !context.runner.custom_build_dir.unwrap_or(false) {
+    if !context.runner.custom_build_dir.unwrap_or(context.runner.uses_containers()) {
         return Err(LowerError::configuration(
             "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature",
         ));
@@ -83,7 +83,7 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
 }
 
 /// Returns the path without `.`, `..` and repeated slashes. `None` if it is not absolute.
-fn clean(path: &str) -> Option<String> {
+pub(super) fn clean(path: &str) -> Option<String> {
     let mut segments = Vec::new();
     for segment in path.strip_prefix('/')?.split('/') {
         match segment {
@@ -109,8 +109,8 @@ fn slug(payload: &JobPayload) -> String {
     let path = Url::parse(&payload.git_info.repo_url).ok().filter(Url::has_host).and_then(|url| {
         let path = url.path().trim_matches('/');
         let path = path.strip_suffix(".git").unwrap_or(path).trim_end_matches('/');
-        let plain = !path.is_empty() && !path.contains("..") && !path.contains('%');
-        plain.then(|| path.split('/').filter(|segment| !matches!(*segment, "" | ".")).collect::<Vec<_>>().join("/"))
+        let is_plain = !path.is_empty() && !path.contains("..") && !path.contains('%');
+        is_plain.then(|| path.split('/').filter(|segment| !matches!(*segment, "" | ".")).collect::<Vec<_>>().join("/"))
     });
     path.unwrap_or_else(|| format!("project-{}", payload.job_info.project_id))
 }

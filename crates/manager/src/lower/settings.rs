@@ -1,4 +1,4 @@
-//! Settings that a job makes by variables.
+//! Settings that a job sets by variables.
 
 use std::time::Duration;
 
@@ -32,6 +32,8 @@ pub(super) struct JobSettings {
     pub(super) skip_lfs: bool,
     /// Whether the shell prints the commands that it runs.
     pub(super) debug_trace: bool,
+    /// Whether the output of services is copied to the log.
+    pub(super) debug_services: bool,
     pub(super) get_sources_attempts: u32,
     /// Zero means the timeout of the job.
     pub(super) get_sources_timeout: Duration,
@@ -87,6 +89,8 @@ impl Reader<'_> {
             _ => return Err(LowerError::configuration("unknown GIT_SUBMODULE_STRATEGY")),
         };
         let timeout = job_timeout(payload);
+        let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
+        let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.uses_containers());
         let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
         // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
@@ -97,13 +101,14 @@ impl Reader<'_> {
             submodules,
             clean_flags: self.words("GIT_CLEAN_FLAGS", "-ffdx"),
             fetch_flags: self.words("GIT_FETCH_EXTRA_FLAGS", "--prune --quiet").unwrap_or_default(),
-            clean_config: context.runner.clean_git_config.unwrap_or(false) && strategy != "none",
+            clean_config: clean_config && strategy != "none",
             submodule_paths: self.submodule_paths()?,
             submodule_depth: self.number("GIT_SUBMODULE_DEPTH", payload.git_info.depth),
             submodule_flags: self.words("GIT_SUBMODULE_UPDATE_FLAGS", "").unwrap_or_default(),
             submodule_https: self.boolean("GIT_SUBMODULE_FORCE_HTTPS", false),
             skip_lfs: self.boolean("GIT_LFS_SKIP_SMUDGE", false),
-            debug_trace: self.debug(context.runner.debug_trace_disabled),
+            debug_trace,
+            debug_services,
             get_sources_timeout: self.effective_timeout(
                 "get_sources_timeout",
                 context.runner.get_sources_timeout,
@@ -169,22 +174,22 @@ impl Reader<'_> {
         Ok(paths)
     }
 
-    /// Returns whether the job's shell traces its commands. The operator may forbid it.
-    fn debug(&mut self, disabled: bool) -> bool {
-        let wanted = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
-        for (name, _) in wanted.iter().filter(|(_, on)| *on && disabled) {
+    /// Returns whether the job's shell traces its commands, and whether the log has the output of services. The operator may forbid both.
+    fn debug(&mut self, disabled: bool) -> [bool; 2] {
+        let requested = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
+        for (name, _) in requested.iter().filter(|(_, on)| *on && disabled) {
             self.warnings.push(format!("{name}: usage is disabled on this Runner"));
         }
-        wanted.first().is_some_and(|(_, on)| *on) && !disabled
+        requested.map(|(_, on)| on && !disabled)
     }
 
     /// Returns whether a provenance statement is requested. It has only one schema.
     fn artifacts_metadata(&mut self) -> bool {
-        let wanted = self.boolean("RUNNER_GENERATE_ARTIFACTS_METADATA", false);
-        if wanted {
+        let is_requested = self.boolean("RUNNER_GENERATE_ARTIFACTS_METADATA", false);
+        if is_requested {
             self.choice("SLSA_PROVENANCE_SCHEMA_VERSION", &["v1"], "v1");
         }
-        wanted
+        is_requested
     }
 
     fn attempts(&mut self, name: &str) -> u32 {
@@ -199,7 +204,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns a timeout of the runner if it is shorter than the job's own (C042), and zero otherwise.
+    /// Returns a timeout of the runner if it is shorter than the job's own (check C042), and zero otherwise.
     fn effective_timeout(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));

@@ -2,7 +2,7 @@
 
 use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;
-use muster_executor::EnvironmentRequest;
+use muster_executor::{EnvironmentRequest, SlotShare};
 use muster_job::expand;
 use muster_runner_api::payload::JobPayload;
 use sha2::{Digest, Sha256};
@@ -11,12 +11,12 @@ use super::JobContext;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
-/// Variables by which a job requests resources, including those of gitlab-runner's Kubernetes executor. The first one that is set counts.
+/// Variables by which a job requests resources, including those of gitlab-runner's Kubernetes executor. The first one that is set is used.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// Variable with which a job declines a sticky context, by the value `false`.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
-/// Variable that says whether the ref is protected, for servers whose payload has no such field.
+/// Variable that tells whether the ref is protected, for servers whose payload has no such field.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
@@ -30,10 +30,10 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
     })
 }
 
-/// Returns whether the job's ref is protected. `None` if the server does not say so.
+/// Returns whether the job's ref is protected. `None` means that the server does not report it.
 ///
-/// Older servers do not send the field. Then the first variable of this name counts, because later ones may be set by the job itself,
-/// which could read data of protected jobs with them, or leave data for them.
+/// Older servers do not send the field. For them, the first variable of this name counts. Later ones may be set by the job itself, which
+/// could use them to read data of protected jobs, or to leave data for them.
 pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     payload.git_info.protected.or_else(|| {
         let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;
@@ -45,7 +45,7 @@ pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     })
 }
 
-/// Returns what a job requests from its executor.
+/// Returns a job's request to its executor.
 ///
 /// # Errors
 /// [`ResumeRefused`] if the job cannot resume the environment that it requests.
@@ -54,17 +54,19 @@ pub(crate) fn environment_request(
     runner: &RunnerSettings,
 ) -> Result<EnvironmentRequest, ResumeRefused> {
     let resume = suspension::resume_request(payload, runner)?;
-    Ok(EnvironmentRequest { resume, ..needs(payload, runner) })
+    Ok(EnvironmentRequest { resume, ..request_without_resume(payload, runner) })
 }
 
-fn needs(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
+fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> EnvironmentRequest {
     EnvironmentRequest {
         name: payload.job_info.name.clone(),
         protected: protected(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
-        // A job of an unknown protection level must not share a context with any other job.
-        sticky: protected(payload).is_some() && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
+        // A job of an unknown protection level must not share a context with any other job. Containers have none.
+        sticky: !runner.uses_containers()
+            && protected(payload).is_some()
+            && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
         image: vm_image(payload, runner),
         ..EnvironmentRequest::new(payload.id)
     }
@@ -77,8 +79,8 @@ pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String
     }
     let cpu = value(payload, &CPU).filter(|(_, text)| EnvironmentRequest::parse_cpu(text).is_none());
     let memory = value(payload, &MEMORY).filter(|(_, text)| EnvironmentRequest::parse_memory(text).is_none());
-    let invalid = |(name, text): (&str, &str), like: &str| {
-        format!("{name} `{text}` is not a valid quantity and is ignored; use for example {like}")
+    let invalid = |(name, text): (&str, &str), example: &str| {
+        format!("{name} `{text}` is not a valid quantity and is ignored; use for example {example}")
     };
     cpu.map(|cpu| invalid(cpu, "500m or 2"))
         .into_iter()
@@ -89,18 +91,25 @@ pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String
 /// Returns the name of the slot's cgroup. `None` if it has none.
 pub(super) fn cgroup(context: &JobContext) -> Option<String> {
     let share = context.share.as_ref()?;
-    let runner = &context.runner;
-    if !runner.use_slot_cgroups && !share.measured {
-        return None;
-    }
-    let template = runner.slot_cgroup_template.as_deref().filter(|template| !template.is_empty()).unwrap_or(TEMPLATE);
-    Some(expand(template, |name| if name == "slot" { share.slot.to_string() } else { String::new() }))
+    (context.runner.use_slot_cgroups || share.measured).then(|| slot_cgroup(context, share, None))
+}
+
+/// Returns the slot's cgroup for containers, by `template` or that of the runner. `None` if containers do not use it.
+pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> Option<String> {
+    let share = context.share.as_ref().filter(|_| context.runner.use_slot_cgroups)?;
+    Some(slot_cgroup(context, share, template))
+}
+
+fn slot_cgroup(context: &JobContext, share: &SlotShare, template: Option<&str>) -> String {
+    let of_runner = context.runner.slot_cgroup_template.as_deref().filter(|template| !template.is_empty());
+    let template = template.or(of_runner).unwrap_or(TEMPLATE);
+    expand(template, |name| if name == "slot" { share.slot.to_string() } else { String::new() })
 }
 
 /// Returns the share that the agent sets up.
 pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Option<ResourceShare> {
     let share = context.share.as_ref()?;
-    let request = needs(payload, &context.runner);
+    let request = request_without_resume(payload, &context.runner);
     let sticky_context = share.sticky.as_ref().filter(|_| request.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
         name: context_name(&context.runner, payload.job_info.project_id, request.protected),

@@ -24,8 +24,8 @@ fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
 /// Returns the owner of the environment that the job suspends at its end. `None` if it does not suspend one.
 pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
-    let wanted = if success { options.suspend_on_success } else { options.suspend_on_failure };
-    if !wanted || !is_on(payload, runner) {
+    let is_requested = if success { options.suspend_on_success } else { options.suspend_on_failure };
+    if !is_requested || !is_on(payload, runner) {
         return None;
     }
     owner(payload, runner).ok()
@@ -35,13 +35,13 @@ pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, succe
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SuspendUnsupported {
     /// The executor has no instances.
-    #[error("the executor `{0}` does not support it, only `{EXECUTOR}` does")]
+    #[error("the executor `{0}` cannot suspend or resume environments, only `{EXECUTOR}` can")]
     Executor(String),
     /// Keys of environments contain the runner's ID.
     #[error("the runner has no numeric `id` in its configuration")]
     RunnerId,
     /// The owner of an environment depends on the protection level.
-    #[error("the server does not say whether the job's ref is protected")]
+    #[error("the coordinator does not report whether the job's ref is protected")]
     Protection,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum ResumeRefused {
     /// The runner cannot resume any environment for the job.
     #[error("failed to resume the job environment: {0}")]
     Unsupported(SuspendUnsupported),
-    /// The key was made by another runner or manager.
+    /// The key was created by another runner or manager.
     #[error("failed to resume the job environment: its key is from another runner or another system of this runner")]
     OtherRunner,
     /// The key does not name an environment.
@@ -182,9 +182,9 @@ mod tests {
         ] {
             assert_eq!(request(&runner(), key), Err(expected), "{key}");
         }
-        let none = RunnerSettings { id: 0, ..runner() };
+        let without_id = RunnerSettings { id: 0, ..runner() };
         let refused = |reason| Err(ResumeRefused::Unsupported(reason));
-        assert_eq!(request(&none, "0/s/acquisition-key=a"), refused(SuspendUnsupported::RunnerId));
+        assert_eq!(request(&without_id, "0/s/acquisition-key=a"), refused(SuspendUnsupported::RunnerId));
         let shell = RunnerSettings { executor: "shell".to_owned(), ..runner() };
         assert_eq!(request(&shell, "7/s/acquisition-key=a"), refused(SuspendUnsupported::Executor("shell".to_owned())));
     }
@@ -196,9 +196,9 @@ mod tests {
         assert!(owner_of(json!({ "suspend_on_success": true }), false).is_none());
         assert!(owner_of(json!({ "suspend_on_failure": true }), false).is_some());
         assert!(owner_of(json!(null), true).is_none());
-        let mut off = payload(json!({ "suspend_on_success": true, "runtime_environment_key": "7/s/a" }));
-        off.variables.clear();
-        assert_eq!((suspend_owner(&off, &runner(), true), resume_request(&off, &runner())), (None, Ok(None)));
+        let mut flag_off = payload(json!({ "suspend_on_success": true, "runtime_environment_key": "7/s/a" }));
+        flag_off.variables.clear();
+        assert_eq!((suspend_owner(&flag_off, &runner(), true), resume_request(&flag_off, &runner())), (None, Ok(None)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Payloads that cannot be lowered because they request something unsupported. The error names what is unsupported.
+//! Rejects payloads that request unsupported features. The error names them.
 //!
-//! Ignoring it instead would run a job that does something other than its author intended.
+//! If such a request were ignored, the job could do something other than its author intended.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
 
 /// Fails if the job needs secrets. It must not start without them.
 fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerError> {
-    let wanted: Vec<String> = secrets
+    let requested: Vec<String> = secrets
         .iter()
         .map(|(name, secret)| {
             let provider =
@@ -45,12 +45,12 @@ fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerErr
             format!("`{name}` from {}", provider.map_or("an unknown provider", String::as_str))
         })
         .collect();
-    if wanted.is_empty() {
+    if requested.is_empty() {
         return Ok(());
     }
     Err(LowerError::configuration(format!(
         "this version of Muster does not support `secrets:`, but the job needs {}; pass them as masked \
          variables",
-        wanted.join(", ")
+        requested.join(", ")
     )))
 }

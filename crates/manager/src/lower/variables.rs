@@ -1,4 +1,4 @@
-//! The job's variables: layers, of which later ones win, expanded once.
+//! The job's variables: joins their layers, of which later ones take precedence, and expands them once.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -23,19 +23,19 @@ const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
 pub(super) struct Variables {
     list: Vec<Variable>,
     /// Index of each variable in the list.
-    places: HashMap<String, usize>,
+    indexes: HashMap<String, usize>,
     temp_dir: String,
     /// Number of bytes that further expansions may produce. `None` if the limit is exceeded.
-    left: Cell<Option<usize>>,
+    remaining: Cell<Option<usize>>,
 }
 
 impl Variables {
     /// Joins the layers in gitlab-runner's order and expands them once.
     pub(super) fn join(payload: &JobPayload, context: &JobContext, paths: &Paths, flags: &Flags) -> Self {
-        let (list, places, left) = (Vec::new(), HashMap::new(), Cell::new(Some(MAX_EXPANDED_BYTES)));
-        let mut joined = Self { list, places, temp_dir: paths.temp_dir.clone(), left };
-        for (flag, on) in flags.all() {
-            joined.set(flag.name, on.to_string());
+        let (list, indexes, remaining) = (Vec::new(), HashMap::new(), Cell::new(Some(MAX_EXPANDED_BYTES)));
+        let mut joined = Self { list, indexes, temp_dir: paths.temp_dir.clone(), remaining };
+        for (flag, value) in flags.all() {
+            joined.set(flag.name, value.to_string());
         }
         if let Some(image) = payload.image.as_ref().filter(|image| !image.name.is_empty()) {
             joined.set("CI_JOB_IMAGE", &image.name);
@@ -55,7 +55,8 @@ impl Variables {
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
-        let kind = if context.directories.shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
+        let is_shared = context.directories.shared && !context.runner.uses_containers();
+        let kind = if is_shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
         joined.set(kind, "true");
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
         joined.set("CI_RUNNER_REVISION", "");
@@ -64,6 +65,9 @@ impl Variables {
             joined.set("GITLAB_RUNNER_SLOT_CGROUP", cgroup);
         }
         joined.set("RUNNER_TEMP_PROJECT_DIR", &paths.temp_dir);
+        if let Some(network) = super::docker::own_network(payload, context, flags.is_on("FF_NETWORK_PER_BUILD")) {
+            joined.set("CI_BUILD_NETWORK_NAME", network);
+        }
         if flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS") {
             joined.set("GIT_CONFIG_GLOBAL", format!("{}/{GLOBAL_GIT_CONFIG}", paths.temp_dir));
         }
@@ -72,20 +76,20 @@ impl Variables {
         joined
     }
 
-    /// Removes all but the last variable of each name. The order of export stays.
+    /// Removes all but the last variable of each name. Keeps the order of export.
     fn keep_last(&mut self) {
         let last: HashMap<&str, usize> =
-            self.list.iter().enumerate().map(|(place, variable)| (variable.key.as_str(), place)).collect();
+            self.list.iter().enumerate().map(|(index, variable)| (variable.key.as_str(), index)).collect();
         let last: Vec<bool> = self
             .list
             .iter()
             .enumerate()
-            .map(|(place, variable)| last.get(variable.key.as_str()) == Some(&place))
+            .map(|(index, variable)| last.get(variable.key.as_str()) == Some(&index))
             .collect();
         let mut last = last.into_iter();
         self.list.retain(|_| last.next().unwrap_or_default());
-        let places = self.list.iter().enumerate().map(|(place, variable)| (variable.key.clone(), place));
-        self.places = places.collect();
+        let indexes = self.list.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index));
+        self.indexes = indexes.collect();
     }
 
     /// Adds the coordinator's certificates, for the job's own calls. The private key is not available to services.
@@ -105,8 +109,8 @@ impl Variables {
 
     /// Returns the names of the certificate variables that exist.
     pub(super) fn tls(&self) -> Tls {
-        let there = |name: &str| self.get(name).map(|_| name.to_owned());
-        Tls { ca: there(TLS_CA), certificate: there(TLS_CERTIFICATE), key: there(TLS_KEY) }
+        let existing = |name: &str| self.get(name).map(|_| name.to_owned());
+        Tls { ca: existing(TLS_CA), certificate: existing(TLS_CERTIFICATE), key: existing(TLS_KEY) }
     }
 
     fn set(&mut self, key: &str, value: impl Into<String>) {
@@ -119,9 +123,9 @@ impl Variables {
 
     /// Expands all values. Each value sees the others unexpanded: this is one pass, not a fixed point.
     fn expand_all(&mut self) {
-        let refers = |variable: &Variable| !variable.raw && variable.value.contains('$');
+        let has_references = |variable: &Variable| !variable.raw && variable.value.contains('$');
         let expanded: Vec<Option<String>> =
-            self.list.iter().map(|variable| refers(variable).then(|| self.expand(&variable.value))).collect();
+            self.list.iter().map(|variable| has_references(variable).then(|| self.expand(&variable.value))).collect();
         for (variable, value) in self.list.iter_mut().zip(expanded) {
             if let Some(value) = value {
                 variable.value = value;
@@ -131,24 +135,39 @@ impl Variables {
 
     /// Returns the value of a variable. For a file variable, that is the path of the file.
     pub(super) fn get(&self, name: &str) -> Option<String> {
-        let variable = self.list.get(*self.places.get(name)?)?;
+        let variable = self.list.get(*self.indexes.get(name)?)?;
         if variable.file { Some(format!("{}/{name}", self.temp_dir)) } else { Some(variable.value.clone()) }
+    }
+
+    /// Returns the value of a variable. For a file variable, that is the content of the file.
+    pub(super) fn content(&self, name: &str) -> Option<String> {
+        Some(self.list.get(*self.indexes.get(name)?)?.value.clone())
+    }
+
+    /// Returns all variables with their values in the job. For a file variable, that is the path of the file.
+    pub(super) fn resolved(&self) -> impl Iterator<Item = (&Variable, String)> {
+        self.list.iter().map(|variable| {
+            let path = || format!("{}/{}", self.temp_dir, variable.key);
+            (variable, if variable.file { path() } else { variable.value.clone() })
+        })
     }
 
     /// Expands the references of a text. Unknown names are empty.
     ///
     /// An expansion that exceeds the limit is empty, too, and [`Self::check`] fails.
     pub(super) fn expand(&self, text: &str) -> String {
-        let left = self.left.get().unwrap_or_default();
-        let expanded = expand_within(text, left, |name| self.get(name).unwrap_or_default());
-        self.left.set(expanded.as_ref().and_then(|expanded| self.left.get()?.checked_sub(expanded.len())));
+        let remaining = self.remaining.get().unwrap_or_default();
+        let expanded = expand_within(text, remaining, |name| self.get(name).unwrap_or_default());
+        self.remaining.set(expanded.as_ref().and_then(|expanded| self.remaining.get()?.checked_sub(expanded.len())));
         expanded.unwrap_or_default()
     }
 
+    /// Checks the total size of all expansions so far.
+    ///
     /// # Errors
     /// [`LowerError`] if the expansions exceeded the limit.
     pub(super) fn check(&self) -> Result<(), LowerError> {
-        self.left.get().map(drop).ok_or_else(|| LowerError::too_long("variables"))
+        self.remaining.get().map(drop).ok_or_else(|| LowerError::too_long("variables"))
     }
 
     pub(super) fn into_list(self) -> Vec<Variable> {

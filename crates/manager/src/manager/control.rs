@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerStats;
 
-/// Maximum number of commands in the queue. The manager takes each one immediately, so the queue stays short.
+/// Maximum number of commands in the queue. The manager handles each one immediately, so the queue stays short.
 const MAX_COMMANDS: usize = 16;
 
 /// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
@@ -79,11 +79,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unresponsive_manager_blocks_no_caller() {
-        let (control, _unheard) = Control::new();
+        let (control, _receiver) = Control::new();
         for _ in 0..3 * MAX_COMMANDS {
             assert_eq!(control.stats().await, None);
         }
         let sent = tokio::time::timeout(STATS_TIMEOUT, control.send(ControlCommand::Abort)).await;
-        assert!(sent.is_ok(), "a command fits behind requests for statistics");
+        assert!(sent.is_ok(), "requests for statistics filled the queue");
     }
 }

@@ -15,11 +15,18 @@ pub(super) fn log_poll_result(runner: &RunnerSettings, notice: Notice, error: Op
     let error = error.map(ToString::to_string).unwrap_or_default();
     match notice {
         Notice::Failed { failures, wait } => {
-            let wait_ms = wait.as_millis();
+            let wait_ms = muster_job::milliseconds(wait);
             tracing::warn!(runner = name, url, error, failures, wait_ms, "job request failed, retrying");
         }
         Notice::Refused { refusals, wait, unhealthy: false } => {
-            tracing::warn!(runner = name, url, error, refusals, wait_ms = wait.as_millis(), "job request refused");
+            tracing::warn!(
+                runner = name,
+                url,
+                error,
+                refusals,
+                wait_ms = muster_job::milliseconds(wait),
+                "job request refused"
+            );
         }
         Notice::Refused { refusals, wait, unhealthy: true } => tracing::error!(
             runner = name,

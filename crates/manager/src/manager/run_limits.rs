@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Limits after which the manager exits. Without any it runs until a command stops it.
+/// Limits after which the manager exits. Without limits it runs until a command stops it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunLimits {
     /// Maximum number of jobs to receive, including restored ones. `None` means no limit.
@@ -17,19 +17,19 @@ pub struct RunLimits {
 #[derive(Debug)]
 pub(super) struct RunLimitTracker {
     run_limits: RunLimits,
-    taken: usize,
-    /// Time since which no job is in progress. Meaningful only then.
+    received: usize,
+    /// Time since which no job is in progress. Not used while jobs are in progress.
     idle_since: Instant,
 }
 
 impl RunLimitTracker {
     pub(super) fn new(run_limits: RunLimits) -> Self {
-        Self { run_limits, taken: 0, idle_since: Instant::now() }
+        Self { run_limits, received: 0, idle_since: Instant::now() }
     }
 
     /// Counts a received job.
     pub(super) fn record_job(&mut self) {
-        self.taken = self.taken.saturating_add(1);
+        self.received = self.received.saturating_add(1);
     }
 
     /// Starts the wait for a job: the last job has ended, or the manager has started.
@@ -39,7 +39,7 @@ impl RunLimitTracker {
 
     /// Returns the number of jobs that may still be received.
     pub(super) fn remaining_jobs(&self) -> usize {
-        self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.taken))
+        self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.received))
     }
 
     /// Returns when the wait for a job ends, provided that none is in progress. `None` means no limit.

@@ -8,10 +8,11 @@ use tokio::sync::watch;
 
 use super::*;
 
-struct NoPlace;
+/// An executor without any environment.
+struct NoCapacity;
 
 #[async_trait]
-impl Executor for NoPlace {
+impl Executor for NoCapacity {
     fn capacity(&self) -> watch::Receiver<Capacity> {
         watch::Sender::new(Capacity::of(0)).subscribe()
     }
@@ -26,22 +27,22 @@ impl Executor for NoPlace {
 }
 
 #[tokio::test]
-async fn instances_get_only_the_rest_of_shutdown_timeout() {
+async fn instances_get_remaining_shutdown_timeout() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).await.unwrap();
     let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
     let settings = Settings { shutdown_timeout: Duration::from_secs(30), ..Settings::new() };
     let mut manager =
-        Manager::new(settings, store, Registry::new().register_shared("shell", Arc::new(NoPlace)), telemetry);
-    let left = |manager: &Manager| manager.time_for_instances().as_secs();
+        Manager::new(settings, store, Registry::new().register_shared("shell", Arc::new(NoCapacity)), telemetry);
+    let remaining_s = |manager: &Manager| manager.time_for_instances().as_secs();
     tokio::time::pause();
     manager.handle_command(ControlCommand::Drain);
     tokio::time::advance(Duration::from_secs(100)).await;
-    assert_eq!(left(&manager), 30, "a drain has no limit");
+    assert_eq!(remaining_s(&manager), 30, "a drain does not use up the timeout");
     manager.handle_command(ControlCommand::Abort);
     tokio::time::advance(Duration::from_secs(12)).await;
     manager.handle_command(ControlCommand::Abort);
-    assert_eq!(left(&manager), 18);
+    assert_eq!(remaining_s(&manager), 18);
     tokio::time::advance(Duration::from_secs(100)).await;
-    assert_eq!(left(&manager), 0);
+    assert_eq!(remaining_s(&manager), 0);
 }

@@ -3,7 +3,7 @@
 use memchr::memmem;
 
 /// The manager's own stages, in order. `health` runs beside the agent's stages: while an agent has the job, the manager follows its log,
-/// reports its state to the coordinator, and counts what it uses.
+/// reports its state to the coordinator, and counts its usage.
 pub(super) mod manager_stage {
     pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
     pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
@@ -38,8 +38,8 @@ const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece of the log, from its end.
 const MAX_MARKERS: usize = 16;
 
-/// Returns the stage with this name. Other steps of the job's author are `step_script`: the name is a label, so its values are bounded.
-pub(super) fn known(name: &str) -> Option<&'static str> {
+/// Returns the stage with this name. Other user steps count as `step_script`, because the stage is a label of metrics.
+pub(super) fn stage_name(name: &str) -> Option<&'static str> {
     let of_list = STAGES.iter().copied().find(|stage| *stage == name);
     of_list.or_else(|| name.starts_with("step_").then_some("step_script"))
 }
@@ -48,21 +48,21 @@ pub(super) fn known(name: &str) -> Option<&'static str> {
 #[derive(Debug, Default)]
 pub(super) struct SectionMarkers {
     /// End of the last piece, in which a marker may have begun.
-    rest: Vec<u8>,
+    tail: Vec<u8>,
 }
 
 impl SectionMarkers {
     /// Returns the last stage that begins in this piece.
     pub(super) fn feed(&mut self, piece: &[u8]) -> Option<&'static str> {
         let begin = piece.get(..MAX_MARKER_BYTES).unwrap_or(piece);
-        self.rest.extend_from_slice(begin);
-        let found = last_stage(piece).or_else(|| last_stage(&self.rest));
+        self.tail.extend_from_slice(begin);
+        let found = last_stage(piece).or_else(|| last_stage(&self.tail));
         if piece.len() >= MAX_MARKER_BYTES {
-            self.rest.clear();
-            self.rest.extend_from_slice(piece.get(piece.len() - MAX_MARKER_BYTES..).unwrap_or_default());
+            self.tail.clear();
+            self.tail.extend_from_slice(piece.get(piece.len() - MAX_MARKER_BYTES..).unwrap_or_default());
         } else {
-            let surplus = self.rest.len().saturating_sub(MAX_MARKER_BYTES);
-            self.rest.drain(..surplus);
+            let surplus = self.tail.len().saturating_sub(MAX_MARKER_BYTES);
+            self.tail.drain(..surplus);
         }
         found
     }
@@ -70,14 +70,14 @@ impl SectionMarkers {
 
 fn last_stage(bytes: &[u8]) -> Option<&'static str> {
     memmem::rfind_iter(bytes, SECTION_START).take(MAX_MARKERS).find_map(|at| {
-        let mark = bytes.get(at + SECTION_START.len()..)?;
-        let mark = mark.get(..MAX_MARKER_BYTES - SECTION_START.len()).unwrap_or(mark);
-        let text = mark.split(|byte| matches!(byte, b'\r' | b'\n' | b'[')).next()?;
+        let marker = bytes.get(at + SECTION_START.len()..)?;
+        let marker = marker.get(..MAX_MARKER_BYTES - SECTION_START.len()).unwrap_or(marker);
+        let text = marker.split(|byte| matches!(byte, b'\r' | b'\n' | b'[')).next()?;
         // A marker that is cut off is checked again together with the next piece.
-        if text.len() == mark.len() {
+        if text.len() == marker.len() {
             return None;
         }
         let (seconds, name) = std::str::from_utf8(text).ok()?.split_once(':')?;
-        seconds.bytes().all(|digit| digit.is_ascii_digit()).then(|| known(name))?
+        seconds.bytes().all(|digit| digit.is_ascii_digit()).then(|| stage_name(name))?
     })
 }

@@ -17,7 +17,7 @@ pub(super) struct JobTrace {
 }
 
 impl JobTrace {
-    pub(super) fn of(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
+    pub(super) fn new(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
         let requested = requested(observer, payload);
         let id = payload.id.to_string();
         // The token makes the identity unguessable and unique. The digest does not reveal it.
@@ -26,7 +26,7 @@ impl JobTrace {
     }
 }
 
-/// Returns what the coordinator wants traced.
+/// Returns the trace that the coordinator requests.
 fn requested(observer: &Observer, payload: &JobPayload) -> Option<RequestedTrace> {
     let tracing = payload.features.tracing.as_ref()?;
     let ids = TraceId::parse(&tracing.trace_id).zip(SpanId::parse(&tracing.span_parent_id));

@@ -1,26 +1,27 @@
 //! Observation of one job: turns what its actor records into metrics, log lines and spans.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use muster_agent_api::result::{JobResult, ResourceUsage};
 use muster_config::settings::RunnerSettings;
-use muster_job::{FailureReason, Variable, milliseconds};
+use muster_job::{FailureReason, Variable};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::Telemetry;
 use muster_telemetry::metrics::{ExecutionMode, ExecutorStage, JobFacts, JobMetricState, JobRecord, ProcessingFailure};
 use muster_telemetry::spans::{Attribute, JobSpan, SpanOutcome, StepSpan, TraceContext};
 use parking_lot::Mutex;
 
-use super::stages::{SectionMarkers, known, manager_stage};
+use super::stages::{SectionMarkers, manager_stage, stage_name};
 use super::trace::{self, JobTrace};
 use super::{Observer, labels};
+use crate::clock::unix_now_ms;
 use crate::lower::{LowerError, LoweredJob};
 use crate::store::StoredJob;
 
 const EXPORT_STAGES_FLAG: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
 const TRACEPARENT: &str = "TRACEPARENT";
-/// State of a job whose result the coordinator did not want.
+/// State of a job whose result the coordinator did not expect.
 const JOB_GONE: &str = "gone";
 
 /// Observation of one job.
@@ -42,7 +43,7 @@ struct Progress {
     /// Current stage of the manager itself: its name and when it began.
     stage: (&'static str, u64, Instant),
     /// Completed stages of the manager itself.
-    own: Vec<StepSpan>,
+    manager_stages: Vec<StepSpan>,
     /// Bytes of the log that are acknowledged, and bytes that are pending.
     uploaded: (u64, u64),
     ended: Option<Ended>,
@@ -67,9 +68,9 @@ impl JobWatch {
         let telemetry = Arc::clone(observer.telemetry());
         let entry = observer.entry(runner);
         let mode = if payload.run.is_some() { ExecutionMode::Steps } else { ExecutionMode::Traditional };
-        let now = now_ms();
+        let now = unix_now_ms();
         // A restored job began in another start of the manager.
-        let started_ms = u64::try_from(job.received_ms).map_or(now, |taken| taken.min(now));
+        let started_ms = u64::try_from(job.received_ms).map_or(now, |received_ms| received_ms.min(now));
         let age = Duration::from_millis(now - started_ms);
         let record = telemetry.metrics.job(&entry, job_facts(payload, mode, age));
         if recovered {
@@ -82,7 +83,7 @@ impl JobWatch {
             started_ms,
             markers: SectionMarkers::default(),
             stage: (manager_stage::PRE_CHECKS, now, Instant::now()),
-            own: Vec::new(),
+            manager_stages: Vec::new(),
             uploaded: (0, 0),
             ended: None,
             used: None,
@@ -92,24 +93,24 @@ impl JobWatch {
         if !recovered {
             // The job was received and stored before this watch existed.
             if exports_stages {
-                record.stage_took(manager_stage::RETRIEVAL, age.as_secs_f64());
+                record.record_stage(manager_stage::RETRIEVAL, age.as_secs_f64());
             }
-            telemetry.metrics.stage_took(manager_stage::RETRIEVAL, age.as_secs_f64());
-            progress.own.push(manager_span(manager_stage::RETRIEVAL, started_ms, now));
+            telemetry.metrics.record_stage(manager_stage::RETRIEVAL, age.as_secs_f64());
+            progress.manager_stages.push(manager_span(manager_stage::RETRIEVAL, started_ms, now));
         }
         Arc::new(Self {
             runner: Arc::clone(runner),
             record,
             recovered,
             exports_stages,
-            trace: JobTrace::of(observer, runner, payload),
+            trace: JobTrace::new(observer, runner, payload),
             attributes: trace::span_attributes(runner, payload),
             progress: Mutex::new(progress),
             telemetry,
         })
     }
 
-    /// Returns the variable by which the job's tools join its trace. `None` if nothing is traced.
+    /// Returns the variable with which the job's tools join the distributed trace of the job. `None` if the job is not traced.
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
@@ -124,11 +125,11 @@ impl JobWatch {
         }
     }
 
-    /// Records that the coordinator has accepted that this manager runs the job.
-    pub(crate) fn checked(&self) {
+    /// Records that the job was accepted at the coordinator.
+    pub(crate) fn accepted(&self) {
         let mut progress = self.progress.lock();
         if progress.stage.0 == manager_stage::PRE_CHECKS {
-            self.enter(&mut progress, manager_stage::ENVIRONMENT);
+            self.enter_stage(&mut progress, manager_stage::ENVIRONMENT);
         }
     }
 
@@ -143,9 +144,9 @@ impl JobWatch {
         self.record.set_stage("prepare_script");
         let mut progress = self.progress.lock();
         if progress.stage.0 == manager_stage::ENVIRONMENT {
-            self.enter(&mut progress, manager_stage::HEALTH);
+            self.enter_stage(&mut progress, manager_stage::HEALTH);
             if !self.recovered {
-                self.record.entry().dispatched(self.record.age());
+                self.record.entry().record_dispatch(self.record.age());
             }
         }
     }
@@ -164,23 +165,23 @@ impl JobWatch {
     }
 
     /// Records how many bytes of the log are acknowledged, and how many are pending.
-    pub(crate) fn uploaded(&self, acknowledged: u64, waiting: u64) {
+    pub(crate) fn uploaded(&self, acknowledged: u64, pending: u64) {
         let mut progress = self.progress.lock();
-        let (known, waited) = std::mem::replace(&mut progress.uploaded, (acknowledged, waiting));
+        let (previous, was_pending) = std::mem::replace(&mut progress.uploaded, (acknowledged, pending));
         let entry = self.record.entry();
-        entry.set_trace_pending(waited, waiting);
-        entry.trace_acknowledged(acknowledged.saturating_sub(known));
+        entry.set_trace_pending(was_pending, pending);
+        entry.trace_acknowledged(acknowledged.saturating_sub(previous));
     }
 
     /// Records the length of the log that the coordinator reported. Nothing is pending then.
     pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
-        let (_, waited) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
-        self.record.entry().set_trace_pending(waited, 0);
+        let (_, was_pending) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
+        self.record.entry().set_trace_pending(was_pending, 0);
     }
 
     /// Counts a failed upload that is repeated.
     pub(crate) fn repeated(&self) {
-        self.record.entry().report_repeated();
+        self.record.entry().report_retried();
     }
 
     /// Records how long a write to the manager's state took.
@@ -193,13 +194,13 @@ impl JobWatch {
         self.record.entry().failed_to_process(ProcessingFailure::NoFreeExecutor);
     }
 
-    /// Records that the job ended with a result from its agent. `reason` is what is reported.
+    /// Records that the job ended with a result from its agent. `reason` is the reported failure reason.
     pub(crate) fn ended(&self, result: &JobResult, reason: Option<&str>, exit_code: Option<i64>) {
         let stages = result.tree.steps.iter().map(trace::span).collect();
         let mut progress = self.progress.lock();
         progress.started_ms = progress.started_ms.min(result.tree.started_ms);
         if let (Some(used), None) = (&result.used, &progress.ended) {
-            self.record.entry().job_used(used.cpu_ms.map(Duration::from_millis), used.memory_bytes);
+            self.record.entry().record_job_usage(used.cpu_ms.map(Duration::from_millis), used.memory_bytes);
             progress.used = Some(used.clone());
         }
         self.end(&mut progress, reason, exit_code, stages);
@@ -214,7 +215,7 @@ impl JobWatch {
         if progress.ended.is_some() {
             return;
         }
-        self.enter(progress, manager_stage::REPORT);
+        self.enter_stage(progress, manager_stage::REPORT);
         let state = match reason {
             None => JobMetricState::Success,
             Some("job_canceled") => JobMetricState::Canceled,
@@ -223,7 +224,7 @@ impl JobWatch {
             Some(_) => JobMetricState::Failed,
         };
         for stage in &stages {
-            self.stage_took(known(&stage.name).unwrap_or("other"), Duration::from_millis(stage.duration_ms));
+            self.stage_took(stage_name(&stage.name).unwrap_or("other"), Duration::from_millis(stage.duration_ms));
         }
         if let Some(reason) = reason {
             self.record.failed(reason);
@@ -232,33 +233,33 @@ impl JobWatch {
         progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
     }
 
-    /// Records that the coordinator knows the result, or does not want it.
+    /// Records that the coordinator has the result, or does not expect it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(JobMetricState::Canceled, |ended| ended.state);
         self.record.set_state(state, ExecutorStage::Cleanup);
-        self.enter(&mut progress, manager_stage::CLEANUP);
+        self.enter_stage(&mut progress, manager_stage::CLEANUP);
     }
 
-    /// Records that nothing of the job is left.
+    /// Records that the job was cleaned up.
     pub(crate) fn cleaned(&self) {
         let mut progress = self.progress.lock();
-        self.enter(&mut progress, "");
+        self.enter_stage(&mut progress, "");
         progress.cleaned = true;
     }
 
     /// Ends the manager's current stage and begins the next one.
-    fn enter(&self, progress: &mut Progress, next: &'static str) {
-        let now = now_ms();
+    fn enter_stage(&self, progress: &mut Progress, next: &'static str) {
+        let now = unix_now_ms();
         let (name, started_ms, started) = std::mem::replace(&mut progress.stage, (next, now, Instant::now()));
         self.stage_took(name, started.elapsed());
-        progress.own.push(manager_span(name, started_ms, now));
+        progress.manager_stages.push(manager_span(name, started_ms, now));
     }
 
     fn stage_took(&self, stage: &str, took: Duration) {
-        self.telemetry.metrics.stage_took(stage, took.as_secs_f64());
+        self.telemetry.metrics.record_stage(stage, took.as_secs_f64());
         if self.exports_stages {
-            self.record.stage_took(stage, took.as_secs_f64());
+            self.record.record_stage(stage, took.as_secs_f64());
         }
     }
 }
@@ -275,7 +276,7 @@ fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     }
 }
 
-/// Returns the job's spans, once nothing is left of the job.
+/// Returns the job's spans, after the job was cleaned up.
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
@@ -290,15 +291,15 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
         None | Some(JobMetricState::Canceled | JobMetricState::Terminated) => SpanOutcome::Canceled,
         Some(_) => SpanOutcome::Failure,
     };
-    let (failure, of_agent) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
+    let (failure, agent_stages) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
     // Of stages that begin in the same millisecond, the manager's come first.
-    let mut stages = std::mem::take(&mut progress.own);
-    stages.extend(of_agent);
+    let mut stages = std::mem::take(&mut progress.manager_stages);
+    stages.extend(agent_stages);
     stages.sort_by_key(|stage| stage.started_ms);
     JobSpan {
         context,
         started_ms: progress.started_ms,
-        ended_ms: now_ms(),
+        ended_ms: unix_now_ms(),
         outcome,
         failure_reason: failure.map(|(reason, _)| reason),
         attributes,
@@ -311,7 +312,7 @@ impl Drop for JobWatch {
         let progress = self.progress.get_mut();
         self.record.entry().set_trace_pending(progress.uploaded.1, 0);
         if !progress.cleaned {
-            // The manager ends, or its state cannot be written: another start continues the job.
+            // The manager ends, or its state cannot be written: the next start of the manager continues the job.
             return;
         }
         let ended = progress.ended.as_ref();
@@ -386,8 +387,4 @@ fn without_credentials(text: &str) -> String {
 /// Returns whether stage durations of the runner's jobs are exported. The operator decides, because they cost memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
-}
-
-fn now_ms() -> u64 {
-    milliseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }

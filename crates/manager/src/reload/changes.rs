@@ -13,15 +13,15 @@ pub(super) struct Changes {
     pub(super) restart: Vec<String>,
 }
 
-/// Returns the differences of `new` to `old`.
+/// Returns the differences between `old` and `new`.
 pub(super) fn between(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
     changes.table("", "", &old.tree, &new.tree);
-    let mut left: Vec<&Runner> = old.runners.iter().collect();
+    let mut remaining: Vec<&Runner> = old.runners.iter().collect();
     for runner in &new.runners {
-        match left.iter().position(|known| is_same(known, runner)) {
+        match remaining.iter().position(|known| is_same(known, runner)) {
             Some(known) => {
-                let known = left.remove(known);
+                let known = remaining.remove(known);
                 changes.table("runners", &format!("runner {}: ", display_name(runner)), &known.table, &runner.table);
                 if known.token != runner.token && known.table == runner.table {
                     changes.descriptions.push(format!("runner {}: token", display_name(runner)));
@@ -30,7 +30,9 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
             None => changes.descriptions.push(format!("runner {} is new", display_name(runner))),
         }
     }
-    changes.descriptions.extend(left.into_iter().map(|runner| format!("runner {} was removed", display_name(runner))));
+    changes
+        .descriptions
+        .extend(remaining.into_iter().map(|runner| format!("runner {} was removed", display_name(runner))));
     changes
 }
 
@@ -49,8 +51,8 @@ fn display_name(runner: &Runner) -> String {
 }
 
 impl Changes {
-    /// Compares two tables. `before` is the prefix of each phrase.
-    fn table(&mut self, path: &str, before: &str, old: &Table, new: &Table) {
+    /// Compares two tables. `prefix` precedes each phrase.
+    fn table(&mut self, path: &str, prefix: &str, old: &Table, new: &Table) {
         let added = new.entries().filter(|(name, _)| old.entries().all(|(known, _)| known != *name));
         let names: Vec<&str> = old.entries().chain(added).map(|(name, _)| name).collect();
         for name in names {
@@ -58,11 +60,11 @@ impl Changes {
                 continue;
             }
             let node = |table: &Table| table.entries().find(|(known, _)| *known == name).map(|(_, node)| node.clone());
-            self.entry(path, before, name, node(old).as_ref(), node(new).as_ref());
+            self.entry(path, prefix, name, node(old).as_ref(), node(new).as_ref());
         }
     }
 
-    fn entry(&mut self, path: &str, before: &str, name: &str, old: Option<&Node>, new: Option<&Node>) {
+    fn entry(&mut self, path: &str, prefix: &str, name: &str, old: Option<&Node>, new: Option<&Node>) {
         let (old, new) = (old.map(|node| &node.value), new.map(|node| &node.value));
         if old == new {
             return;
@@ -76,18 +78,18 @@ impl Changes {
                 Some(_) => None,
             };
             if let (Some(old), Some(new)) = (inner(old), inner(new)) {
-                return self.table(&table.path, &format!("{before}{name}."), &old, &new);
+                return self.table(&table.path, &format!("{prefix}{name}."), &old, &new);
             }
-            return self.add(format!("{before}{name}"), String::new(), table.reload);
+            return self.add(format!("{prefix}{name}"), String::new(), table.reload);
         }
         let Some(Entry::Key(key)) = entry else {
-            return self.add(format!("{before}{name}"), String::new(), Reload::Jobs);
+            return self.add(format!("{prefix}{name}"), String::new(), Reload::Jobs);
         };
         let values = match (value(key, old), value(key, new)) {
             (Some(old), Some(new)) => format!(": {old} -> {new}"),
             _ => String::new(),
         };
-        self.add(format!("{before}{name}"), values, key.reload);
+        self.add(format!("{prefix}{name}"), values, key.reload);
     }
 
     fn add(&mut self, name: String, values: String, reload: Reload) {
@@ -107,7 +109,7 @@ fn value(key: &Key, value: Option<&Value>) -> Option<String> {
     let text = match value {
         None => "default".to_owned(),
         Some(Value::Int(number)) => number.to_string(),
-        Some(Value::Bool(truth)) => truth.to_string(),
+        Some(Value::Bool(flag)) => flag.to_string(),
         Some(Value::Str(text)) if muster_config::has_secret(text) => return None,
         Some(Value::Str(text)) => format!("`{}`", text.escape_debug()),
         Some(_) => return None,

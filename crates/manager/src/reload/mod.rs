@@ -72,7 +72,7 @@ impl ConfigWatch {
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
         let mut watch = Self { path, context, current: None, stamp: None, digest: None };
-        watch.stamp = Stamp::of(&watch.path);
+        watch.stamp = Stamp::read(&watch.path);
         watch.digest = stamp::digest(&watch.path);
         let loaded = muster_config::load(&watch.path, &watch.facts());
         watch.current = loaded.config.clone();
@@ -89,7 +89,7 @@ impl ConfigWatch {
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            let stamp = Stamp::of(&self.path);
+            let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
                 continue;
             }
@@ -107,9 +107,9 @@ impl ConfigWatch {
         }
     }
 
-    /// Reads the file whether it changed or not, for SIGHUP.
+    /// Reads the file even if it has not changed, for SIGHUP.
     pub fn reload(&mut self) -> Reload {
-        self.stamp = Stamp::of(&self.path);
+        self.stamp = Stamp::read(&self.path);
         if self.stamp.is_none() {
             return Reload::Missing;
         }
@@ -121,11 +121,11 @@ impl ConfigWatch {
     async fn wait_until_stable(&self, mut stamp: Option<Stamp>) -> Option<Stamp> {
         for _ in 0..MAX_STABLE_POLLS {
             tokio::time::sleep(STABLE_POLL_INTERVAL).await;
-            let again = Stamp::of(&self.path);
-            if again == stamp {
+            let newer = Stamp::read(&self.path);
+            if newer == stamp {
                 break;
             }
-            stamp = again;
+            stamp = newer;
         }
         stamp
     }

@@ -26,7 +26,7 @@ impl Stamp {
     }
 
     /// Returns the stamp of the file. `None` if it does not exist or cannot be accessed.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(super) fn read(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self {
             device: metadata.dev(),

@@ -29,7 +29,7 @@ async fn applied(watch: &mut ConfigWatch) -> (Settings, Vec<String>) {
     }
 }
 
-async fn check_quiet(watch: &mut ConfigWatch) {
+async fn assert_no_change(watch: &mut ConfigWatch) {
     let change = tokio::time::timeout(Duration::from_secs(60), watch.changed()).await;
     assert!(change.is_err(), "{change:?}");
 }
@@ -40,31 +40,32 @@ async fn changed_content_is_reported_but_touched_file_is_not() {
     let path = home.path().join("config.toml");
     std::fs::write(&path, config(1)).unwrap();
     let mut watch = watch(&path);
-    std::fs::File::open(&path).unwrap().set_modified(SystemTime::now() + Duration::from_secs(9)).unwrap();
-    check_quiet(&mut watch).await;
+    let written = std::fs::metadata(&path).unwrap().modified().unwrap();
+    std::fs::File::open(&path).unwrap().set_modified(written + Duration::from_secs(9)).unwrap();
+    assert_no_change(&mut watch).await;
     std::fs::write(&path, config(4)).unwrap();
     let (settings, changes) = applied(&mut watch).await;
     assert_eq!((settings.concurrent, changes), (4, vec!["concurrent: 1 -> 4".to_owned()]));
-    check_quiet(&mut watch).await;
+    assert_no_change(&mut watch).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn replaced_file_with_old_time_is_detected() {
     let home = tempfile::tempdir().unwrap();
-    let at = |name: &str| home.path().join(name);
+    let file = |name: &str| home.path().join(name);
     for (name, concurrent) in [("one", 1), ("two", 2), ("three", 3)] {
-        std::fs::write(at(name), config(concurrent)).unwrap();
+        std::fs::write(file(name), config(concurrent)).unwrap();
         let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-        std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
+        std::fs::File::options().write(true).open(file(name)).unwrap().set_modified(old).unwrap();
     }
     // Like a ConfigMap: a link to a link.
-    symlink("one", at("..data")).unwrap();
-    symlink("..data", at("config.toml")).unwrap();
-    let mut watch = watch(&at("config.toml"));
-    symlink("two", at("..data_tmp")).unwrap();
-    std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
+    symlink("one", file("..data")).unwrap();
+    symlink("..data", file("config.toml")).unwrap();
+    let mut watch = watch(&file("config.toml"));
+    symlink("two", file("..data_tmp")).unwrap();
+    std::fs::rename(file("..data_tmp"), file("..data")).unwrap();
     assert_eq!(applied(&mut watch).await.0.concurrent, 2);
-    std::fs::rename(at("three"), at("config.toml")).unwrap();
+    std::fs::rename(file("three"), file("config.toml")).unwrap();
     assert_eq!(applied(&mut watch).await.0.concurrent, 3);
 }
 
@@ -75,10 +76,10 @@ async fn invalid_file_is_reported_once_and_fixed_one_is_used() {
     std::fs::write(&path, config(2)).unwrap();
     let mut watch = watch(&path);
     std::fs::write(&path, "concurrent = [").unwrap();
-    let Reload::Invalid { problems } = next(&mut watch).await else { panic!("it is no TOML") };
+    let Reload::Invalid { problems } = next(&mut watch).await else { panic!("an invalid file was accepted") };
     assert_eq!(problems[0].severity, muster_config::Severity::Fatal);
-    check_quiet(&mut watch).await;
-    assert_eq!(watch.settings().concurrent, 2, "what was in force stays");
+    assert_no_change(&mut watch).await;
+    assert_eq!(watch.settings().concurrent, 2, "the previous settings stay in force");
     std::fs::write(&path, config(3)).unwrap();
     assert_eq!(applied(&mut watch).await.1, ["concurrent: 2 -> 3"]);
 }
@@ -91,11 +92,11 @@ async fn missing_file_is_reported_once_and_settings_are_kept() {
     let mut watch = watch(&path);
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(next(&mut watch).await, Reload::Missing));
-    check_quiet(&mut watch).await;
-    assert!(matches!(watch.reload(), Reload::Missing), "SIGHUP forgets nothing either");
+    assert_no_change(&mut watch).await;
+    assert!(matches!(watch.reload(), Reload::Missing), "SIGHUP keeps the settings, too");
     assert_eq!(watch.settings().runners.len(), 1);
     std::fs::write(&path, config(2)).unwrap();
-    check_quiet(&mut watch).await;
+    assert_no_change(&mut watch).await;
     assert!(matches!(watch.reload(), Reload::Applied { changes, .. } if changes.is_empty()));
 }
 
@@ -109,7 +110,7 @@ async fn changes_are_described_without_secrets() {
     let third = second.replace("\"b\"", "\"c\"").replace("id = 2", "id = 3");
     let changed = RUNNER.replace("glrt-first", "glrt-secret").replace("executor", "limit = 3\nexecutor");
     std::fs::write(&path, format!("listen_address = \":9252\"\n{third}{changed}")).unwrap();
-    let Reload::Applied { problems, changes, .. } = next(&mut watch).await else { panic!("it can be used") };
+    let Reload::Applied { problems, changes, .. } = next(&mut watch).await else { panic!("a valid file was rejected") };
     let descriptions = [
         "listen_address: default -> `:9252`",
         "runner `c` is new",

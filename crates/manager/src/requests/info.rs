@@ -6,7 +6,6 @@ use muster_config::settings::RunnerSettings;
 
 const FEATURES: &[&str] = &[
     "variables",
-    "shared",
     "artifacts",
     "artifacts_exclude",
     "upload_multiple_artifacts",
@@ -27,9 +26,20 @@ const FEATURES: &[&str] = &[
     "native_steps_integration",
 ];
 
+/// Features of executors that run jobs in containers.
+const CONTAINER_FEATURES: &[&str] = &[
+    "image",
+    "services",
+    "image_executor_opts",
+    "service_executor_opts",
+    "service_variables",
+    "service_multiple_aliases",
+];
+
 /// Returns the description of the runner with these settings.
 #[must_use]
 pub fn info(runner: &RunnerSettings) -> VersionInfo {
+    let of_executor = if runner.uses_containers() { CONTAINER_FEATURES } else { &["shared"] };
     VersionInfo {
         name: "muster".to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,9 +51,31 @@ pub fn info(runner: &RunnerSettings) -> VersionInfo {
         },
         executor: runner.executor.clone(),
         shell: runner.shell.clone(),
-        features: FEATURES.iter().map(|feature| ((*feature).to_owned(), true)).collect(),
+        features: FEATURES.iter().chain(of_executor).map(|feature| ((*feature).to_owned(), true)).collect(),
         config: [("gpus".to_owned(), String::new())].into(),
         labels: runner.labels.clone(),
         ..VersionInfo::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_job::Secret;
+
+    use super::*;
+
+    #[test]
+    fn features_for_containers_depend_on_the_executor() {
+        let features = |executor: &str| {
+            let settings = RunnerSettings::new("https://gitlab.example/".parse().unwrap(), Secret::new("t"), 0);
+            info(&RunnerSettings { executor: executor.to_owned(), ..settings }).features
+        };
+        for executor in ["docker", "docker-autoscaler", "docker+machine"] {
+            let features = features(executor);
+            assert!(CONTAINER_FEATURES.iter().all(|name| features.contains_key(*name)), "{executor}");
+            assert!(!features.contains_key("shared"), "{executor}");
+        }
+        let on_host = features("shell");
+        assert!(on_host.contains_key("shared") && on_host.contains_key("variables") && !on_host.contains_key("image"));
     }
 }

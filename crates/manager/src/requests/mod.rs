@@ -2,7 +2,7 @@
 //!
 //! Each request is a long poll on a lane of a runner. A lane is one long-poll slot of a runner, with its own idempotency key.
 //! [`crate::admission`] decides when a request is sent and when it may be canceled, and this module carries it out. A canceled request
-//! ends on its own: a job that it brought by then is stored and counts.
+//! ends later: if it has brought a job, the job is stored and takes a slot.
 
 mod info;
 mod unstored;
@@ -31,7 +31,7 @@ use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 
 /// Result of one request.
 pub(crate) enum PollResult {
-    /// A job, which is stored by now.
+    /// A job, which is already stored.
     Job(Box<StoredJob>),
     /// No job. `changed` is as in [`Outcome::Empty`].
     Empty { changed: bool },
@@ -67,9 +67,9 @@ impl PollResult {
 /// A completed request.
 pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
-    /// Settings that it was sent with.
+    /// Settings with which the request was sent.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// Client that it was sent with.
+    /// Client with which the request was sent.
     pub(crate) client: Option<Client>,
     pub(crate) answer: PollResult,
     /// Whether the coordinator answers the same idempotency key with the same job.
@@ -83,7 +83,7 @@ struct InFlightPoll {
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after which an unanswered request is held by the front end, or given up by the coordinator.
+    /// Time after which an unanswered request is held by the front end, or abandoned by the coordinator.
     held_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
@@ -91,15 +91,15 @@ struct InFlightPoll {
     _open: OpenRequest,
 }
 
-/// What the requests of one runner share.
+/// State that the requests of one runner share.
 struct Lanes {
     runner: Arc<RunnerSettings>,
     /// `None` until a client can be created.
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost. It may have been a job, which only the same key brings again. These lanes are used first:
-    /// by their number alone they might wait as long as the coordinator holds the requests of lower ones.
+    /// Lanes whose last answer was lost. It may have been a job, which only a request with the same key returns. These lanes are used
+    /// first. In the order of their numbers, they might wait until the held requests of lower lanes end.
     unconfirmed: BTreeSet<u32>,
     /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
@@ -223,7 +223,7 @@ impl Requests {
         self.in_flight.insert(task.id(), poll_task);
     }
 
-    /// Returns the time at which each request that was sent is held by its front end, or given up by the coordinator.
+    /// Returns the time at which each request that was sent is held by its front end, or abandoned by the coordinator.
     pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
         self.in_flight
             .values()
@@ -255,7 +255,7 @@ impl Requests {
                 Ok((id, answer)) => (id, answer),
                 Err(error) => {
                     tracing::error!(%error, "job request task failed");
-                    let failed = ClientError::unreachable("job request", "its task died");
+                    let failed = ClientError::unreachable("job request", "the task failed");
                     (error.id(), PollResult::Failed(failed))
                 }
             };
@@ -276,7 +276,7 @@ impl Requests {
     }
 }
 
-/// One request, as its task has it.
+/// Data of one request for its task.
 struct Request {
     runner: Arc<RunnerSettings>,
     store: Arc<Store>,
@@ -295,7 +295,7 @@ struct Request {
 }
 
 impl Request {
-    /// Sends the request and stores the job that it brings before anyone sees it (R1). A cancel ends the wait, never the storing.
+    /// Sends the request and stores the job that it brings before it is used (R1). A cancellation ends the wait, but never the storing.
     async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
@@ -331,7 +331,7 @@ impl Request {
         }
     }
 
-    /// Waits until the request is canceled and no job is lost with it: it was not sent, or it was at the coordinator for long enough.
+    /// Waits until the request is canceled and dropping it can lose no job: it was not sent, or the coordinator has had it long enough.
     ///
     /// An answer that has begun is read to its end, since it may bring a job.
     async fn wait_droppable(&self) {
@@ -351,11 +351,11 @@ impl Request {
     }
 
     async fn store(&self, client: &Client, payload: JobPayload) -> PollResult {
-        let taken = match self.insert_job(payload) {
-            Ok(taken) => Ok(taken),
+        let stored = match self.insert_job(payload) {
+            Ok(stored) => Ok(stored),
             Err(failed) => self.retry_store(client, failed).await,
         };
-        match taken {
+        match stored {
             Ok(Some(job)) => PollResult::Job(Box::new(job)),
             Ok(None) => PollResult::Duplicate,
             Err(error) => PollResult::Store(error),
@@ -364,8 +364,8 @@ impl Request {
 
     fn insert_job(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<StoreJobError>> {
         let began = Instant::now();
-        let taken = self.store.insert_job(&self.runner, self.lane, payload);
+        let stored = self.store.insert_job(&self.runner, self.lane, payload);
         self.observer.telemetry().metrics.state_written("insert", began.elapsed());
-        taken
+        stored
     }
 }

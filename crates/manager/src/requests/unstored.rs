@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use muster_job::{FailureReason, JobStatus};
+use muster_job::{FailureReason, JobStatus, error_chain};
 use muster_runner_api::client::{Client, ClientError};
 use muster_runner_api::payload::JobPayload;
 use muster_runner_api::retry::{Backoff, Policy};
@@ -22,7 +22,7 @@ const STORE_RETRY: Policy =
     Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
 /// Time to send the trace, and then to send the report. The manager exits after that.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time after which a report is repeated that the coordinator is still working on, unless it sets another one.
+/// Delay before a report is repeated while the coordinator still processes it, unless the coordinator sets another delay.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
@@ -45,10 +45,15 @@ impl Request {
                 return Err(error);
             };
             let wait_ms = muster_job::milliseconds(wait);
-            tracing::error!(job = payload.id.0, %error, wait_ms, "failed to store the job, retrying");
+            tracing::error!(
+                job = payload.id.0,
+                error = &error as &dyn std::error::Error,
+                wait_ms,
+                "failed to store the job, retrying"
+            );
             sleep(wait).await;
             failed = match self.insert_job(payload) {
-                Ok(taken) => return Ok(taken),
+                Ok(stored) => return Ok(stored),
                 Err(failed) => failed,
             };
         }
@@ -58,7 +63,8 @@ impl Request {
 /// Reports a job that cannot be stored as a failure of the runner.
 async fn report_unstorable(client: &Client, payload: &JobPayload, error: &StoreError) {
     let reason = FailureReason::RunnerSystemFailure;
-    let message = failure::masked(&format!("failed to store the job: {error}"), &crate::lower::secrets(payload, &[]));
+    let message = format!("failed to store the job: {}", error_chain(error));
+    let message = failure::masked(&message, &crate::lower::secrets(payload, &[]));
     let line = failure::final_trace_line(reason, &message);
     let is_sent = timeout(REPORT_TIMEOUT, send_trace(client, payload, &line)).await.is_ok_and(|sent| sent.is_ok());
     let trace_message = if is_sent { line } else { String::new() };

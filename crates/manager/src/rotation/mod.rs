@@ -1,12 +1,12 @@
 //! Renews expiring runner authentication tokens in time, and saves the new tokens in `config.toml`.
 //!
 //! ```text
-//! settings --plan::due--> wait --> lock the file, prove that it can be saved --> reset at the coordinator --> save --> reload
+//! settings --plan::due--> wait --> lock the file, check that it is writable --> reset at the coordinator --> save --> reload
 //! ```
 //!
-//! The coordinator refuses the old token as soon as the new one exists. A new token that cannot be saved would cost the runner, so the
-//! reset is requested only if the file is writable. Until then the old token is used. In the last part of its life the reset is made
-//! anyway, since the old token would expire. A token that could not be saved is used from memory ([`Renewed`]), and saving it is
+//! The coordinator refuses the old token as soon as the new one exists. If the new token were lost, the runner would have to be registered
+//! again. The reset is therefore requested only if the file is writable. Until then the old token is used. Shortly before the old token
+//! expires, it is reset in any case. A token that could not be saved is used from memory ([`Renewed`]), and saving it is
 //! retried until it works.
 
 mod plan;
@@ -33,14 +33,14 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Backoff between attempts. A token has at least a quarter of its life left at the first one.
+/// Backoff between attempts. At the first attempt, at least a quarter of the token's lifetime is left.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum number of renewed tokens whose series are kept.
+/// Maximum number of renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
-/// Time that the end of the process waits for a reset in progress, whose token must not be lost.
+/// Maximum time that the exit of the process waits for a reset in progress, whose token must not be lost.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// New tokens that are not in the file yet, by the file's own token.
@@ -75,7 +75,7 @@ impl Renewed {
 struct RetryState {
     backoff: Backoff,
     not_before: SystemTime,
-    /// Whether nothing is left to do for the token: it was renewed and saved, or must not be renewed.
+    /// Whether the token needs no further attempt: it was renewed and saved, or must not be renewed.
     done: bool,
 }
 
@@ -95,7 +95,7 @@ impl Rotation {
     #[must_use]
     pub fn start(path: PathBuf, clock: Arc<dyn WallClock>, telemetry: &Arc<Telemetry>, settings: Settings) -> Self {
         let (settings, current) = watch::channel(settings);
-        // A capacity of one is enough: a message only says that something changed.
+        // A capacity of one is enough: a message only signals that a token changed.
         let (changes, changed) = mpsc::channel(1);
         let (renewed, stop) = (Renewed::default(), CancellationToken::new());
         let resetting = Arc::<AtomicBool>::default();
@@ -127,7 +127,7 @@ impl Rotation {
         settings
     }
 
-    /// Waits until there is a new token, so that the file must be read again. Cancel-safe.
+    /// Waits until a token was renewed. The caller must then read the file again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;
@@ -144,7 +144,9 @@ impl Rotation {
             tracing::warn!(limit_s, "waiting for the reset of a runner token to complete");
         }
         if tokio::time::timeout(RESET_TIMEOUT, self.task).await.is_err() {
-            tracing::error!("timeout waiting for the reset of a runner token; the token may have to be reset manually");
+            tracing::error!(
+                "timed out waiting for the reset of a runner token; the token may have to be reset manually"
+            );
         }
     }
 }
@@ -174,7 +176,7 @@ impl RotationTask {
     async fn run(mut self, mut settings: watch::Receiver<Settings>) {
         loop {
             let current = settings.borrow_and_update().clone();
-            self.forget(&current);
+            self.drop_obsolete_attempts(&current);
             let next = self.next(&current);
             let (clock, stop) = (Arc::clone(&self.clock), self.stop.clone());
             // Nothing is in progress while this waits, so each branch is cancel-safe.
@@ -198,17 +200,17 @@ impl RotationTask {
             .runners
             .iter()
             .filter_map(|runner| Some((plan::due(runner)?.max(self.not_before), Step::Renew(Arc::clone(runner)))));
-        let wanted = saves.chain(resets).filter_map(|(due, step)| match self.attempts.get(step.token()) {
+        let steps = saves.chain(resets).filter_map(|(due, step)| match self.attempts.get(step.token()) {
             Some(attempts) if attempts.done && matches!(step, Step::Renew(_)) => None,
             Some(attempts) => Some((due.max(attempts.not_before), step)),
             None => Some((due, step)),
         });
-        wanted.min_by_key(|(at, _)| *at)
+        steps.min_by_key(|(at, _)| *at)
     }
 
     async fn run_step(&mut self, step: Step) {
         match step {
-            Step::Save(token) => self.save_again(&token).await,
+            Step::Save(token) => self.retry_save(&token).await,
             Step::Renew(runner) if plan::is_rotation_disabled(&runner) => {
                 self.retry_state(runner.token.expose()).done = true;
                 plan::warn_rotation_disabled(&runner);
@@ -238,14 +240,14 @@ impl RotationTask {
     }
 
     /// Drops the attempts of tokens that are no longer configured.
-    fn forget(&mut self, settings: &Settings) {
+    fn drop_obsolete_attempts(&mut self, settings: &Settings) {
         let unsaved = &self.unsaved;
         let current = |token: &str| settings.runners.iter().any(|runner| runner.token.expose() == token);
         self.attempts.retain(|token, _| unsaved.contains_key(token) || current(token));
     }
 
     /// Keeps the series of a token that is being renewed, even if it is removed from the file.
-    fn keep_series(&mut self, runner: &RunnerSettings) {
+    fn retain_series(&mut self, runner: &RunnerSettings) {
         let entry = self.observer.entry(runner);
         self.series.retain(|known| !Arc::ptr_eq(known, &entry));
         self.series.push_back(entry);

@@ -11,7 +11,7 @@ const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 /// A step of the rotation.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Renew the runner's token, which has lived long enough.
+    /// Renew the runner's token, whose renewal is due.
     Renew(Arc<RunnerSettings>),
     /// Save the token that replaces this one, which is still in the file.
     Save(String),
@@ -27,24 +27,24 @@ impl Step {
     }
 }
 
-/// Returns when the token is renewed: after three quarters of its life, or at once if its start is unknown.
+/// Returns when the token is renewed: after three quarters of its lifetime, or at once if the start of the lifetime is unknown.
 ///
 /// `None` means that the token does not expire.
 pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
-    part_of_life(runner, 75)
+    at_lifetime_percent(runner, 75)
 }
 
 /// Returns when the token is renewed even if the file cannot be saved: it expires soon, and a runner with a token in memory is better
 /// than a runner without one.
 pub(super) fn renewal_deadline(runner: &RunnerSettings) -> Option<SystemTime> {
-    part_of_life(runner, 95)
+    at_lifetime_percent(runner, 95)
 }
 
-fn part_of_life(runner: &RunnerSettings, percent: u32) -> Option<SystemTime> {
-    let (ends, began) = (runner.token_expires_at?, runner.token_obtained_at);
-    let life = began.and_then(|began| ends.duration_since(began).ok());
-    Some(match (began, life) {
-        (Some(began), Some(life)) => began + life / 100 * percent,
+fn at_lifetime_percent(runner: &RunnerSettings, percent: u32) -> Option<SystemTime> {
+    let (expires_at, obtained_at) = (runner.token_expires_at?, runner.token_obtained_at);
+    let lifetime = obtained_at.and_then(|obtained_at| expires_at.duration_since(obtained_at).ok());
+    Some(match (obtained_at, lifetime) {
+        (Some(obtained_at), Some(lifetime)) => obtained_at + lifetime / 100 * percent,
         _ => SystemTime::UNIX_EPOCH,
     })
 }
@@ -71,11 +71,11 @@ mod tests {
 
     use super::*;
 
-    fn runner(began: Option<u64>, ends: Option<u64>) -> RunnerSettings {
+    fn runner(obtained: Option<u64>, expires: Option<u64>) -> RunnerSettings {
         let at = |hours: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(hours * 3600);
         RunnerSettings {
-            token_obtained_at: began.map(at),
-            token_expires_at: ends.map(at),
+            token_obtained_at: obtained.map(at),
+            token_expires_at: expires.map(at),
             ..RunnerSettings::new("https://gitlab.example".parse().unwrap(), Secret::new("t"), 0)
         }
     }
@@ -94,6 +94,6 @@ mod tests {
     fn token_without_expiry_is_never_due() {
         assert_eq!(due(&runner(Some(100), None)), None);
         assert_eq!(hours(due(&runner(None, Some(500)))), Some(0));
-        assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "it ended before it began");
+        assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "the token expires before it was obtained");
     }
 }

@@ -16,7 +16,7 @@ use super::{MIN_RESET_INTERVAL, RotationTask, RunnerSettings};
 
 impl RotationTask {
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
-        // A stop may end the wait for the file: nothing has been requested yet.
+        // A stop may end the wait for the file, because nothing has been requested yet.
         let stop = self.stop.clone();
         let locked = tokio::select! {
             locked = self.lock_writable_file() => locked,
@@ -42,8 +42,8 @@ impl RotationTask {
             return;
         }
         self.resetting.store(true, Ordering::Relaxed);
-        self.keep_series(&runner);
-        // A renewal happens once in weeks, so each attempt opens a new connection.
+        self.retain_series(&runner);
+        // Renewals are weeks apart, so each attempt opens a new connection.
         let client = crate::client::new(&runner, ConnectionAge::NoReuse);
         let answer = match client.map(|client| self.observer.counted(client, &runner)) {
             Ok(client) => client.reset_token(runner.token.expose()).await,
@@ -55,8 +55,8 @@ impl RotationTask {
             Err(error) => {
                 let wait_s = self.schedule_retry(runner.token.expose()).as_secs();
                 let (short, name) = (short_token(runner.token.expose()), runner.name.as_str());
-                let dead = error.is_unknown_token();
-                let remedy = if dead { "; it is no longer valid: register the runner again" } else { "" };
+                let is_unknown = error.is_unknown_token();
+                let remedy = if is_unknown { "; it is no longer valid: register the runner again" } else { "" };
                 return tracing::error!(
                     runner = short, runner_name = name, %error, wait_s,
                     "Failed to reset runner authentication token, retrying{remedy}"
@@ -95,7 +95,7 @@ impl RotationTask {
     }
 
     /// Retries to save the token that replaces `origin`.
-    pub(super) async fn save_again(&mut self, origin: &str) {
+    pub(super) async fn retry_save(&mut self, origin: &str) {
         let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
         let saved = match self.lock_writable_file().await {
             Ok(file) => self.save(file, &runner, &Secret::new(origin), &new).await,
@@ -127,7 +127,7 @@ impl RotationTask {
         .await
     }
 
-    /// Replaces `origin` with the new token in every entry that has it: the entries are one runner (C025).
+    /// Replaces `origin` with the new token in every entry that has it. These entries belong to one runner (check C025).
     ///
     /// # Errors
     /// The reason why the token was not saved. `None` if the file has no such entry anymore, which is logged.
@@ -142,11 +142,11 @@ impl RotationTask {
         let (origin, new, name) = (origin.clone(), new.clone(), runner.name.clone());
         let saved = blocking(&self.path, move || {
             let known = file.read(&HostFacts::of(&path)).config.map(|config| config.runners).unwrap_or_default();
-            let same = known.iter().filter(|known| {
+            let entries = known.iter().filter(|known| {
                 known.token == origin && muster_config::base_url(&known.url).is_some_and(|known| known == url)
             });
             let mut found = false;
-            for known in same {
+            for known in entries {
                 found = true;
                 if let Some(problem) = file.set_token(known.index, &new)? {
                     tracing::warn!(code = problem.code, help = problem.help, runner_name = name, "{}", problem.message);
@@ -175,7 +175,7 @@ impl RotationTask {
     }
 }
 
-/// Runs work on the file, which waits for its lock, outside the async threads.
+/// Runs blocking work on the file, such as waiting for its lock, outside the async threads.
 async fn blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, EditError> + Send + 'static,
@@ -186,13 +186,13 @@ async fn blocking<T: Send + 'static>(
 }
 
 fn log_error(runner: &RunnerSettings, error: &EditError, consequence: &str) {
-    let ends = runner.token_expires_at.map(|end| OffsetDateTime::from(end).date().to_string());
+    let expires_on = runner.token_expires_at.map(|end| OffsetDateTime::from(end).date().to_string());
     tracing::error!(
         code = "C028",
         runner = short_token(runner.token.expose()),
         runner_name = runner.name,
         error = error as &dyn std::error::Error,
         "token expires on {}, failed to update the configuration file: {consequence}",
-        ends.unwrap_or_default()
+        expires_on.unwrap_or_default()
     );
 }

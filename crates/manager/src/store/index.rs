@@ -1,4 +1,6 @@
-//! The index of `state.log`: the position of the last valid line about each job, runner and lane.
+//! The index of `state.log`: the position of the latest line about each job, runner and lane.
+//!
+//! A lane is one long-poll slot of a runner.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,22 +15,24 @@ use super::record::{Content, Lane, Record, RecordHeader, VERSION};
 use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
 
-/// Size in bytes below which the file is not compacted: while there are jobs, and without jobs, when it only has expired tokens.
-const SMALL_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
-/// The file is compacted when it is this many times as long as its valid lines.
+/// Size in bytes below which the file is not compacted: first while jobs exist, then without jobs.
+///
+/// Without jobs the size is smaller, because the file then holds only the tokens of ended jobs, which should not remain on disk.
+const MIN_COMPACTION_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
+/// The file is compacted when it is this many times as long as its live lines. A live line is the latest about its job, runner or lane.
 const GARBAGE_RATIO: u64 = 4;
 
-/// The file and the positions of its valid lines.
+/// The file and the positions of its live lines.
 #[derive(Debug)]
 pub(super) struct StateIndex {
     log: Log,
     jobs: HashMap<JobRunId, Row>,
     runners: HashMap<String, LineSpan>,
     lanes: HashMap<(RunnerKey, u32), (String, LineSpan)>,
-    /// Whether something was written that is not synced yet.
+    /// Whether lines were written that are not synced yet.
     pub(super) unsynced: bool,
-    /// Whether a task runs that syncs what is written.
-    pub(super) kept: bool,
+    /// Whether a task that syncs the file is running.
+    pub(super) has_sync_task: bool,
     pub(super) small_bytes: [u64; 2],
 }
 
@@ -46,19 +50,19 @@ impl StateIndex {
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let (mut jobs, mut runners, mut lanes) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut newer = None;
-        let mut put = |lane: Lane, place| drop(lanes.insert((lane.runner, lane.lane), (lane.key, place)));
-        let read = |place: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
+        let mut put = |lane: Lane, span| drop(lanes.insert((lane.runner, lane.lane), (lane.key, span)));
+        let read = |span: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
             Ok(RecordHeader::Version(version)) => newer = (version > VERSION).then_some(version),
-            Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, place)),
-            Ok(RecordHeader::Lane(lane)) => put(lane, place),
+            Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, span)),
+            Ok(RecordHeader::Lane(lane)) => put(lane, span),
             Ok(RecordHeader::Job { run, runner, received_ms, lane }) => {
-                jobs.insert(run, Row { runner, received_ms, job: place, state: None });
+                jobs.insert(run, Row { runner, received_ms, job: span, state: None });
                 if let Some(lane) = lane {
-                    put(lane, place);
+                    put(lane, span);
                 }
             }
             Ok(RecordHeader::State { run }) => match jobs.get_mut(&run) {
-                Some(row) => row.state = Some(place),
+                Some(row) => row.state = Some(span),
                 None => tracing::warn!(job = %run, "ignoring the state of a job that is not in state.log"),
             },
             Ok(RecordHeader::Removed { run }) => drop(jobs.remove(&run)),
@@ -68,19 +72,27 @@ impl StateIndex {
         let log = Log::open(path, &encode(&Record::Version(VERSION))?, read).map_err(failed)?;
         match newer {
             Some(version) => Err(StoreError::Newer { path: path.to_owned(), version }),
-            None => Ok(Self { log, jobs, runners, lanes, unsynced: false, kept: false, small_bytes: SMALL_BYTES }),
+            None => Ok(Self {
+                log,
+                jobs,
+                runners,
+                lanes,
+                unsynced: false,
+                has_sync_task: false,
+                small_bytes: MIN_COMPACTION_BYTES,
+            }),
         }
     }
 
-    pub(super) fn knows(&self, run: &JobRunId) -> bool {
+    pub(super) fn contains(&self, run: &JobRunId) -> bool {
         self.jobs.contains_key(run)
     }
 
     /// Returns every job, oldest first. A job that cannot be read is logged and keeps its lines.
     pub(super) fn jobs(&self) -> Vec<StoredJob> {
         let mut runners = HashMap::new();
-        for (digest, place) in &self.runners {
-            match self.content(*place) {
+        for (digest, span) in &self.runners {
+            match self.content(*span) {
                 Ok(Content::Runner { settings }) => drop(runners.insert(digest.as_str(), Arc::from(settings))),
                 Ok(_) => tracing::error!("invalid settings of a runner in state.log"),
                 Err(error) => tracing::error!(%error, "failed to read the settings of a runner in state.log"),
@@ -94,7 +106,7 @@ impl StateIndex {
             job.inspect_err(|error| {
                 tracing::error!(
                     error = error as &dyn std::error::Error,
-                    "failed to read a job in state.log, leaving its row"
+                    "failed to read a job in state.log, keeping its row"
                 )
             })
             .ok()
@@ -109,9 +121,9 @@ impl StateIndex {
 
     fn job_of(&self, run: &JobRunId, row: &Row, runner: Option<Arc<RunnerSettings>>) -> Result<StoredJob, StoreError> {
         let unreadable = |source| StoreError::Row { job: run.clone(), source };
-        let misplaced = || unreadable(io::Error::other("the line is of another kind"));
+        let misplaced = || unreadable(io::Error::other("the line has a record of another kind"));
         let Content::Job { payload } = self.content(row.job).map_err(unreadable)? else { return Err(misplaced()) };
-        let state = match row.state.map(|place| self.content(place)).transpose().map_err(unreadable)? {
+        let state = match row.state.map(|span| self.content(span)).transpose().map_err(unreadable)? {
             None => JobState::received(),
             Some(Content::State { state }) => state,
             Some(_) => return Err(misplaced()),
@@ -119,8 +131,8 @@ impl StateIndex {
         Ok(StoredJob { run: run.clone(), runner, payload: *payload, state, received_ms: row.received_ms })
     }
 
-    fn content(&self, place: LineSpan) -> io::Result<Content> {
-        Ok(serde_json::from_str(&self.log.read(place)?)?)
+    fn content(&self, span: LineSpan) -> io::Result<Content> {
+        Ok(serde_json::from_str(&self.log.read(span)?)?)
     }
 
     pub(super) fn has_runner(&self, digest: &str) -> bool {
@@ -131,7 +143,7 @@ impl StateIndex {
         self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
     }
 
-    /// Checks that the next start will find what is written.
+    /// Checks that the next start of the manager will find the written lines.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.log.check().map_err(|source| self.failed(source))
     }
@@ -139,22 +151,22 @@ impl StateIndex {
     /// Writes a record and then indexes it.
     pub(super) fn add(&mut self, record: &Record<'_>) -> Result<(), StoreError> {
         let text = encode(record)?;
-        let place = self.log.append(&text).map_err(|source| self.failed(source))?;
+        let span = self.log.append(&text).map_err(|source| self.failed(source))?;
         self.unsynced = true;
         match *record {
             Record::Version(_) => {}
-            Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), place)),
-            Record::Lane(lane) => self.put(lane, place),
+            Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), span)),
+            Record::Lane(lane) => self.put(lane, span),
             Record::Job { run, runner, received_ms, lane, .. } => {
-                let row = Row { runner: runner.map(str::to_owned), received_ms, job: place, state: None };
+                let row = Row { runner: runner.map(str::to_owned), received_ms, job: span, state: None };
                 self.jobs.insert(run.clone(), row);
                 if let Some(lane) = lane {
-                    self.put(lane, place);
+                    self.put(lane, span);
                 }
             }
             Record::State { run, .. } => {
                 if let Some(row) = self.jobs.get_mut(run) {
-                    row.state = Some(place);
+                    row.state = Some(span);
                 }
             }
             Record::Removed { run } => drop(self.jobs.remove(run)),
@@ -162,8 +174,8 @@ impl StateIndex {
         Ok(())
     }
 
-    fn put(&mut self, lane: &Lane, place: LineSpan) {
-        self.lanes.insert((lane.runner.clone(), lane.lane), (lane.key.clone(), place));
+    fn put(&mut self, lane: &Lane, span: LineSpan) {
+        self.lanes.insert((lane.runner.clone(), lane.lane), (lane.key.clone(), span));
     }
 
     pub(super) fn limit(&self) -> Arc<AtomicU64> {
@@ -175,36 +187,37 @@ impl StateIndex {
         self.log.handle().map_err(|source| self.failed(source))
     }
 
-    /// Returns what another thread needs to compact the file. `None` if most of its lines are valid.
+    /// Returns a compactor of the file, for another thread. `None` if most of its lines are live.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
-        // The next job of a runner that is unused now stores its settings again.
+        // Drops the settings of runners without a job. If such a runner gets a job, its settings are stored again.
         self.runners.retain(|digest, _| used.contains(&digest.as_str()));
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
-        let mut places: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
-        let counts: u64 = places.iter().map(|place| place.bytes()).sum();
+        let mut spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
+        let live_bytes: u64 = spans.iter().map(|span| span.bytes()).sum();
         let [busy, idle] = self.small_bytes;
         let small_bytes = if self.jobs.is_empty() { idle } else { busy };
-        if self.log.bytes() < (counts * GARBAGE_RATIO).max(small_bytes) {
+        if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(small_bytes) {
             return Ok(None);
         }
-        // Lanes come last, because the lines of jobs have older keys. They get lines of their own, because those of ended jobs are dropped.
+        // The line of a job also holds the key that its lane had at that time, so the current key of each lane is written after all jobs.
+        // A lane needs its own line, because the line of its last job may be dropped.
         let lanes: Vec<_> =
             self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
         for (runner, lane, key) in lanes {
             self.add(&Record::Lane(&Lane { runner, lane, key }))?;
         }
-        places.extend(self.lanes.values().map(|(_, place)| *place));
-        self.log.compactor(places).map(Some).map_err(|source| self.failed(source))
+        spans.extend(self.lanes.values().map(|(_, span)| *span));
+        self.log.compactor(spans).map(Some).map_err(|source| self.failed(source))
     }
 
     /// Continues with the compacted file.
-    pub(super) fn copied(&mut self, copied: CompactedLog) -> Result<(), StoreError> {
-        let offsets = self.log.copied(copied).map_err(|source| self.failed(source))?;
+    pub(super) fn replace_with(&mut self, copied: CompactedLog) -> Result<(), StoreError> {
+        let offsets = self.log.replace_with(copied).map_err(|source| self.failed(source))?;
         let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();
-        let lanes = self.lanes.values_mut().map(|(_, place)| place);
-        for place in self.runners.values_mut().chain(rows).chain(lanes) {
-            *place = place.moved(&offsets);
+        let lanes = self.lanes.values_mut().map(|(_, span)| span);
+        for span in self.runners.values_mut().chain(rows).chain(lanes) {
+            *span = span.relocated(&offsets);
         }
         Ok(())
     }

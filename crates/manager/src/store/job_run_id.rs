@@ -10,7 +10,7 @@ use url::Url;
 /// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 8;
 
-/// ID of a job over all coordinators: its number, and a short hash of the coordinator's URL.
+/// ID of a job, unique among all coordinators: its number, and a short hash of the coordinator's URL.
 ///
 /// Coordinators count their jobs independently, and all jobs of a machine share one spool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ impl JobRunId {
         &self.0
     }
 
-    /// Returns the start of the IDs of the job's runs at agents. The number of the attempt follows.
+    /// Returns the prefix of the IDs of the job's runs at agents. The number of the attempt follows.
     ///
     /// A coordinator that was set up again counts its jobs from 1, and a machine may still have the spool of the earlier ones. `token` is
     /// the job's own, so no other job has the same ID.
@@ -58,10 +58,10 @@ mod tests {
     #[test]
     fn run_id_differs_for_same_job_number_with_other_token() {
         let url = Url::parse("http://127.0.0.1:8873").unwrap();
-        let name = JobRunId::new(JobId(100_000), &url);
-        let run = |token: &str| name.agent_run_prefix(token);
+        let job = JobRunId::new(JobId(100_000), &url);
+        let run = |token: &str| job.agent_run_prefix(token);
         assert_ne!(run("of the first run"), run("of the second run"));
-        assert_eq!(run("of the first run"), run("of the first run"), "after a restart it is found again");
+        assert_eq!(run("of the first run"), run("of the first run"), "the ID is the same after a restart");
         assert!(!run("of the first run").contains("first"));
     }
 }

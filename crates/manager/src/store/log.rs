@@ -32,8 +32,8 @@ impl LineSpan {
         self.bytes
     }
 
-    /// Returns the position of the line after [`Log::copied`] has replaced the file.
-    pub(super) fn moved(self, offsets: &OffsetMap) -> Self {
+    /// Returns the position of the line after [`Log::replace_with`] has replaced the file.
+    pub(super) fn relocated(self, offsets: &OffsetMap) -> Self {
         let in_tail = || offsets.tail_to + self.offset.saturating_sub(offsets.tail_from);
         Self { offset: offsets.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
     }
@@ -44,7 +44,7 @@ impl LineSpan {
 pub(super) struct OffsetMap {
     /// Old and new offset of each copied line.
     lines: HashMap<u64, u64>,
-    /// Offset in the old file from which on everything was copied.
+    /// Offset in the old file. All bytes from there on were copied to `tail_to`.
     tail_from: u64,
     tail_to: u64,
 }
@@ -63,7 +63,7 @@ impl Log {
     /// Opens the file and passes each valid line to `read`. Creates a missing file with `first` as its first line.
     pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(LineSpan, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => make(path, first)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, first)?,
             file => file?,
         };
         let mut end = 0;
@@ -74,14 +74,14 @@ impl Log {
                 tracing::warn!(path = %path.display(), offset = end, "ignoring an incomplete last line");
                 break;
             }
-            let place = LineSpan { offset: end, bytes: line.len() as u64 };
+            let span = LineSpan { offset: end, bytes: line.len() as u64 };
             match text(&line) {
-                Some(text) => read(place, text),
+                Some(text) => read(span, text),
                 None => {
-                    tracing::error!(path = %path.display(), offset = end, "ignoring a damaged line: a job may be reported as lost, or an ended job may be searched for; keep a copy of the file for analysis")
+                    tracing::error!(path = %path.display(), offset = end, "ignoring a damaged line: a job may be reported as lost, or an ended job may be restored; keep a copy of the file for analysis")
                 }
             }
-            end += place.bytes;
+            end += span.bytes;
             line.clear();
         }
         file.set_len(end)?;
@@ -107,7 +107,7 @@ impl Log {
         self.end
     }
 
-    /// Checks that the file still has a name. A removed file that is still open takes lines forever, but no start would read them.
+    /// Checks that the file still has a name. A removed file that is still open accepts lines, but no later start would read them.
     ///
     /// # Errors
     /// The system's error, or the information that the file was removed.
@@ -133,16 +133,16 @@ impl Log {
             let _ = self.file.set_len(self.end);
             return Err(error);
         }
-        let place = LineSpan { offset: self.end, bytes: line.len() as u64 };
-        self.end += place.bytes;
-        Ok(place)
+        let span = LineSpan { offset: self.end, bytes: line.len() as u64 };
+        self.end += span.bytes;
+        Ok(span)
     }
 
     /// Reads a line again.
-    pub(super) fn read(&self, place: LineSpan) -> io::Result<String> {
-        let mut line = vec![0; usize::try_from(place.bytes).map_err(io::Error::other)?];
-        self.file.read_exact_at(&mut line, place.offset)?;
-        let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the line at {} is damaged", place.offset));
+    pub(super) fn read(&self, span: LineSpan) -> io::Result<String> {
+        let mut line = vec![0; usize::try_from(span.bytes).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut line, span.offset)?;
+        let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("the line at {} is damaged", span.offset));
         text(&line).map(str::to_owned).ok_or_else(damaged)
     }
 
@@ -151,31 +151,31 @@ impl Log {
         self.file.try_clone()
     }
 
-    /// Returns what another thread needs to copy the lines at `places`, in this order.
-    pub(super) fn compactor(&self, places: Vec<LineSpan>) -> io::Result<Compactor> {
-        Ok(Compactor { file: self.file.try_clone()?, part: part(&self.path), places, end: self.end })
+    /// Returns a compactor that copies the lines at `spans`, in this order.
+    pub(super) fn compactor(&self, spans: Vec<LineSpan>) -> io::Result<Compactor> {
+        Ok(Compactor { file: self.file.try_clone()?, part: part(&self.path), spans, end: self.end })
     }
 
     /// Replaces the file with its copy, and appends the lines that were written in the meantime.
-    pub(super) fn copied(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
-        let CompactedLog { file, lines, end, upto } = copy;
-        let mut tail = vec![0; usize::try_from(self.end - upto).map_err(io::Error::other)?];
-        self.file.read_exact_at(&mut tail, upto)?;
+    pub(super) fn replace_with(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
+        let CompactedLog { file, lines, end, source_end } = copy;
+        let mut tail = vec![0; usize::try_from(self.end - source_end).map_err(io::Error::other)?];
+        self.file.read_exact_at(&mut tail, source_end)?;
         file.write_all_at(&tail, end)?;
         std::fs::rename(part(&self.path), &self.path)?;
-        let offsets = OffsetMap { lines, tail_from: upto, tail_to: end };
+        let offsets = OffsetMap { lines, tail_from: source_end, tail_to: end };
         self.end = end + tail.len() as u64;
         self.file = file;
         Ok(offsets)
     }
 }
 
-/// Copies some lines of a file.
+/// Copies the valid lines of a file, in another thread.
 #[derive(Debug)]
 pub(super) struct Compactor {
     file: File,
     part: PathBuf,
-    places: Vec<LineSpan>,
+    spans: Vec<LineSpan>,
     end: u64,
 }
 
@@ -185,7 +185,7 @@ pub(super) struct CompactedLog {
     file: File,
     lines: HashMap<u64, u64>,
     end: u64,
-    upto: u64,
+    source_end: u64,
 }
 
 impl Compactor {
@@ -196,23 +196,23 @@ impl Compactor {
         let head = line(first);
         out.write_all(&head)?;
         let mut end = head.len() as u64;
-        let mut lines = HashMap::with_capacity(self.places.len());
-        for place in self.places {
-            let mut line = vec![0; usize::try_from(place.bytes).map_err(io::Error::other)?];
-            self.file.read_exact_at(&mut line, place.offset)?;
+        let mut lines = HashMap::with_capacity(self.spans.len());
+        for span in self.spans {
+            let mut line = vec![0; usize::try_from(span.bytes).map_err(io::Error::other)?];
+            self.file.read_exact_at(&mut line, span.offset)?;
             out.write_all(&line)?;
-            lines.insert(place.offset, end);
-            end += place.bytes;
+            lines.insert(span.offset, end);
+            end += span.bytes;
         }
         out.flush()?;
         drop(out);
         copy.sync_data()?;
-        Ok(CompactedLog { file: copy, lines, end, upto: self.end })
+        Ok(CompactedLog { file: copy, lines, end, source_end: self.end })
     }
 }
 
-/// Creates a file with one line. It gets its name once it is complete.
-fn make(path: &Path, first: &str) -> io::Result<File> {
+/// Creates a file with one line. The file is renamed to `path` after the line is written.
+fn create(path: &Path, first: &str) -> io::Result<File> {
     let part = part(path);
     let mut file = private(&part)?;
     file.write_all(&line(first))?;
@@ -257,13 +257,13 @@ mod tests {
         let path = home.path().join("log");
         let mut log = Log::open(&path, "first", |_, _| {}).unwrap();
         log.append("second").unwrap();
-        let good = std::mem::replace(&mut log.file, File::open(&path).unwrap());
+        let writable = std::mem::replace(&mut log.file, File::open(&path).unwrap());
         log.append("lost").unwrap_err();
         // As a full disk leaves it.
-        good.write_all_at(b"00000000 lo", log.end).unwrap();
-        log.file = good;
-        let place = log.append("third, which is longer").unwrap();
-        assert_eq!(log.read(place).unwrap(), "third, which is longer");
+        writable.write_all_at(b"00000000 lo", log.end).unwrap();
+        log.file = writable;
+        let span = log.append("third, which is longer").unwrap();
+        assert_eq!(log.read(span).unwrap(), "third, which is longer");
         let mut lines = Vec::new();
         Log::open(&path, "first", |_, line| lines.push(line.to_owned())).unwrap();
         assert_eq!(lines, ["first", "second", "third, which is longer"]);

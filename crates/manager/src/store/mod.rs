@@ -1,7 +1,7 @@
 //! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
 //!
-//! A job's life is a few lines, and only a handful of jobs exist at a time. So the state is a file of lines, each written by one call,
-//! and not a database, which took a third of the time that a job costs the manager. A written line survives the death of any process.
+//! A job needs only a few lines, and only a handful of jobs exist at a time. The state is therefore a file of lines, each written by one
+//! call. A database took a third of the time that a job costs the manager. A written line survives the death of any process.
 //! It is on disk within a second. After a loss of power the last second may be missing; then the coordinator's accept timeout and the
 //! agent's spool decide.
 
@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
+use crate::clock::unix_now_ms;
 use crate::state::JobState;
 
 mod index;
@@ -38,7 +39,7 @@ use sync::SyncTask;
 /// Name of the lock file, which the manager that uses the directory holds.
 const LOCK: &str = "manager.lock";
 
-/// Time to wait for a copy of the lock: a child process that a killed manager was just starting has one.
+/// Time to wait for the lock. A child process that a killed manager was just starting may still hold a copy of it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two attempts to get the lock. The end of that child process cannot be observed.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -50,7 +51,7 @@ pub enum StoreError {
     #[error("another manager uses the state directory {}; use a separate directory for each manager", .0.display())]
     InUse(PathBuf),
     /// The directory is not usable.
-    #[error("failed to use the state directory {}: {source}", path.display())]
+    #[error("failed to use the state directory {}", path.display())]
     Directory {
         /// Path of the directory.
         path: PathBuf,
@@ -58,7 +59,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file cannot be read or written.
-    #[error("failed to read or write {}: {source}", path.display())]
+    #[error("failed to read or write {}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
@@ -66,7 +67,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// The file cannot be synced to disk.
-    #[error("failed to sync state.log: {0}")]
+    #[error("failed to sync state.log")]
     Sync(#[source] io::Error),
     /// A newer version of Muster has written the file.
     #[error("{} has version {version}, which this version of Muster does not support; use the newer version of Muster", path.display())]
@@ -92,7 +93,7 @@ pub enum StoreError {
 /// A job as it is stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredJob {
-    /// ID of the job over all coordinators.
+    /// ID of the job, unique among all coordinators.
     pub run: JobRunId,
     /// Runner that received the job. `None` if its settings can no longer be read.
     pub runner: Option<Arc<RunnerSettings>>,
@@ -105,7 +106,7 @@ pub struct StoredJob {
 }
 
 impl StoredJob {
-    /// Returns the start of the IDs of the job's runs at agents.
+    /// Returns the prefix of the IDs of the job's runs at agents.
     #[must_use]
     pub fn agent_run_prefix(&self) -> String {
         self.run.agent_run_prefix(&self.payload.token)
@@ -120,7 +121,7 @@ pub struct StoreJobError {
     pub error: StoreError,
     /// Payload of the job.
     pub payload: JobPayload,
-    /// Whether the job was stored before: then only the new key of its lane was not.
+    /// Whether the job was stored before. Only the new key of its lane could not be stored then.
     pub known: bool,
 }
 
@@ -135,7 +136,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns whether a manager has had its state in this directory.
+    /// Returns whether a manager has used this directory for its state.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -213,7 +214,7 @@ impl Store {
         }
     }
 
-    /// Stores a job of `runner` before anything is done with it (R1), and gives its lane a new key: both or neither.
+    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane. A crash leaves both stored or none of them.
     ///
     /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
     ///
@@ -226,7 +227,7 @@ impl Store {
         payload: JobPayload,
     ) -> Result<Option<StoredJob>, Box<StoreJobError>> {
         let run = JobRunId::new(payload.id, &runner.url);
-        let received_ms = now_ms();
+        let received_ms = i64::try_from(unix_now_ms()).unwrap_or(i64::MAX);
         match self.write_received(runner, lane, &run, &payload, received_ms) {
             Ok(true) => {
                 let runner = Some(Arc::clone(runner));
@@ -234,7 +235,7 @@ impl Store {
             }
             Ok(false) => Ok(None),
             Err(error) => {
-                let known = self.index.lock().knows(&run);
+                let known = self.index.lock().contains(&run);
                 Err(Box::new(StoreJobError { error, payload, known }))
             }
         }
@@ -252,7 +253,7 @@ impl Store {
         let digest = self.digest(runner)?;
         let lane = Lane { runner: runner.key.clone(), lane, key: new_key() };
         self.add(|index| {
-            if index.knows(run) {
+            if index.contains(run) {
                 return index.add(&Record::Lane(&lane)).map(|()| false);
             }
             if !index.has_runner(&digest) {
@@ -308,9 +309,4 @@ fn new_key() -> String {
 
 fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

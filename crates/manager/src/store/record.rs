@@ -18,9 +18,9 @@ pub(super) enum Record<'a> {
     Version(u32),
     /// Settings of a runner that received jobs, by the SHA-256 of their JSON.
     Runner { digest: &'a str, settings: &'a RunnerSettings },
-    /// Idempotency key of a lane's next request.
+    /// A lane of a runner, with the idempotency key of its next request.
     Lane(&'a Lane),
-    /// A received job, and the new key of its lane: both or neither.
+    /// A received job, and the new key of its lane. They are in one line, so that both are stored or neither is.
     Job {
         run: &'a JobRunId,
         runner: Option<&'a str>,
@@ -34,7 +34,7 @@ pub(super) enum Record<'a> {
     Removed { run: &'a JobRunId },
 }
 
-/// A lane of a runner and its key.
+/// A lane: one of the simultaneous job requests of a runner, with the idempotency key of its next request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Lane {
     pub(super) runner: RunnerKey,

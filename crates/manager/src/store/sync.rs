@@ -10,7 +10,7 @@ use super::StoreError;
 use super::index::{StateIndex, encode};
 use super::record::{Record, VERSION};
 
-/// Time between two syncs. A power failure loses at most what was written in this time.
+/// Time between two syncs. A power failure loses at most the lines that were written in this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The task that syncs and compacts.
@@ -20,10 +20,10 @@ pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 impl SyncTask {
     /// Starts the task unless it runs. Called after each write.
     pub(super) fn wake(&self, index: &Arc<Mutex<StateIndex>>) {
-        if std::mem::replace(&mut index.lock().kept, true) {
+        if std::mem::replace(&mut index.lock().has_sync_task, true) {
             return;
         }
-        *self.0.lock() = Some(tokio::spawn(keep_up(Arc::clone(index))));
+        *self.0.lock() = Some(tokio::spawn(run(Arc::clone(index))));
     }
 }
 
@@ -35,38 +35,39 @@ impl Drop for SyncTask {
     }
 }
 
-async fn keep_up(index: Arc<Mutex<StateIndex>>) {
+/// Syncs until nothing was written for one interval.
+async fn run(index: Arc<Mutex<StateIndex>>) {
     loop {
         tokio::time::sleep(SYNC_INTERVAL).await;
         {
             let mut index = index.lock();
             if !std::mem::take(&mut index.unsynced) {
-                index.kept = false;
+                index.has_sync_task = false;
                 return;
             }
         }
-        if let Err(error) = keep(&index).await {
+        if let Err(error) = sync_or_compact(&index).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to sync or compact state.log, retrying");
         }
     }
 }
 
 /// Syncs the file, or replaces it with a compacted and synced copy.
-pub(super) async fn keep(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
+pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
     let compactor = index.lock().compactor()?;
     match compactor {
         None => {
             let file = index.lock().handle()?;
-            done(spawn_blocking(move || file.sync_data()).await)
+            flatten(spawn_blocking(move || file.sync_data()).await)
         }
         Some(compactor) => {
             let first = encode(&Record::Version(VERSION))?;
-            let copied = done(spawn_blocking(move || compactor.copy(&first)).await)?;
-            index.lock().copied(copied)
+            let copied = flatten(spawn_blocking(move || compactor.copy(&first)).await)?;
+            index.lock().replace_with(copied)
         }
     }
 }
 
-fn done<T>(work: Result<std::io::Result<T>, JoinError>) -> Result<T, StoreError> {
+fn flatten<T>(work: Result<std::io::Result<T>, JoinError>) -> Result<T, StoreError> {
     work.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(StoreError::Sync)
 }

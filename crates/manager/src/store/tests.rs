@@ -20,7 +20,7 @@ fn runner(url: &str) -> Arc<RunnerSettings> {
     Arc::new(RunnerSettings::new(url.parse().unwrap(), Secret::new("glrt-token"), 1))
 }
 
-fn name(runner: &RunnerSettings, id: i64) -> JobRunId {
+fn run_id(runner: &RunnerSettings, id: i64) -> JobRunId {
     JobRunId::new(JobId(id), &runner.url)
 }
 
@@ -36,15 +36,15 @@ async fn job_is_stored_once_and_lane_gets_new_key() {
     let store = Store::open(home.path()).await.unwrap();
     let (one, two) = (runner("http://one"), runner("http://two"));
     let key = store.lane_key(&one.key, 0).unwrap();
-    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the same until a job came");
+    assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key stays the same until a job arrives");
     let of_two = store.lane_key(&two.key, 0).unwrap();
-    assert_ne!(of_two, key, "each runner has lanes of its own");
+    assert_ne!(of_two, key, "each runner has separate lanes");
     assert!(store.insert_job(&one, 0, payload(7)).unwrap().is_some());
     assert_ne!(store.lane_key(&one.key, 0).unwrap(), key);
     assert_eq!(store.lane_key(&two.key, 0).unwrap(), of_two);
-    store.set_state(&name(&one, 7), &leased()).unwrap();
-    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a repetition changes nothing");
-    assert_eq!(store.job(&name(&one, 7), &one).unwrap().unwrap().state, leased());
+    store.set_state(&run_id(&one, 7), &leased()).unwrap();
+    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate changes nothing");
+    assert_eq!(store.job(&run_id(&one, 7), &one).unwrap().unwrap().state, leased());
     assert!(store.insert_job(&two, 0, payload(7)).unwrap().is_some(), "another coordinator's job of the same number");
 }
 
@@ -59,11 +59,11 @@ async fn stored_jobs_are_restored_with_their_runner() {
     let first = store.insert_job(&old, 0, payload(7)).unwrap().unwrap();
     store.insert_job(&old, 0, payload(8)).unwrap();
     let last = store.insert_job(&new, 0, payload(9)).unwrap().unwrap();
-    store.delete(&name(&old, 8)).unwrap();
+    store.delete(&run_id(&old, 8)).unwrap();
     drop(store);
     let store = Store::open(home.path()).await.unwrap();
     let stored = |id, runner: &Arc<RunnerSettings>, received_ms| StoredJob {
-        run: name(runner, id),
+        run: run_id(runner, id),
         runner: Some(Arc::clone(runner)),
         payload: payload(id),
         state: JobState::received(),
@@ -96,7 +96,7 @@ async fn new_state_directory_is_private_and_existing_one_unchanged() {
     std::fs::create_dir(&shared).unwrap();
     std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o755)).unwrap();
     drop(Store::open(&shared).await.unwrap());
-    assert_eq!(mode(&shared), 0o755, "someone may need it so");
+    assert_eq!(mode(&shared), 0o755, "the mode of an existing directory is not changed");
     for entry in std::fs::read_dir(&shared).unwrap() {
         assert_eq!(mode(&entry.unwrap().path()) & 0o077, 0);
     }
@@ -107,7 +107,7 @@ async fn store_of(home: &Path, bytes: &[u8]) -> Store {
     Store::open(home).await.unwrap()
 }
 
-fn named(jobs: &[StoredJob]) -> Vec<(&str, &str)> {
+fn ids_and_states(jobs: &[StoredJob]) -> Vec<(&str, &str)> {
     jobs.iter().map(|job| (job.run.as_str(), job.state.name())).collect()
 }
 
@@ -116,7 +116,7 @@ async fn state_log_of_version_1_is_read() {
     let home = tempfile::tempdir().unwrap();
     let store = store_of(home.path(), LOG_1).await;
     let jobs = store.jobs();
-    assert_eq!(named(&jobs), [("7-0a1b2c3d", "running"), ("8-0a1b2c3d", "received")]);
+    assert_eq!(ids_and_states(&jobs), [("7-0a1b2c3d", "running"), ("8-0a1b2c3d", "received")]);
     assert!(jobs.iter().all(|job| job.runner.as_ref().is_some_and(|runner| runner.name == "kept")));
     let keys = [0, 3].map(|lane| store.lane_key(&jobs[0].runner.as_ref().unwrap().key, lane).unwrap());
     assert_eq!(keys, ["9".repeat(32), "3".repeat(32)]);
@@ -140,7 +140,7 @@ async fn truncated_file_keeps_complete_lines() {
     for length in first..=LOG_1.len() {
         let lines = LOG_1[..length].iter().filter(|byte| **byte == b'\n').count();
         let store = store_of(home.path(), &LOG_1[..length]).await;
-        assert_eq!(named(&store.jobs()), expected[lines - 1], "{length}");
+        assert_eq!(ids_and_states(&store.jobs()), expected[lines - 1], "{length}");
         store.insert_job(&runner("http://one"), 9, payload(99)).unwrap();
         drop(store);
         let jobs = Store::open(home.path()).await.unwrap().jobs();
@@ -155,7 +155,7 @@ async fn damaged_line_affects_no_other_line() {
     let state = LOG_1.windows(7).position(|text| text == b"running").unwrap();
     bytes[state] = b'R';
     let store = store_of(home.path(), &bytes).await;
-    assert_eq!(named(&store.jobs()), [("7-0a1b2c3d", "received"), ("8-0a1b2c3d", "received")]);
+    assert_eq!(ids_and_states(&store.jobs()), [("7-0a1b2c3d", "received"), ("8-0a1b2c3d", "received")]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn newer_version_is_refused_and_unchanged() {
 }
 
 /// Returns the content of a store as text.
-fn picture(store: &Store, runners: &[Arc<RunnerSettings>]) -> (Vec<String>, Vec<String>) {
+fn content_of(store: &Store, runners: &[Arc<RunnerSettings>]) -> (Vec<String>, Vec<String>) {
     let jobs = store.jobs().iter().map(|job| format!("{job:?}")).collect();
     let keys = runners.iter().flat_map(|runner| (0..3).map(|lane| store.lane_key(&runner.key, lane).unwrap()));
     (jobs, keys.collect())
@@ -184,21 +184,21 @@ async fn compaction_keeps_content_during_writes() {
     let mut random = StdRng::seed_from_u64(seed);
     let home = tempfile::tempdir().unwrap();
     let runners = [runner("http://one"), runner("http://two")];
-    let mut live: BTreeMap<i64, usize> = BTreeMap::new();
+    let mut active: BTreeMap<i64, usize> = BTreeMap::new();
     let mut store = Store::open(home.path()).await.unwrap();
     let mut saved = 0;
     let mut id = 0;
     let mut write = |random: &mut StdRng, store: &Store| {
         for _ in 0..random.random_range(0..12) {
-            let known = live.keys().copied().nth(random.random_range(0..live.len().max(1)));
+            let known = active.keys().copied().nth(random.random_range(0..active.len().max(1)));
             match (random.random_range(0..3), known) {
-                (0, Some(id)) => store.set_state(&name(&runners[live[&id]], id), &leased()).unwrap(),
-                (1, Some(id)) => store.delete(&name(&runners[live.remove(&id).unwrap()], id)).unwrap(),
+                (0, Some(id)) => store.set_state(&run_id(&runners[active[&id]], id), &leased()).unwrap(),
+                (1, Some(id)) => store.delete(&run_id(&runners[active.remove(&id).unwrap()], id)).unwrap(),
                 _ => {
                     id += 1;
-                    let which = random.random_range(0..2);
-                    store.insert_job(&runners[which], random.random_range(0..3), payload(id)).unwrap();
-                    live.insert(id, which);
+                    let runner_index = random.random_range(0..2);
+                    store.insert_job(&runners[runner_index], random.random_range(0..3), payload(id)).unwrap();
+                    active.insert(id, runner_index);
                 }
             }
         }
@@ -215,20 +215,20 @@ async fn compaction_keeps_content_during_writes() {
                 drop(copied);
             } else {
                 let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-                store.index.lock().copied(copied).unwrap();
-                // The length is the same if all that was written still counts.
+                store.index.lock().replace_with(copied).unwrap();
+                // The length is the same if all written lines are still valid.
                 let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
                 assert!(after <= before, "{after} > {before}");
                 saved += before - after;
             }
         }
-        let expected = picture(&store, &runners);
+        let expected = content_of(&store, &runners);
         assert_eq!(expected.0.len(), store.jobs().len());
         if random.random_bool(0.5) {
             drop(store);
             store = Store::open(home.path()).await.unwrap();
         }
-        assert_eq!(picture(&store, &runners), expected);
+        assert_eq!(content_of(&store, &runners), expected);
     }
     assert!(saved > 0, "no copy was shorter");
 }
@@ -240,13 +240,13 @@ async fn sync_task_ends_when_nothing_is_written() {
     let runner = runner("http://one");
     for id in 0..400 {
         store.insert_job(&runner, 0, payload(id)).unwrap();
-        store.delete(&name(&runner, id)).unwrap();
+        store.delete(&run_id(&runner, id)).unwrap();
     }
     let long = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-    while store.index.lock().kept {
+    while store.index.lock().has_sync_task {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert!(!store.index.lock().unsynced);
     let short = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-    assert!(long > 64 * 1024 && short < 1024, "tokens of jobs that are done do not stay: {long}, {short}");
+    assert!(long > 64 * 1024 && short < 1024, "tokens of ended jobs were not removed: {long}, {short}");
 }

@@ -8,15 +8,15 @@ use serde_json::json;
 use crate::bench::{Bench, JOB, RUN};
 
 /// Starts a coordinator with two-phase commit and one job.
-async fn offering() -> Bench {
+async fn bench_with_offered_job() -> Bench {
     let bench = Bench::start().await;
     bench.coordinator.offer_in_two_phases();
     bench.push(&json!({}));
     bench
 }
 
-/// Ends the job and asserts that its script was started once.
-async fn ends_after_one_start(bench: &Bench) {
+/// Ends the job at the agent and asserts that its script was started once.
+async fn assert_started_once(bench: &Bench) {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.write(RUN, "log\n");
     bench.agent.finish(RUN, Outcome::Success);
@@ -27,26 +27,26 @@ async fn ends_after_one_start(bench: &Bench) {
 }
 
 #[tokio::test]
-async fn a_job_is_accepted_before_it_is_started() {
-    let bench = offering().await;
+async fn job_is_accepted_before_it_is_started() {
+    let bench = bench_with_offered_job().await;
     let _manager = bench.manager().await;
     let accepted = bench.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
     assert_eq!((accepted.updates[0].state.as_str(), accepted.trace.len()), ("running", 0));
-    ends_after_one_start(&bench).await;
+    assert_started_once(&bench).await;
 }
 
 #[tokio::test]
 async fn acceptance_is_repeated_if_answer_is_lost() {
-    let bench = offering().await;
+    let bench = bench_with_offered_job().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailAfter, Fault::FailBefore, Fault::FailAfter]);
     let _manager = bench.manager().await;
-    ends_after_one_start(&bench).await;
+    assert_started_once(&bench).await;
     assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 1);
 }
 
 #[tokio::test]
 async fn job_requeued_before_acceptance_is_never_started() {
-    let bench = offering().await;
+    let bench = bench_with_offered_job().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let manager = bench.manager().await;
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
@@ -55,30 +55,30 @@ async fn job_requeued_before_acceptance_is_never_started() {
     manager.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, Vec::<String>::new());
     let job = bench.coordinator.job(JOB).unwrap();
-    assert!(job.updates.is_empty() && job.trace.is_empty(), "dropped without a word: {job:?}");
-    bench.check_forgotten().await;
+    assert!(job.updates.is_empty() && job.trace.is_empty(), "the manager reported a requeued job: {job:?}");
+    bench.assert_no_jobs_stored().await;
 
     bench.coordinator.offer_again(JOB);
     let _manager = bench.manager().await;
-    ends_after_one_start(&bench).await;
+    assert_started_once(&bench).await;
     assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 2);
 }
 
 #[tokio::test]
 async fn killed_manager_accepts_after_restart() {
-    let bench = offering().await;
+    let bench = bench_with_offered_job().await;
     bench.coordinator.fail(Call::UpdateJob, vec![Fault::FailBefore; 3]);
     let manager = bench.manager().await;
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     manager.kill().await;
     let _manager = bench.manager().await;
-    ends_after_one_start(&bench).await;
+    assert_started_once(&bench).await;
     assert_eq!(bench.coordinator.job(JOB).unwrap().assignments, 1);
 }
 
 #[tokio::test]
 async fn job_canceled_before_acceptance_is_reported() {
-    let bench = offering().await;
+    let bench = bench_with_offered_job().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let _manager = bench.manager().await;
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;

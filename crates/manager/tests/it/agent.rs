@@ -1,4 +1,4 @@
-//! An agent in memory, whose jobs do what the test says.
+//! An agent in memory, whose jobs the test controls.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,16 +28,16 @@ pub(crate) struct FakeJob {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spool {
     pub(crate) jobs: BTreeMap<String, FakeJob>,
-    /// Requests of all `Run` calls that started a job.
+    /// IDs of all `Run` calls that started a job.
     pub(crate) started: Vec<String>,
     /// IDs of all `Close` calls.
     pub(crate) closed: Vec<String>,
     /// Error of the next `Run` calls.
     pub(crate) refuse: Option<String>,
     /// Whether the next `Run` starts its job but loses its answer.
-    pub(crate) lose_answer: bool,
-    /// Whether every `Run` does.
-    pub(crate) lose_answers: bool,
+    pub(crate) lose_next_answer: bool,
+    /// Whether every `Run` starts its job but loses its answer.
+    pub(crate) lose_all_answers: bool,
 }
 
 /// An agent with a spool and a process that can be killed and started again.
@@ -76,8 +76,8 @@ impl FakeAgent {
         *self.process.lock().unwrap() = Some(runtime);
     }
 
-    pub(crate) fn change(&self, with: impl FnOnce(&mut Spool)) {
-        self.spool.send_modify(with);
+    pub(crate) fn change(&self, change: impl FnOnce(&mut Spool)) {
+        self.spool.send_modify(change);
     }
 
     /// Writes output of a job.
@@ -93,11 +93,11 @@ impl FakeAgent {
         });
     }
 
-    /// Waits until the spool is as `wanted`, with a timeout.
-    pub(crate) async fn wait_for(&self, wanted: impl FnMut(&Spool) -> bool) -> Spool {
+    /// Waits until `condition` holds for the spool, with a timeout.
+    pub(crate) async fn wait_for(&self, condition: impl FnMut(&Spool) -> bool) -> Spool {
         let mut changes = self.spool.subscribe();
-        let found = tokio::time::timeout(Duration::from_secs(20), changes.wait_for(wanted)).await;
-        found.unwrap_or_else(|_| panic!("not as expected: {:#?}", self.spool())).unwrap().clone()
+        let found = tokio::time::timeout(Duration::from_secs(20), changes.wait_for(condition)).await;
+        found.unwrap_or_else(|_| panic!("timed out waiting for the spool: {:#?}", self.spool())).unwrap().clone()
     }
 
     pub(crate) fn spool(&self) -> Spool {
@@ -136,7 +136,7 @@ fn short(id: &str) -> String {
 struct Service(Arc<watch::Sender<Spool>>);
 
 impl Service {
-    fn known(&self, id: &str) -> Result<FakeJob, Status> {
+    fn job(&self, id: &str) -> Result<FakeJob, Status> {
         self.0.borrow().jobs.get(id).cloned().ok_or_else(|| Status::not_found("no such job"))
     }
 }
@@ -155,8 +155,8 @@ impl proto::step_runner_server::StepRunner for Service {
                 spool.jobs.insert(id.clone(), FakeJob::default());
                 spool.started.push(id);
             }
-            if std::mem::take(&mut spool.lose_answer) || spool.lose_answers {
-                answer = Err(Status::unavailable("the answer is lost"));
+            if std::mem::take(&mut spool.lose_next_answer) || spool.lose_all_answers {
+                answer = Err(Status::unavailable("the answer was lost"));
             }
         });
         answer
@@ -179,7 +179,7 @@ impl proto::step_runner_server::StepRunner for Service {
     ) -> Result<Response<Self::FollowLogsStream>, Status> {
         let request = request.into_inner();
         let id = short(&request.id);
-        self.known(&id)?;
+        self.job(&id)?;
         let offset = usize::try_from(request.offset).unwrap();
         let state = (self.0.subscribe(), offset, id);
         let stream = futures::stream::unfold(state, |(mut changes, offset, id)| async move {
@@ -202,7 +202,7 @@ impl proto::step_runner_server::StepRunner for Service {
 
     async fn cancel(&self, request: Request<proto::CancelRequest>) -> Result<Response<proto::CancelResponse>, Status> {
         let id = short(&request.into_inner().id);
-        self.known(&id)?;
+        self.job(&id)?;
         self.0.send_modify(|spool| spool.jobs.get_mut(&id).unwrap().canceled = true);
         Ok(Response::new(proto::CancelResponse {}))
     }
@@ -229,7 +229,7 @@ impl api::agent_server::Agent for Service {
     }
 
     async fn stop(&self, _: Request<api::StopRequest>) -> Result<Response<api::StopResponse>, Status> {
-        Err(Status::unimplemented("a manager cancels, and does not stop"))
+        Err(Status::unimplemented("a manager cancels jobs and does not call `Stop`"))
     }
 
     async fn wait_for_result(

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
 
-async fn started(bench: &Bench, jobs: usize) {
+async fn wait_started(bench: &Bench, jobs: usize) {
     bench.agent.wait_for(|spool| spool.started.len() == jobs).await;
 }
 
@@ -20,10 +20,10 @@ async fn trace_404_does_not_end_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let _manager = bench.manager().await;
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     bench.coordinator.fail(Call::AppendTrace, [Fault::Missing; 3]);
     bench.agent.write(RUN, "log\n");
-    bench.trace_has("log\n").await;
+    bench.wait_for_trace("log\n").await;
     bench.agent.finish(RUN, Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
@@ -33,8 +33,8 @@ async fn job_runs_if_acceptance_is_rejected() {
     let bench = Bench::start().await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected]);
     bench.push(&json!({}));
-    let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 1)).await;
-    started(&bench, 1).await;
+    let _manager = bench.manager_with_settings(bench.settings(|runner| runner.final_update_retry_limit = 1)).await;
+    wait_started(&bench, 1).await;
     bench.agent.finish(RUN, Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
@@ -44,8 +44,8 @@ async fn rejected_trace_does_not_delay_report() {
     for refusal in [Fault::Rejected, Fault::Missing] {
         let bench = Bench::start().await;
         bench.push(&json!({}));
-        let _manager = bench.manager_of(bench.settings(|runner| runner.final_update_retry_limit = 2)).await;
-        started(&bench, 1).await;
+        let _manager = bench.manager_with_settings(bench.settings(|runner| runner.final_update_retry_limit = 2)).await;
+        wait_started(&bench, 1).await;
         bench.coordinator.fail(Call::AppendTrace, [refusal; 100]);
         bench.agent.write(RUN, "log\n");
         // More rejections than a final update may have.
@@ -59,11 +59,11 @@ async fn rejected_trace_does_not_delay_report() {
 }
 
 #[tokio::test]
-async fn huge_timeout_is_a_long_one() {
+async fn huge_job_timeout_does_not_overflow() {
     let bench = Bench::start().await;
     bench.push(&json!({ "runner_info": { "timeout": i64::MAX } }));
     let _manager = bench.manager().await;
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     bench.agent.finish(RUN, Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
@@ -73,7 +73,7 @@ async fn stop_is_noticed_while_upload_hangs() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     bench.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
     bench.agent.write(RUN, "log\n");
     bench.coordinator.faults_left(Call::AppendTrace, 0).await;
@@ -86,14 +86,14 @@ async fn uploads_without_progress_slow_down() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let _manager = bench.manager().await;
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     let began = Instant::now();
     bench.coordinator.fail(Call::AppendTrace, [Fault::TraceReset; 6]);
     bench.agent.write(RUN, "log\n");
     bench.agent.finish(RUN, Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JOB).await.text(), "log\n");
     let took = began.elapsed();
-    assert!(took > Duration::from_millis(300), "the waits double from 50 ms on: {took:?}");
+    assert!(took > Duration::from_millis(300), "the waits must double from 50 ms: {took:?}");
 }
 
 #[tokio::test]
@@ -101,9 +101,9 @@ async fn slot_is_kept_until_release_is_stored() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     bench.agent.write(RUN, "log\n");
-    bench.trace_has("log\n").await;
+    bench.wait_for_trace("log\n").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.agent.finish(RUN, Outcome::Success);
     bench.coordinator.wait_for_end(JOB).await;
@@ -113,9 +113,9 @@ async fn slot_is_kept_until_release_is_stored() {
     // This job would get the slot, and the first job's next attempt would not find it.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
     bench.coordinator.enqueue(serde_json::from_value(next).unwrap());
-    started(&bench, 2).await;
+    wait_started(&bench, 2).await;
     bench.agent.finish("8-1", Outcome::Success);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }

@@ -39,7 +39,8 @@ pub(crate) struct Bench {
     pub(crate) agent: FakeAgent,
     served: Served,
     home: tempfile::TempDir,
-    given: watch::Sender<Vec<u32>>,
+    /// Numbers of the slots that jobs have got so far.
+    assigned: watch::Sender<Vec<u32>>,
     /// Capacity of the managers' executor.
     pub(crate) capacity: watch::Sender<Capacity>,
 }
@@ -59,13 +60,13 @@ impl Running {
         self.control.send(ControlCommand::Drain).await;
     }
 
-    /// Waits until the manager, which runs on this thread, has handled everything that happened before.
+    /// Waits until the manager, which runs on this thread, has handled all earlier events.
     ///
-    /// Between two of its answers the manager runs its loop once. Then it has seen every command, every capacity and the time, and has
-    /// decided. What it has canceled ends before this task continues, because tasks take turns.
-    pub(crate) async fn looked_around(&self) {
+    /// Between two requests for statistics, the manager runs its main loop once: it has then handled every command, every change of
+    /// capacity and the time. Requests that it has canceled end before this task continues, because all tasks share one thread.
+    pub(crate) async fn wait_for_main_loop(&self) {
         for _ in 0..3 {
-            self.control.stats().await.expect("the manager has ended");
+            self.control.stats().await.expect("the manager has not ended");
             tokio::task::yield_now().await;
         }
     }
@@ -73,19 +74,19 @@ impl Running {
     /// Returns the sum of a metric over its labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.telemetry.metrics.text(ProcessState::Running);
-        let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
-        text.lines().filter(of_it).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+        let is_sample = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        text.lines().filter(is_sample).map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
     }
 
-    /// Waits until the statistics are as `wanted`.
-    pub(crate) async fn wait_for(&self, wanted: impl Fn(&ManagerStats) -> bool) {
+    /// Waits until `condition` holds for the statistics.
+    pub(crate) async fn wait_for(&self, condition: impl Fn(&ManagerStats) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
-            let figures = self.control.stats().await.expect("the manager has ended");
-            if wanted(&figures) {
+            let stats = self.control.stats().await.expect("the manager has not ended");
+            if condition(&stats) {
                 return;
             }
-            assert!(Instant::now() < deadline, "not as expected: {figures:#?}");
+            assert!(Instant::now() < deadline, "timed out waiting for the statistics: {stats:#?}");
             tokio::task::yield_now().await;
         }
     }
@@ -110,7 +111,7 @@ impl Bench {
     }
 
     /// Starts a coordinator that behaves like GitLab: a job whose answer is not read is lost.
-    pub(crate) async fn at_gitlab() -> Self {
+    pub(crate) async fn like_gitlab() -> Self {
         Self::with(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
     }
 
@@ -120,40 +121,40 @@ impl Bench {
         let home = tempfile::tempdir().unwrap();
         let agent = FakeAgent::start(&home.path().join("agent.sock"));
         let capacity = watch::Sender::new(Capacity::of(SLOTS));
-        Self { coordinator, agent, served, home, given: watch::Sender::default(), capacity }
+        Self { coordinator, agent, served, home, assigned: watch::Sender::default(), capacity }
     }
 
-    /// Queues job [`JOB`] with `more` in its payload.
-    pub(crate) fn push(&self, more: &serde_json::Value) {
+    /// Queues job [`JOB`] with the fields of `extra` in its payload.
+    pub(crate) fn push(&self, extra: &serde_json::Value) {
         let mut payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
             "features": { "failure_reasons": ["runner_interrupted", "job_canceled", "runner_configuration_error"] },
             "muster": { "trace_interval_ms": 5, "result_tree": true }
         });
-        for (key, value) in more.as_object().unwrap() {
+        for (key, value) in extra.as_object().unwrap() {
             payload[key] = value.clone();
         }
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// Returns the slots that jobs have got so far, in order.
-    pub(crate) fn slots_given(&self) -> Vec<u32> {
-        self.given.borrow().clone()
+    pub(crate) fn assigned_slots(&self) -> Vec<u32> {
+        self.assigned.borrow().clone()
     }
 
     /// Waits until this number of slots was assigned.
     pub(crate) async fn wait_for_slots(&self, count: usize) {
-        let mut given = self.given.subscribe();
-        let given = given.wait_for(|given| given.len() >= count);
-        tokio::time::timeout(Duration::from_secs(20), given).await.expect("no slot was given").unwrap();
+        let mut assigned = self.assigned.subscribe();
+        let assigned = assigned.wait_for(|assigned| assigned.len() >= count);
+        tokio::time::timeout(Duration::from_secs(20), assigned).await.expect("no slot was assigned").unwrap();
     }
 
     pub(crate) async fn manager(&self) -> Running {
-        self.manager_with(Duration::from_secs(10)).await
+        self.manager_with_timeout(Duration::from_secs(10)).await
     }
 
-    pub(crate) async fn manager_with(&self, agent_reconnect_timeout: Duration) -> Running {
-        self.manager_of(Settings { agent_reconnect_timeout, ..self.settings(|_| {}) }).await
+    pub(crate) async fn manager_with_timeout(&self, agent_reconnect_timeout: Duration) -> Running {
+        self.manager_with_settings(Settings { agent_reconnect_timeout, ..self.settings(|_| {}) }).await
     }
 
     /// Returns the settings of a test's manager, with a `change` of its runner.
@@ -175,20 +176,25 @@ impl Bench {
     }
 
     /// Starts a manager with any settings on the same state and agent.
-    pub(crate) async fn manager_of(&self, settings: Settings) -> Running {
+    pub(crate) async fn manager_with_settings(&self, settings: Settings) -> Running {
         self.manager_with_run_limits(settings, RunLimits::default()).await
     }
 
     /// Starts a manager with limits on its run.
-    pub(crate) async fn manager_with_run_limits(&self, settings: Settings, quota: RunLimits) -> Running {
+    pub(crate) async fn manager_with_run_limits(&self, settings: Settings, run_limits: RunLimits) -> Running {
         let store = self.store().await;
         let state_limit = store.limit();
-        let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.given.clone());
+        let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.assigned.clone());
         let executors = Registry::new().register_shared("shell", Arc::new(executor));
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
-        let (control, orders) = Control::new();
-        Running { task: tokio::spawn(manager.with_run_limits(quota).run(orders)), control, state_limit, telemetry }
+        let (control, commands) = Control::new();
+        Running {
+            task: tokio::spawn(manager.with_run_limits(run_limits).run(commands)),
+            control,
+            state_limit,
+            telemetry,
+        }
     }
 
     /// Opens state.log once the last task of an aborted manager has ended.
@@ -212,12 +218,12 @@ impl Bench {
     }
 
     /// Asserts that state.log has no job. The manager must have ended.
-    pub(crate) async fn check_forgotten(&self) {
+    pub(crate) async fn assert_no_jobs_stored(&self) {
         assert_eq!(self.store().await.jobs(), []);
     }
 
     /// Waits until the trace at the coordinator contains `text`.
-    pub(crate) async fn trace_has(&self, text: &str) -> Job {
+    pub(crate) async fn wait_for_trace(&self, text: &str) -> Job {
         self.coordinator.wait_for(JOB, |job| job.text().contains(text)).await
     }
 }
@@ -227,7 +233,7 @@ struct FakeExecutor {
     slots: Slots,
     capacity: watch::Sender<Capacity>,
     environment: Arc<FakeEnvironment>,
-    given: watch::Sender<Vec<u32>>,
+    assigned: watch::Sender<Vec<u32>>,
 }
 
 struct FakeEnvironment {
@@ -236,15 +242,15 @@ struct FakeEnvironment {
 }
 
 impl FakeExecutor {
-    fn new(home: &Path, capacity: watch::Sender<Capacity>, given: watch::Sender<Vec<u32>>) -> Self {
+    fn new(home: &Path, capacity: watch::Sender<Capacity>, assigned: watch::Sender<Vec<u32>>) -> Self {
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
         let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
-        Self { slots: Slots::new(SLOTS), capacity, environment, given }
+        Self { slots: Slots::new(SLOTS), capacity, environment, assigned }
     }
 
-    fn lease(&self, taken: muster_executor::HeldSlot) -> Lease {
-        let record = LeaseRecord::local("fake", taken.slot.clone());
-        Lease::new(record, self.environment.clone(), Box::new(taken))
+    fn lease(&self, held_slot: muster_executor::HeldSlot) -> Lease {
+        let record = LeaseRecord::local("fake", held_slot.slot.clone());
+        Lease::new(record, self.environment.clone(), Box::new(held_slot))
     }
 }
 
@@ -255,13 +261,13 @@ impl Executor for FakeExecutor {
     }
 
     async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        let lease = self.lease(self.slots.take(key).expect("a manager takes no more jobs than there are slots"));
-        self.given.send_modify(|given| given.push(lease.record.slot.id));
+        let lease = self.lease(self.slots.take(key).expect("a manager must not run more jobs than it has slots"));
+        self.assigned.send_modify(|assigned| assigned.push(lease.record.slot.id));
         Ok(lease)
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        Ok(self.lease(self.slots.reacquire(&record.slot).expect("a slot of an earlier start is free")))
+        Ok(self.lease(self.slots.reacquire(&record.slot).expect("the slot of a restored job must be free")))
     }
 
     fn environment_without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
@@ -273,9 +279,9 @@ impl Executor for FakeExecutor {
 impl ExecutionEnvironment for FakeEnvironment {
     async fn connect(&self) -> Result<AgentConnection, ExecutorError> {
         let socket = self.socket.clone();
-        let place = socket.display().to_string();
+        let location = socket.display().to_string();
         let dial = move || UnixStream::connect(socket.clone());
-        Ok(AgentConnection::open(place, dial).await?)
+        Ok(AgentConnection::open(location, dial).await?)
     }
 
     async fn directories(&self) -> Result<Directories, ExecutorError> {

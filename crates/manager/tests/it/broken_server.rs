@@ -11,7 +11,7 @@ use url::Url;
 use crate::bench::{Bench, JOB};
 
 /// Starts a server that answers each call with these bytes.
-async fn answering(kind: &str, body: &str) -> (Url, JoinSet<()>) {
+async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
     let length = body.len();
     let answer = format!(
         "HTTP/1.1 201 Created\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
@@ -45,14 +45,14 @@ async fn unusable_job_answers_back_off() {
         ("text/html", "<html>Welcome</html>"),
     ] {
         let bench = Bench::start().await;
-        let (url, _server) = answering(kind, body).await;
-        let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
-        manager.wait_for(|figures| figures.runners[0].wait.is_some()).await;
-        let figures = manager.control.stats().await.unwrap();
-        assert_eq!((figures.jobs, figures.runners[0].requests), (0, 0), "{body}");
+        let (url, _server) = serve_answer(kind, body).await;
+        let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+        manager.wait_for(|stats| stats.runners[0].wait.is_some()).await;
+        let stats = manager.control.stats().await.unwrap();
+        assert_eq!((stats.jobs, stats.runners[0].requests), (0, 0), "{body}");
         manager.drain().await;
         manager.ended().await.unwrap();
-        bench.check_forgotten().await;
+        bench.assert_no_jobs_stored().await;
     }
 }
 

@@ -21,7 +21,8 @@ use url::Url;
 
 use crate::bench::{Bench, JOB, RUN};
 
-const SOON: Duration = Duration::from_secs(20);
+/// Maximum time to wait for an event.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Address of the bench's coordinator.
 fn coordinator_of(bench: &Bench) -> SocketAddr {
@@ -34,34 +35,34 @@ async fn listener(scheme: &str) -> (TcpListener, Url) {
     (listener, url)
 }
 
-/// Lets the test decide how an answer continues after its first half.
-struct Half(oneshot::Sender<bool>);
+/// An answer that was paused after its first half, until the test resumes it or disconnects.
+struct PausedAnswer(oneshot::Sender<bool>);
 
-impl Half {
-    fn goes_on(self) {
+impl PausedAnswer {
+    fn resume(self) {
         self.0.send(true).unwrap();
     }
 
     /// Breaks the connection.
-    fn breaks_off(self) {
+    fn disconnect(self) {
         self.0.send(false).unwrap();
     }
 }
 
-/// A proxy that stops in the middle of each answer with a job, until the test decides how it continues.
-async fn halving(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<Half>) {
+/// Starts a proxy that pauses in the middle of each answer with a job, until the test decides how the answer continues.
+async fn start_pausing_proxy(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
     let (to, (listener, url)) = (coordinator_of(bench), listener("http").await);
-    let (send, halves) = mpsc::unbounded_channel();
+    let (send, paused_answers) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         loop {
             let (runner, _) = listener.accept().await.unwrap();
-            tokio::spawn(halve(runner, TcpStream::connect(to).await.unwrap(), send.clone()));
+            tokio::spawn(pause_job_answers(runner, TcpStream::connect(to).await.unwrap(), send.clone()));
         }
     });
-    (url, halves)
+    (url, paused_answers)
 }
 
-async fn halve(runner: TcpStream, server: TcpStream, halves: mpsc::UnboundedSender<Half>) {
+async fn pause_job_answers(runner: TcpStream, server: TcpStream, paused_answers: mpsc::UnboundedSender<PausedAnswer>) {
     let ((mut requests, mut to_runner), (mut answers, mut to_server)) = (runner.into_split(), server.into_split());
     let requests = tokio::spawn(async move { tokio::io::copy(&mut requests, &mut to_server).await });
     let mut answer = Vec::new();
@@ -69,11 +70,11 @@ async fn halve(runner: TcpStream, server: TcpStream, halves: mpsc::UnboundedSend
     while answers.read_buf(&mut answer).await.is_ok_and(|count| count > 0) {
         if find(&answer, "201 Created").is_some() {
             let Some(middle) = find(&answer, "\"git_info\"") else { continue };
-            let (send, goes_on) = oneshot::channel();
+            let (send, decision) = oneshot::channel();
             to_runner.write_all(&answer[..middle]).await.unwrap();
             answer.drain(..middle);
-            halves.send(Half(send)).unwrap();
-            if !goes_on.await.unwrap() {
+            paused_answers.send(PausedAnswer(send)).unwrap();
+            if !decision.await.unwrap() {
                 break;
             }
         }
@@ -85,17 +86,17 @@ async fn halve(runner: TcpStream, server: TcpStream, halves: mpsc::UnboundedSend
     requests.abort();
 }
 
-async fn half(halves: &mut mpsc::UnboundedReceiver<Half>) -> Half {
-    tokio::time::timeout(SOON, halves.recv()).await.expect("no job was answered").unwrap()
+async fn next_paused_answer(paused_answers: &mut mpsc::UnboundedReceiver<PausedAnswer>) -> PausedAnswer {
+    tokio::time::timeout(WAIT_TIMEOUT, paused_answers.recv()).await.expect("no job was answered").unwrap()
 }
 
 #[tokio::test]
 async fn truncated_job_answer_is_reported() {
-    let bench = Bench::at_gitlab().await;
-    let (url, mut halves) = halving(&bench).await;
+    let bench = Bench::like_gitlab().await;
+    let (url, mut paused_answers) = start_pausing_proxy(&bench).await;
     bench.push(&json!({}));
-    let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
-    half(&mut halves).await.breaks_off();
+    let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+    next_paused_answer(&mut paused_answers).await.disconnect();
     let job = bench.coordinator.wait_for_end(JOB).await;
     let report = job.reports().last().unwrap();
     assert_eq!((job.assignments, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
@@ -103,29 +104,29 @@ async fn truncated_job_answer_is_reported() {
     assert!(bench.agent.spool().started.is_empty());
     // The next job runs.
     bench.push(&json!({ "id": 8, "token": "other" }));
-    half(&mut halves).await.goes_on();
+    next_paused_answer(&mut paused_answers).await.resume();
     bench.agent.wait_for(|spool| spool.started == ["8-1"]).await;
     bench.agent.finish("8-1", Outcome::Success);
     assert_eq!(bench.coordinator.wait_for_end(JobId(8)).await.status, JobStatus::Success);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn begun_answer_is_read_to_its_end() {
-    let bench = Bench::at_gitlab().await;
-    let (url, mut halves) = halving(&bench).await;
+    let bench = Bench::like_gitlab().await;
+    let (url, mut paused_answers) = start_pausing_proxy(&bench).await;
     bench.push(&json!({}));
-    let manager = bench.manager_of(bench.settings(|runner| runner.url = url)).await;
-    let rest = half(&mut halves).await;
+    let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+    let paused = next_paused_answer(&mut paused_answers).await;
     manager.wait_for(|_| manager.metric("gitlab_runner_api_request_statuses_total") == 1.0).await;
     tokio::time::pause();
     manager.drain().await;
     tokio::time::advance(Duration::from_secs(100)).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     tokio::time::resume();
-    rest.goes_on();
+    paused.resume();
     bench.agent.wait_for(|spool| spool.started == [RUN]).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
@@ -134,20 +135,20 @@ async fn begun_answer_is_read_to_its_end() {
 }
 
 /// A TLS proxy that accepts a connection only when the test allows it.
-struct Slow {
+struct SlowTlsProxy {
     url: Url,
-    folder: tempfile::TempDir,
-    /// Connections that wait to be accepted.
-    came: mpsc::UnboundedReceiver<()>,
-    may_be_made: Arc<Semaphore>,
+    directory: tempfile::TempDir,
+    /// Receives a message for each connection attempt.
+    attempts: mpsc::UnboundedReceiver<()>,
+    accept_permits: Arc<Semaphore>,
 }
 
-impl Slow {
+impl SlowTlsProxy {
     async fn start(bench: &Bench) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("ca.pem"), certificate.pem()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("ca.pem"), certificate.pem()).unwrap();
         let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
@@ -155,9 +156,9 @@ impl Slow {
             .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap());
         let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
         let (to, (listener, url)) = (coordinator_of(bench), listener("https").await);
-        let (send, came) = mpsc::unbounded_channel();
-        let may_be_made = Arc::new(Semaphore::new(0));
-        let permits = Arc::clone(&may_be_made);
+        let (send, attempts) = mpsc::unbounded_channel();
+        let accept_permits = Arc::new(Semaphore::new(0));
+        let permits = Arc::clone(&accept_permits);
         tokio::spawn(async move {
             loop {
                 let (runner, _) = listener.accept().await.unwrap();
@@ -171,47 +172,47 @@ impl Slow {
                 });
             }
         });
-        Self { url, folder, came, may_be_made }
+        Self { url, directory, attempts, accept_permits }
     }
 
     /// Returns settings with one connection for each request.
     fn settings(&self, bench: &Bench) -> Settings {
         let settings = bench.settings(|runner| {
             runner.url = self.url.clone();
-            runner.tls = TlsFiles { ca: Some(self.folder.path().join("ca.pem")), ..TlsFiles::default() };
+            runner.tls = TlsFiles { ca: Some(self.directory.path().join("ca.pem")), ..TlsFiles::default() };
         });
         Settings { connection_max_age: ConnectionAge::NoReuse, ..settings }
     }
 
     /// Waits for a connection attempt.
-    async fn came(&mut self) {
-        tokio::time::timeout(SOON, self.came.recv()).await.expect("no connection").unwrap();
+    async fn wait_for_connection(&mut self) {
+        tokio::time::timeout(WAIT_TIMEOUT, self.attempts.recv()).await.expect("no connection attempt in time").unwrap();
     }
 }
 
 #[tokio::test]
 async fn connect_time_does_not_count_as_hold_time() {
-    let bench = Bench::at_gitlab().await;
-    let mut slow = Slow::start(&bench).await;
-    let manager = bench.manager_of(slow.settings(&bench)).await;
-    slow.came().await;
-    slow.may_be_made.add_permits(1);
+    let bench = Bench::like_gitlab().await;
+    let mut slow = SlowTlsProxy::start(&bench).await;
+    let manager = bench.manager_with_settings(slow.settings(&bench)).await;
+    slow.wait_for_connection().await;
+    slow.accept_permits.add_permits(1);
     // The second request carries a version of the queue. It is outdated on arrival, so the front end passes the request on.
-    slow.came().await;
-    bench.coordinator.look_for_jobs(false);
+    slow.wait_for_connection().await;
+    bench.coordinator.set_assignment_enabled(false);
     bench.push(&json!({}));
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(9)).await;
     tokio::time::resume();
-    slow.may_be_made.add_permits(1);
-    bench.coordinator.wait_for_looking(1).await;
+    slow.accept_permits.add_permits(1);
+    bench.coordinator.wait_for_pending_requests(1).await;
     tokio::time::pause();
     manager.drain().await;
     tokio::time::advance(Duration::from_secs(9)).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     tokio::time::resume();
-    slow.may_be_made.add_permits(Semaphore::MAX_PERMITS / 2);
-    bench.coordinator.look_for_jobs(true);
+    slow.accept_permits.add_permits(Semaphore::MAX_PERMITS / 2);
+    bench.coordinator.set_assignment_enabled(true);
     bench.agent.wait_for(|spool| spool.started == [RUN]).await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
@@ -221,17 +222,17 @@ async fn connect_time_does_not_count_as_hold_time() {
 
 #[tokio::test]
 async fn unconnected_request_does_not_delay_exit() {
-    for order in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
-        let bench = Bench::at_gitlab().await;
-        let mut slow = Slow::start(&bench).await;
-        let manager = bench.manager_of(slow.settings(&bench)).await;
-        slow.came().await;
+    for command in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
+        let bench = Bench::like_gitlab().await;
+        let mut slow = SlowTlsProxy::start(&bench).await;
+        let manager = bench.manager_with_settings(slow.settings(&bench)).await;
+        slow.wait_for_connection().await;
         tokio::time::pause();
-        manager.control.send(order).await;
+        manager.control.send(command).await;
         tokio::time::advance(Duration::from_secs(10)).await;
         tokio::time::resume();
         manager.ended_within(Duration::from_secs(5)).await.unwrap();
-        slow.may_be_made.add_permits(1);
+        slow.accept_permits.add_permits(1);
         assert_eq!(bench.coordinator.requests(), 0);
     }
 }

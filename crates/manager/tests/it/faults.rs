@@ -18,16 +18,16 @@ fn canceled() -> Outcome {
     Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
 }
 
-async fn started(bench: &Bench) {
+async fn wait_started(bench: &Bench) {
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
 }
 
 /// Starts a manager whose agent has started the one job.
-async fn under_way() -> (Bench, Running) {
+async fn with_started_job() -> (Bench, Running) {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    started(&bench).await;
+    wait_started(&bench).await;
     (bench, manager)
 }
 
@@ -39,7 +39,7 @@ async fn lost_answers_duplicate_no_log_bytes() {
     bench.coordinator.fail(Call::UpdateJob, [FailAfter]);
     bench.push(&json!({}));
     let manager = bench.manager().await;
-    started(&bench).await;
+    wait_started(&bench).await;
     let log: String = (0..100).map(|number| format!("line {number}\n")).collect();
     for line in log.split_inclusive('\n') {
         bench.agent.write(RUN, line);
@@ -50,12 +50,12 @@ async fn lost_answers_duplicate_no_log_bytes() {
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn long_log_arrives_completely_with_result_tree() {
-    let (bench, _manager) = under_way().await;
+    let (bench, _manager) = with_started_job().await;
     let log = "0123456789abcdef".repeat(200_000);
     bench.agent.write(RUN, &log);
     bench.agent.finish(RUN, Outcome::Success);
@@ -67,13 +67,13 @@ async fn long_log_arrives_completely_with_result_tree() {
 
 #[tokio::test]
 async fn reconnected_agent_is_followed() {
-    let (bench, _manager) = under_way().await;
+    let (bench, _manager) = with_started_job().await;
     bench.agent.write(RUN, "before\n");
-    bench.trace_has("before").await;
+    bench.wait_for_trace("before").await;
     bench.agent.kill();
     bench.agent.write(RUN, "meanwhile\n");
     bench.agent.restart();
-    bench.trace_has("meanwhile").await;
+    bench.wait_for_trace("meanwhile").await;
     bench.agent.finish(RUN, Outcome::Success);
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "before\nmeanwhile\n"));
@@ -84,13 +84,13 @@ async fn reconnected_agent_is_followed() {
 async fn lost_agent_fails_job_with_one_message() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let manager = bench.manager_with(Duration::from_secs(1)).await;
-    started(&bench).await;
+    let manager = bench.manager_with_timeout(Duration::from_secs(1)).await;
+    wait_started(&bench).await;
     bench.agent.write(RUN, "before\n");
-    bench.trace_has("before").await;
+    bench.wait_for_trace("before").await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     bench.agent.kill();
-    bench.trace_has("environment was lost").await;
+    bench.wait_for_trace("environment was lost").await;
     manager.kill().await;
     let _manager = bench.manager().await;
     let job = bench.coordinator.wait_for_end(JOB).await;
@@ -106,7 +106,7 @@ async fn lost_agent_fails_job_with_one_message() {
 
 #[tokio::test]
 async fn canceled_job_ends_and_its_log_arrives() {
-    let (bench, _manager) = under_way().await;
+    let (bench, _manager) = with_started_job().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     bench.agent.write(RUN, "working\n");
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
@@ -119,13 +119,13 @@ async fn canceled_job_ends_and_its_log_arrives() {
 
 #[tokio::test]
 async fn job_ended_by_coordinator_is_closed_unreported() {
-    let (bench, manager) = under_way().await;
+    let (bench, manager) = with_started_job().await;
     bench.coordinator.set_status(JOB, JobStatus::Canceled);
     bench.agent.write(RUN, "working\n");
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
     assert!(bench.coordinator.job(JOB).unwrap().updates.iter().all(|update| update.state == "running"));
 }
 
@@ -134,7 +134,7 @@ async fn cancel_is_noticed_while_no_agent_responds() {
     let bench = Bench::start().await;
     bench.agent.kill();
     bench.push(&json!({}));
-    let manager = bench.manager_with(Duration::from_secs(600)).await;
+    let manager = bench.manager_with_timeout(Duration::from_secs(600)).await;
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JOB).await;
@@ -142,15 +142,15 @@ async fn cancel_is_noticed_while_no_agent_responds() {
     bench.agent.restart();
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert!(bench.agent.spool().started.is_empty(), "a canceled job is not started later");
+    assert!(bench.agent.spool().started.is_empty(), "a canceled job was started later");
 }
 
 #[tokio::test]
 async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    let _manager = bench.manager_with(Duration::from_secs(600)).await;
-    started(&bench).await;
+    let _manager = bench.manager_with_timeout(Duration::from_secs(600)).await;
+    wait_started(&bench).await;
     bench.agent.kill();
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for_end(JOB).await;
@@ -168,24 +168,25 @@ async fn job_continues_once_state_can_be_stored() {
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
     // Longer than the first attempt takes.
-    assert!(tokio::time::timeout(Duration::from_millis(300), started(&bench)).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(300), wait_started(&bench)).await.is_err());
     manager.state_limit.store(limit, Ordering::Relaxed);
-    started(&bench).await;
+    wait_started(&bench).await;
     bench.agent.finish(RUN, Outcome::Success);
     bench.coordinator.wait_for_end(JOB).await;
     manager.drain().await;
     manager.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, [RUN]);
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn unstorable_state_ends_manager_and_next_start_continues() {
     let bench = Bench::start().await;
     let settings = bench.settings(|_| {});
-    let manager = bench.manager_of(Settings { state_write_timeout: Duration::from_millis(400), ..settings }).await;
+    let manager =
+        bench.manager_with_settings(Settings { state_write_timeout: Duration::from_millis(400), ..settings }).await;
     bench.push(&json!({}));
-    started(&bench).await;
+    wait_started(&bench).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.agent.finish(RUN, Outcome::Success);
     let error = manager.ended().await.unwrap_err();
@@ -196,12 +197,12 @@ async fn unstorable_state_ends_manager_and_next_start_continues() {
     next.drain().await;
     next.ended().await.unwrap();
     assert_eq!(bench.agent.spool().started, [RUN]);
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn unstorable_state_is_retried_for_five_minutes() {
-    let (bench, manager) = under_way().await;
+    let (bench, manager) = with_started_job().await;
     manager.state_limit.store(0, Ordering::Relaxed);
     // From here on the clock advances automatically to the next timer.
     tokio::time::pause();
@@ -210,25 +211,25 @@ async fn unstorable_state_is_retried_for_five_minutes() {
     let error = manager.ended_within(Duration::from_secs(3600)).await.unwrap_err();
     assert!(matches!(error, ManagerError::Store(_)), "{error}");
     let tried_s = began.elapsed().as_secs();
-    assert!((300..360).contains(&tried_s), "{tried_s} s, in steps of half a minute at the most");
+    assert!((300..360).contains(&tried_s), "{tried_s} s; a retry waits for at most 30 s");
 }
 
 #[tokio::test]
 async fn stop_cancels_jobs_with_reason() {
-    let (bench, manager) = under_way().await;
+    let (bench, manager) = with_started_job().await;
     manager.control.send(ControlCommand::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     bench.agent.finish(RUN, canceled());
     manager.ended().await.unwrap();
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 /// The first manager is stopped while its jobs are still being canceled, as by a second SIGTERM.
 #[tokio::test]
 async fn job_aborted_by_earlier_manager_is_interrupted() {
-    let (bench, manager) = under_way().await;
+    let (bench, manager) = with_started_job().await;
     manager.control.send(ControlCommand::Abort).await;
     bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     manager.kill().await;
@@ -238,7 +239,7 @@ async fn job_aborted_by_earlier_manager_is_interrupted() {
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
     next.drain().await;
     next.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ fn push(bench: &Bench, id: i64) {
 fn assign_two(bench: &Bench) {
     push(bench, 1);
     push(bench, 2);
-    bench.coordinator.look_for_jobs(true);
+    bench.coordinator.set_assignment_enabled(true);
 }
 
 /// Starts a manager for two jobs with two requests at the server, which has not looked for a job yet.
@@ -32,28 +32,28 @@ async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
         runner.request_concurrency = 2;
         runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
     });
-    bench.coordinator.look_for_jobs(false);
-    let manager = bench.manager_of(settings.clone()).await;
-    bench.coordinator.wait_for_looking(2).await;
+    bench.coordinator.set_assignment_enabled(false);
+    let manager = bench.manager_with_settings(settings.clone()).await;
+    bench.coordinator.wait_for_pending_requests(2).await;
     (manager, settings)
 }
 
 /// Advances the manager's clock.
-async fn pass(manager: &Running, time: Duration) {
+async fn advance_clock(manager: &Running, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     tokio::time::resume();
 }
 
-async fn started(bench: &Bench, id: i64) {
+async fn wait_started(bench: &Bench, id: i64) {
     bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Asserts that each of the jobs is started, ends as its agent says, and was assigned once.
+/// Asserts that each of the jobs is started, succeeds, and was assigned once.
 async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
     for id in ids {
-        started(bench, id).await;
+        wait_started(bench, id).await;
         bench.agent.finish(&format!("{id}-1"), Outcome::Success);
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
         assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
@@ -62,49 +62,49 @@ async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
 
 #[tokio::test]
 async fn jobs_in_flight_run_after_capacity_fell() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     bench.capacity.send_replace(Capacity::of(0));
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
-    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more is asked for");
+    assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more jobs are requested");
 }
 
 #[tokio::test]
 async fn job_beyond_reduced_concurrent_waits() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
-    manager.wait_for(|figures| figures.jobs == 2).await;
-    // The manager has both jobs, and contacts the server for the waiting one, so that it does not count as stuck.
+    manager.wait_for(|stats| stats.jobs == 2).await;
+    // The manager has both jobs, and contacts the server for the waiting one, so that the server does not consider it stuck.
     for id in 1..=2 {
         bench.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
     }
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
-    manager.wait_for(|figures| figures.waiting == 1).await;
+    manager.wait_for(|stats| stats.waiting == 1).await;
     let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
-    assert_eq!(bench.slots_given().len(), 1, "the other one has no slot");
+    assert_eq!(bench.assigned_slots().len(), 1, "the waiting job has no slot");
     finish(&bench, [first, 3 - first]).await;
-    assert_eq!(bench.slots_given(), [0, 0]);
+    assert_eq!(bench.assigned_slots(), [0, 0]);
 }
 
 #[tokio::test]
 async fn job_beyond_reduced_limit_waits() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     let runner = RunnerSettings { limit: Some(1), ..(*settings.runners[0]).clone() };
     let settings = Settings { runners: vec![Arc::new(runner)], ..settings };
     manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
-    manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
+    manager.wait_for(|stats| stats.jobs == 2 && stats.waiting == 1).await;
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
     let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     finish(&bench, [first, 3 - first]).await;
-    assert_eq!(bench.slots_given(), [0, 0]);
+    assert_eq!(bench.assigned_slots(), [0, 0]);
 }
 
 #[tokio::test]
@@ -115,16 +115,16 @@ async fn jobs_requested_before_reload_run() {
         |runner| runner.token = Secret::new("glrt-another"),
     ];
     for change in changes {
-        let bench = Bench::at_gitlab().await;
+        let bench = Bench::like_gitlab().await;
         let (manager, settings) = two_in_flight(&bench).await;
         let mut runner = (*settings.runners[0]).clone();
         change(&mut runner);
         let settings = Settings { runners: vec![Arc::new(runner)], exit_on_refusal: false, ..settings };
         manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
-        manager.looked_around().await;
+        manager.wait_for_main_loop().await;
         push(&bench, 1);
         push(&bench, 2);
-        bench.coordinator.look_for_jobs(true);
+        bench.coordinator.set_assignment_enabled(true);
         finish(&bench, 1..=2).await;
         drop(manager);
     }
@@ -132,32 +132,32 @@ async fn jobs_requested_before_reload_run() {
 
 #[tokio::test]
 async fn jobs_in_flight_of_removed_runner_run() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
 }
 
 #[tokio::test]
 async fn jobs_received_during_drain_run() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     manager.drain().await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn jobs_received_during_abort_are_retryable_failures() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     manager.control.send(ControlCommand::Abort).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
     for id in 1..=2 {
         let job = bench.coordinator.wait_for_end(JobId(id)).await;
@@ -166,34 +166,34 @@ async fn jobs_received_during_abort_are_retryable_failures() {
         assert!(job.text().contains("the runner manager was stopped before the job started"), "{}", job.text());
     }
     manager.ended().await.unwrap();
-    assert!(bench.agent.spool().started.is_empty(), "nothing of them was started");
-    bench.check_forgotten().await;
+    assert!(bench.agent.spool().started.is_empty(), "no job was started");
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn jobs_received_while_leaving_are_stored() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.send(ControlCommand::Leave).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
     manager.ended().await.unwrap();
-    let _next = bench.manager_of(settings).await;
+    let _next = bench.manager_with_settings(settings).await;
     finish(&bench, 1..=2).await;
 }
 
 /// GitLab's front end holds such a request without looking for a job.
 #[tokio::test]
 async fn held_request_does_not_delay_exit() {
-    for order in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
-        let bench = Bench::at_gitlab().await;
+    for command in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
+        let bench = Bench::like_gitlab().await;
         let manager = bench.manager().await;
         // The first answer contains the queue's version, so the next request is held.
         bench.coordinator.wait_for_requests(2).await;
         tokio::time::pause();
-        manager.control.send(order).await;
+        manager.control.send(command).await;
         tokio::time::advance(Duration::from_secs(9)).await;
-        manager.looked_around().await;
+        manager.wait_for_main_loop().await;
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::time::resume();
         manager.ended_within(Duration::from_secs(5)).await.unwrap();
@@ -203,18 +203,18 @@ async fn held_request_does_not_delay_exit() {
 /// The request has no queue version, so the front end passes it on at once.
 #[tokio::test]
 async fn first_request_is_awaited_while_gitlab_works() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     manager.drain().await;
-    pass(&manager, Duration::from_secs(59)).await;
+    advance_clock(&manager, Duration::from_secs(59)).await;
     assign_two(&bench);
     finish(&bench, 1..=2).await;
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
-async fn first_request_given_up_by_gitlab_does_not_delay_exit() {
-    let bench = Bench::at_gitlab().await;
+async fn first_request_abandoned_by_gitlab_does_not_delay_exit() {
+    let bench = Bench::like_gitlab().await;
     let (manager, _) = two_in_flight(&bench).await;
     tokio::time::pause();
     manager.drain().await;
@@ -225,17 +225,17 @@ async fn first_request_given_up_by_gitlab_does_not_delay_exit() {
 
 #[tokio::test]
 async fn canceled_job_is_not_counted_as_waiting() {
-    let bench = Bench::at_gitlab().await;
+    let bench = Bench::like_gitlab().await;
     let (manager, settings) = two_in_flight(&bench).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
-    manager.looked_around().await;
+    manager.wait_for_main_loop().await;
     assign_two(&bench);
-    manager.wait_for(|figures| figures.jobs == 2 && figures.waiting == 1).await;
+    manager.wait_for(|stats| stats.jobs == 2 && stats.waiting == 1).await;
     bench.agent.wait_for(|spool| spool.started.len() == 1).await;
     let first: i64 = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     let waiting = JobId(3 - first);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
-    // Its trace, which is sent before its result, is not accepted for a while.
+    // The trace of the job, which is sent before its result, is not accepted for a while.
     bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
     bench.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;

@@ -15,14 +15,14 @@ async fn job_without_agent_ends_after_prepare_timeout() {
     bench.agent.kill();
     bench.push(&json!({}));
     let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_millis(100)));
-    let manager = bench.manager_of(settings).await;
+    let manager = bench.manager_with_settings(settings).await;
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_execution_timeout"));
     assert!(job.text().contains("prepare timeout: exceeded timeout of 100ms"), "{}", job.text());
     bench.agent.restart();
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
     assert!(bench.agent.spool().started.is_empty(), "nothing was started");
 }
 
@@ -31,7 +31,7 @@ async fn prepare_timeout_ends_when_agent_has_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
-    let manager = bench.manager_of(settings).await;
+    let manager = bench.manager_with_settings(settings).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.kill();
     bench.agent.restart();
@@ -46,7 +46,7 @@ async fn refused_report_is_retried_as_configured() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
     let settings = bench.settings(|runner| runner.final_update_retry_limit = 2);
-    let manager = bench.manager_of(settings).await;
+    let manager = bench.manager_with_settings(settings).await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     // Failures of the server do not count.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
@@ -55,6 +55,10 @@ async fn refused_report_is_retried_as_configured() {
     bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
-    assert_eq!(bench.coordinator.job(JOB).unwrap().status, JobStatus::Running, "it never heard of the end");
+    bench.assert_no_jobs_stored().await;
+    assert_eq!(
+        bench.coordinator.job(JOB).unwrap().status,
+        JobStatus::Running,
+        "the coordinator accepted no final update"
+    );
 }

@@ -1,5 +1,10 @@
 //! Tests of the manager between a coordinator and an agent in memory, with faults on both sides.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test's helpers fail as its body does")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test's helpers fail as its body does"
+)]
 
 mod acceptance;
 mod agent;
@@ -7,14 +12,14 @@ mod answers;
 mod bench;
 mod broken_server;
 mod connections;
+mod documented_times;
 mod faults;
 mod in_flight;
 mod limits;
-mod many;
-mod promises;
-mod quota;
+mod multiple_runners;
 mod restart;
 mod rotation;
+mod run_limits;
 mod slots;
-mod unfit;
+mod unprocessable_jobs;
 mod unreported;

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::bench::{Bench, JOB, RUN};
 
-/// Asserts that the log arrived completely, that the script was started once, and that nothing of the job is left.
+/// Asserts that the log arrived completely, that the script was started once, and that the agent has closed the job.
 async fn check_success(bench: &Bench, log: &str) {
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, log, 1));
@@ -36,13 +36,13 @@ async fn killed_before_answer_gets_same_job_again() {
 async fn killed_after_dispatch_attaches_to_running_job() {
     let bench = Bench::start().await;
     bench.push(&json!({}));
-    bench.agent.change(|spool| spool.lose_answer = true);
+    bench.agent.change(|spool| spool.lose_next_answer = true);
     let manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     manager.kill().await;
     bench.agent.write(RUN, "log\n");
     let _manager = bench.manager().await;
-    bench.trace_has("log").await;
+    bench.wait_for_trace("log").await;
     bench.agent.finish(RUN, Outcome::Success);
     check_success(&bench, "log\n").await;
 }
@@ -74,9 +74,9 @@ async fn killed_while_streaming_continues_at_acknowledged_byte() {
         let line = format!("line {number}\n");
         bench.agent.write(RUN, &line);
         log.push_str(&line);
-        // Every second time it is killed while bytes are on their way.
+        // Every second time, the manager is killed while bytes are in transit.
         if number % 2 == 0 {
-            bench.trace_has(&line).await;
+            bench.wait_for_trace(&line).await;
         }
         manager.kill().await;
         manager = bench.manager().await;
@@ -92,7 +92,7 @@ async fn killed_before_acknowledgement_reports_again() {
     let manager = bench.manager().await;
     bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
     bench.agent.write(RUN, "log\n");
-    bench.trace_has("log").await;
+    bench.wait_for_trace("log").await;
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
     bench.agent.finish(RUN, Outcome::Success);
     manager.kill().await;
@@ -116,5 +116,5 @@ async fn killed_after_acknowledgement_only_cleans_up() {
     check_success(&bench, "log\n").await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }

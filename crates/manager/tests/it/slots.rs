@@ -1,4 +1,4 @@
-//! The slot of a job that runs or may run is never given to another job, whatever fails.
+//! The slot of a job that runs or may run is never given to another job, even after failures.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn push(bench: &Bench, id: i64) {
     bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
 }
 
-async fn started(bench: &Bench, id: i64) {
+async fn wait_started(bench: &Bench, id: i64) {
     bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
@@ -28,14 +28,14 @@ async fn finish(bench: &Bench, id: i64) {
 #[tokio::test]
 async fn unresponsive_agent_is_retried_with_same_slot() {
     let bench = Bench::start().await;
-    bench.agent.change(|spool| spool.lose_answers = true);
+    bench.agent.change(|spool| spool.lose_all_answers = true);
     bench.push(&json!({}));
-    let manager = bench.manager_with(Duration::from_secs(1)).await;
+    let manager = bench.manager_with_timeout(Duration::from_secs(1)).await;
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert_eq!(bench.slots_given(), [0], "the agent may have had the job all the time");
+    assert_eq!(bench.assigned_slots(), [0], "another slot was used, although the agent may have the job");
     assert_eq!(bench.agent.spool().started, ["7-1"]);
 }
 
@@ -44,7 +44,7 @@ async fn job_keeps_slot_while_state_cannot_be_stored() {
     let bench = Bench::start().await;
     bench.agent.kill();
     push(&bench, 1);
-    let manager = bench.manager_of(bench.settings(|_| {})).await;
+    let manager = bench.manager_with_settings(bench.settings(|_| {})).await;
     bench.wait_for_slots(1).await;
     // The second job is stored, but not accepted yet.
     bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
@@ -52,21 +52,21 @@ async fn job_keeps_slot_while_state_cannot_be_stored() {
     bench.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     bench.agent.restart();
-    started(&bench, 1).await;
-    // The answer is on its way, but the new state cannot be stored.
+    wait_started(&bench, 1).await;
+    // The answer is in transit, but the new state cannot be stored.
     for _ in 0..100 {
         manager.control.stats().await.unwrap();
         tokio::task::yield_now().await;
     }
     manager.state_limit.store(limit, Ordering::Relaxed);
     bench.coordinator.clear_faults();
-    started(&bench, 2).await;
+    wait_started(&bench, 2).await;
     finish(&bench, 1).await;
     finish(&bench, 2).await;
-    assert_eq!(bench.slots_given(), [0, 1]);
+    assert_eq!(bench.assigned_slots(), [0, 1]);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.check_forgotten().await;
+    bench.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
@@ -81,17 +81,17 @@ async fn job_counts_for_runner_after_restart_with_new_token() {
         });
         Settings { concurrent: 5, ..settings }
     };
-    let manager = bench.manager_of(settings(muster_runner_api::test_support::RUNNER_TOKEN)).await;
+    let manager = bench.manager_with_settings(settings(muster_runner_api::test_support::RUNNER_TOKEN)).await;
     push(&bench, 1);
-    started(&bench, 1).await;
+    wait_started(&bench, 1).await;
     manager.kill().await;
     push(&bench, 2);
-    let manager = bench.manager_of(settings("glrt-new")).await;
-    manager.wait_for(|figures| figures.jobs == 1).await;
-    let figures = manager.control.stats().await.unwrap();
-    assert_eq!((figures.runners[0].jobs, figures.runners[0].requests), (1, 0), "its limit is used up");
+    let manager = bench.manager_with_settings(settings("glrt-new")).await;
+    manager.wait_for(|stats| stats.jobs == 1).await;
+    let stats = manager.control.stats().await.unwrap();
+    assert_eq!((stats.runners[0].jobs, stats.runners[0].requests), (1, 0), "the restored job counts against the limit");
     finish(&bench, 1).await;
-    started(&bench, 2).await;
+    wait_started(&bench, 2).await;
     finish(&bench, 2).await;
     manager.drain().await;
     manager.ended().await.unwrap();

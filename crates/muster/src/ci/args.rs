@@ -146,6 +146,9 @@ pub(super) struct RunArgs {
     /// Where to run jobs.
     #[arg(long, value_enum, default_value_t)]
     pub(super) executor: Executor,
+    /// Image of jobs without `image:`, for `--executor docker`.
+    #[arg(long, value_name = "IMAGE")]
+    pub(super) image: Option<String>,
     /// Address to serve the runner API on, for `--executor external`.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", hide_default_value = true)]
     pub(super) listen: std::net::SocketAddr,
@@ -340,10 +343,12 @@ pub(super) enum ListOutput {
 /// Where jobs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum Executor {
-    /// On this machine, as processes of the current user.
+    /// Jobs with an image in containers if a Docker or Podman engine of this machine answers, all other jobs on this machine.
     #[default]
+    Auto,
+    /// On this machine, as processes of the current user.
     Host,
-    /// In containers. Not supported yet.
+    /// In containers of a Docker or Podman engine of this machine.
     Docker,
     /// On runners that you connect to the printed address.
     External,
@@ -363,7 +368,7 @@ pub(super) enum GraphFormat {
 
 /// Error for the value of `--timeout`.
 #[derive(Debug, thiserror::Error)]
-#[error("not a duration; write it as `90`, `45 minutes` or `1h 30m`")]
+#[error("not a valid duration; write it as `90`, `45 minutes` or `1h 30m`")]
 struct InvalidDuration;
 
 /// Parses a duration in GitLab's format, such as `90`, `90s` or `1h 30m`. It must be positive.

@@ -19,12 +19,12 @@ struct Cleaned {
     not_deleted: usize,
 }
 
-/// Deletes runs and caches. Skips running ones, and continues after errors.
+/// Deletes runs and caches. Skips active runs, and continues after errors.
 pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
     let projects = if args.all { all_projects()? } else { vec![locate(&args.repository.directory)?] };
     let mut cleaned = Cleaned::default();
     for project in &projects {
-        cleaned.project(project);
+        cleaned.delete_project(project);
     }
     ui::outln(&format!("deleted {}", ui::size(cleaned.freed)));
     let running = cleaned.running;
@@ -43,7 +43,7 @@ pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
 
 impl Cleaned {
     /// Deletes the runs of a project, and its caches if nothing is running.
-    fn project(&mut self, project: &ProjectState) {
+    fn delete_project(&mut self, project: &ProjectState) {
         let before = directory_size(&project.directory);
         let mut running = 0;
         for number in project.run_numbers() {
@@ -53,7 +53,7 @@ impl Cleaned {
                 self.delete(&project.run_directory(number));
             }
         }
-        // The counter is kept, so that a run's number is never reused.
+        // The counter of run numbers is not deleted, so that no number is reused.
         if running == 0 {
             self.delete(&project.cache());
             self.delete(&project.includes());

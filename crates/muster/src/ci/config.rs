@@ -96,7 +96,7 @@ struct ConfiguredVariable {
     /// File with the value, instead of `value`.
     value_file: Option<PathBuf>,
     /// Path of the project, or a pattern with `*`. Defaults to every project.
-    #[serde(default = "any")]
+    #[serde(default = "match_all")]
     project: String,
     #[serde(default)]
     masked: bool,
@@ -105,9 +105,9 @@ struct ConfiguredVariable {
     /// Whether jobs get the path of a file with the value.
     #[serde(default)]
     file: bool,
-    #[serde(default = "yes")]
+    #[serde(default = "default_true")]
     expand: bool,
-    #[serde(default = "any")]
+    #[serde(default = "match_all")]
     environment_scope: String,
 }
 
@@ -123,15 +123,15 @@ impl std::fmt::Debug for ConfiguredVariable {
 struct ConfiguredSecret {
     name: String,
     value: Secret,
-    #[serde(default = "any")]
+    #[serde(default = "match_all")]
     project: String,
 }
 
-fn any() -> String {
+fn match_all() -> String {
     "*".to_owned()
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -173,7 +173,7 @@ impl Config {
                 Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
                     let file = self.file.display();
                     CiError::Usage(format!(
-                        "`{file}`: `timeout` of [remote] is a number of seconds above 0, not {seconds}"
+                        "`{file}`: `timeout` of [remote] must be a number of seconds above 0, not {seconds}"
                     ))
                 })?
             }
@@ -238,10 +238,10 @@ impl Config {
     }
 }
 
-/// Prints which downloads a pipeline is waiting for, and the time that is left for them.
-fn report_wait(urls: &[String], left: Duration) {
+/// Prints which downloads a pipeline is waiting for, and the remaining time until their timeout.
+fn report_wait(urls: &[String], remaining: Duration) {
     let urls = urls.iter().map(|url| ui::plain(url)).collect::<Vec<_>>().join(", ");
-    ui::note(&format!("waiting for {urls} (at most {} more)", ui::duration(left)));
+    ui::note(&format!("waiting for {urls} (at most {} more)", ui::duration(remaining)));
 }
 
 /// Expands `~/` at the start of a path to the home directory.

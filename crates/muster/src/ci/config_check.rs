@@ -74,7 +74,8 @@ const SECRETS: &[Field] = &[
     field("project", Shape::Text),
 ];
 
-/// Returns all problems of a file that is valid TOML, one per line of text, in the order of the file.
+/// Returns all problems of a file that is valid TOML, one string per problem, in the order of the file. Invalid TOML has none here: the
+/// parser reports it.
 pub(super) fn problems(text: &str) -> Vec<String> {
     let Ok(document) = Document::parse(text) else { return Vec::new() };
     let mut check = Check { text, found: Vec::new() };
@@ -114,8 +115,8 @@ impl Check<'_> {
             self.found.push((line, format!("missing key `{path}{}`", field.name)));
         }
         if path.starts_with("variables[") && table.contains_key("value") == table.contains_key("value-file") {
-            let place = path.trim_end_matches('.');
-            self.found.push((line, format!("`{place}` needs either `value` or `value-file`")));
+            let entry = path.trim_end_matches('.');
+            self.found.push((line, format!("`{entry}` needs either `value` or `value-file`")));
         }
     }
 

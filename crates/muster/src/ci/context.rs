@@ -11,7 +11,7 @@ use super::gitlab_ci_local;
 use super::predefined::predefined;
 use super::variables::{inputs, pipeline_variables};
 
-/// Stands for the previous commit if it does not exist.
+/// Value of `CI_COMMIT_BEFORE_SHA` if no previous commit exists.
 const ZEROS: &str = "0000000000000000000000000000000000000000";
 
 /// Facts about the event.
@@ -167,7 +167,7 @@ fn event_facts(
     let changes = match &args.changed_since {
         Some(base) => {
             let found = snapshot.changed_since(base).ok_or_else(|| {
-                usage(&format!("`--changed-since {base}`: there is no such branch, tag or commit in the repository"))
+                usage(&format!("`--changed-since {base}`: the repository has no such branch, tag or commit"))
             })?;
             Some(Changes { paths: found.paths, since: found.since.to_string() })
         }
@@ -201,7 +201,7 @@ fn merge_request(
     let base = snapshot.merge_base(&target);
     if base.is_none() && args.mr_target.is_some() {
         let text = format!(
-            "`--mr-target {target}`: there is no such branch in the repository, or it shares no commit with this one"
+            "`--mr-target {target}`: the repository has no such branch, or that branch shares no commit with this one"
         );
         return Err(usage(&text));
     }

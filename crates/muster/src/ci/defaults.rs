@@ -47,14 +47,14 @@ fn add_defaults(command: Command, files: &BTreeMap<String, String>) -> Command {
         let Some(value) = value else { return command };
         command.mut_arg(id, |arg| {
             let is_list = matches!(arg.get_action(), ArgAction::Append);
-            // Leaked once per flag: clap keeps the defaults as long as the program runs.
-            let words: Vec<&'static str> = match is_list {
+            // The text leaks once per flag: clap needs the defaults until the program ends.
+            let defaults: Vec<&'static str> = match is_list {
                 true => value.lines().map(|line| &*line.to_owned().leak()).collect(),
                 false => vec![value.clone().leak()],
             };
             // A value may be a secret, so help does not show it.
             let takes_value = arg.get_action().takes_values();
-            arg.default_values(words).hide_default_value(takes_value)
+            arg.default_values(defaults).hide_default_value(takes_value)
         })
     })
 }

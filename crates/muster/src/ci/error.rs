@@ -173,9 +173,10 @@ fn in_shell<'a>(names: impl Iterator<Item = &'a String>) -> String {
 /// Returns the mount point of the file system of a directory, or the directory itself if it cannot be determined.
 fn mount_point(directory: &Path) -> PathBuf {
     let device = |path: &Path| path.metadata().ok().map(|meta| meta.dev());
-    let own = device(directory);
-    let above = directory.ancestors().take_while(|path| own.is_some() && device(path) == own);
-    above.last().unwrap_or(directory).to_owned()
+    let file_system = device(directory);
+    let same_file_system =
+        directory.ancestors().take_while(|path| file_system.is_some() && device(path) == file_system);
+    same_file_system.last().unwrap_or(directory).to_owned()
 }
 
 #[cfg(test)]
@@ -185,6 +186,6 @@ mod tests {
     #[test]
     fn file_system_is_named_by_its_mount_point() {
         assert_eq!(mount_point(Path::new("/proc/self")), Path::new("/proc"));
-        assert_eq!(mount_point(Path::new("/not/there")), Path::new("/not/there"));
+        assert_eq!(mount_point(Path::new("/missing/directory")), Path::new("/missing/directory"));
     }
 }

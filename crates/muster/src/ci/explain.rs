@@ -208,7 +208,7 @@ fn sets(map: &Map, variable: &Variable) -> bool {
 
 fn script(text: &mut String, work: &ScriptWork) {
     if let Some(image) = &work.image {
-        let _ = writeln!(text, "  image   {} (the host executor runs the job without it)", image.name);
+        let _ = writeln!(text, "  image   {} (ignored if the job runs without containers)", image.name);
     }
     for cache in &work.cache {
         let _ = writeln!(text, "  cache   {}: {} ({})", cache.key, cache.paths.join(", "), cache.policy);

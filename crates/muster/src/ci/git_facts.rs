@@ -9,7 +9,7 @@ use muster_source::Snapshot;
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server: scheme, host and port of the remote. `None` without a remote that has a host.
+    /// Base URL of the server: scheme, host and port of the remote. `None` if no remote has a host.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
@@ -123,8 +123,8 @@ fn parse_remote(url: &str) -> Option<Remote> {
             "ssh" | "git+ssh" => {
                 let (user, port) = (parsed.username(), parsed.port());
                 let user = if user.is_empty() { String::new() } else { format!("{user}@") };
-                let shown = port.map(|port| format!(":{port}")).unwrap_or_default();
-                let start = format!("ssh://{user}{host}{shown}/");
+                let port_suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
+                let start = format!("ssh://{user}{host}{port_suffix}/");
                 let web = format!("https://{host}");
                 Some(Remote { start, web, host, path, ssh_port: Some(port.unwrap_or(22)), login: None })
             }
@@ -148,7 +148,7 @@ fn parse_remote(url: &str) -> Option<Remote> {
 
 /// Decodes the percent-encoding in a part of a URL.
 fn percent_decoded(text: &str) -> String {
-    // Decode it as the value of a form, in which `+` would mean a space.
+    // Decode the text as the value of a form, in which `+` would mean a space.
     let encoded = format!("x={}", text.replace('+', "%2B"));
     url::form_urlencoded::parse(encoded.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }

@@ -1,5 +1,5 @@
-//! Variables in the files of gitlab-ci-local, so that its users can keep them: `.gitlab-ci-local-variables.yml` at the top of the
-//! repository, and `~/.gitlab-ci-local/variables.yml`.
+//! Reads the variable files of gitlab-ci-local, so that its users need not move their variables: `.gitlab-ci-local-variables.yml` at the
+//! top of the repository, and `~/.gitlab-ci-local/variables.yml`.
 
 use std::path::{Path, PathBuf};
 
@@ -134,7 +134,7 @@ impl VariableFile {
         Ok(())
     }
 
-    /// Adds one value. Without a type, the path of an existing file becomes a variable of type file.
+    /// Adds one value. If no type is given and the value is the path of an existing file, adds a file variable with the content of that file.
     fn add_one(
         &self,
         key: &str,

@@ -92,7 +92,7 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     parts.join(", ")
 }
 
-/// Draws a graph for Graphviz. Stage order would need an edge for each pair of jobs, so those edges meet in one point.
+/// Draws a graph for Graphviz. The edges between two stages meet in one point. Otherwise each pair of jobs would need an edge.
 fn dot(pipeline: &Pipeline) -> String {
     let mut text = String::from("digraph pipeline {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n");
     let columns = columns(pipeline);
@@ -110,10 +110,10 @@ fn dot(pipeline: &Pipeline) -> String {
     }
     for (index, (_, jobs)) in columns.iter().enumerate() {
         let by_stage: Vec<_> = jobs.iter().filter(|job| job.needs.is_none()).collect();
-        let before = index.checked_sub(1).and_then(|before| columns.get(before));
-        if let (false, Some((_, before))) = (by_stage.is_empty(), before) {
+        let previous = index.checked_sub(1).and_then(|previous| columns.get(previous));
+        if let (false, Some((_, previous))) = (by_stage.is_empty(), previous) {
             let _ = writeln!(text, "  gate_{index} [shape=point, label=\"\"];");
-            for job in before {
+            for job in previous {
                 let _ = writeln!(text, "  {} -> gate_{index} [arrowhead=none];", quoted(&job.name));
             }
             for job in by_stage {

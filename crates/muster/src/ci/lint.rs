@@ -1,4 +1,4 @@
-//! `muster ci lint`: prints all errors and warnings of the configuration, or its expanded form (C221).
+//! `muster ci lint`: prints all errors and warnings of the configuration, or its expanded form (case C221).
 
 use muster_pipeline::diagnostic::{Diagnostic, Severity};
 use muster_pipeline::source_map::SourceMap;
@@ -18,9 +18,9 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
         let findings: Vec<_> = compiled.diagnostics.iter().map(|found| finding(found, &compiled.sources)).collect();
         let jobs = compiled.pipeline.as_ref().map_or(0, |pipeline| pipeline.jobs.len());
         let reason = compiled.not_created.as_ref().map(|cause| cause.reason.to_string());
-        let answer =
+        let report =
             json!({ "valid": !compiled.has_errors(), "jobs": jobs, "not_created": reason, "findings": findings });
-        ui::outln(&serde_json::to_string_pretty(&answer).unwrap_or_default());
+        ui::outln(&serde_json::to_string_pretty(&report).unwrap_or_default());
         return Ok(status);
     }
     if args.preview {
@@ -36,9 +36,9 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
         (Some(pipeline), _) => {
             let count = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
             let excluded = count(pipeline.excluded.len(), "job");
-            let gaps = pipeline.jobs.iter().filter(|job| job.lacks_parts()).count();
-            let gaps = if gaps == 0 { String::new() } else { format!(", {gaps} of them incomplete") };
-            format!("{}{gaps} in the pipeline, {excluded} excluded by rules", count(pipeline.jobs.len(), "job"))
+            let incomplete = pipeline.jobs.iter().filter(|job| job.lacks_parts()).count();
+            let incomplete = if incomplete == 0 { String::new() } else { format!(", {incomplete} of them incomplete") };
+            format!("{}{incomplete} in the pipeline, {excluded} excluded by rules", count(pipeline.jobs.len(), "job"))
         }
         (None, Some(cause)) => format!("no pipeline for this event: {}", cause.reason),
         (None, None) => "no pipeline".to_owned(),

@@ -1,4 +1,4 @@
-//! `muster ci list`: lists the jobs of the pipeline (C216).
+//! `muster ci list`: lists the jobs of the pipeline (case C216).
 
 use muster_pipeline::model::{AllowFailure, ExcludedJob, Job, Need, Pipeline, Work};
 use serde_json::{Value, json};

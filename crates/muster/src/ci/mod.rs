@@ -7,7 +7,7 @@
 //! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
 //! and `ui` (all output).
 //!
-//! Invariant: however a command ends, the user's repository is unchanged and no process of the command is left.
+//! Invariant: however a command ends, the user's repository is unchanged and no process of the command remains.
 
 mod args;
 mod clean;
@@ -45,10 +45,10 @@ pub(crate) use defaults::with_defaults;
 pub(crate) use error::CiError;
 pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
-/// Default log filter: only what users may have to act on.
+/// Default log filter: only events on which a user may need to act.
 ///
-/// The coordinator is mostly silenced: requests that the end of a run interrupts are no problem, and failures to store data are reported as
-/// events.
+/// Most logs of the coordinator are off. The end of a run interrupts its requests, so their errors are expected. Failures to store data are
+/// reported as events.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
 /// Runs a subcommand of `muster ci`.

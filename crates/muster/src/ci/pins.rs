@@ -71,7 +71,7 @@ impl Lock {
     }
 
     /// Returns the directory with the included files.
-    pub(super) fn contents(&self, worktree: &Path, cache: &Path) -> PathBuf {
+    pub(super) fn contents_directory(&self, worktree: &Path, cache: &Path) -> PathBuf {
         match &self.directory {
             Some(directory) => worktree.join(directory),
             None => cache.join("pins"),
@@ -80,6 +80,6 @@ impl Lock {
 
     /// Returns the pins with their included files.
     pub(super) fn pins(self, worktree: &Path, cache: &Path) -> Pins {
-        Pins::new(self.contents(worktree, cache), self.pins)
+        Pins::new(self.contents_directory(worktree, cache), self.pins)
     }
 }

@@ -1,4 +1,4 @@
-//! From a directory to a compiled pipeline, for all commands.
+//! Compiles the pipeline of a directory, for all commands.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

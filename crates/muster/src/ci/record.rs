@@ -1,4 +1,4 @@
-//! `run.json`: facts about a run for later commands, in addition to the coordinator's directory.
+//! `run.json`: what later commands need to know about a run and the data of the coordinator does not contain.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,8 @@ impl RunRecord {
         write_private(&run.join("run.json"), self)
     }
 
-    /// Reads the record of a run. Returns `None` for a run that ended before it had a pipeline.
+    /// Reads the record of a run. Returns `None` if there is no readable record, for example because the run ended before it had
+    /// a pipeline.
     pub(super) fn read(run: &Path) -> Option<Self> {
         read_json(&run.join("run.json")).ok()
     }

@@ -1,4 +1,4 @@
-//! Selects the jobs of a pipeline that the command line names (C217, C218).
+//! Selects the jobs of a pipeline that the command line names (cases C217, C218).
 
 use std::collections::HashSet;
 
@@ -8,7 +8,8 @@ use muster_pipeline::model::{AllowFailure, Job, Need, Pipeline, When};
 use super::args::RunArgs;
 use super::error::CiError;
 
-/// Keeps the selected jobs. Also returns the manual and delayed ones among them, which are to be started immediately.
+/// Reduces the pipeline to the selected jobs. Also returns the names of the selected manual and delayed jobs, which must start
+/// immediately.
 ///
 /// # Errors
 /// Returns [`CiError::Usage`] with suggestions if a job does not exist, or [`CiError::NeedsManual`] if a named job would wait for a manual
@@ -27,15 +28,15 @@ pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Ve
     }
     names.extend(args.manual.iter().cloned());
     let needs = args.needs || args.only_needs;
-    let (mut part, play) = select_named(&pipeline, &names, needs)?;
+    let (mut selected, play) = select_named(&pipeline, &names, needs)?;
     if args.only_needs {
         let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-        let is_kept = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
-        let kept: Vec<String> = part.jobs.iter().filter(is_kept).map(|job| job.name.clone()).collect();
-        part = schedule::select(&part, &kept, false)
-            .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&part, &name)))?;
+        let is_needed = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
+        let needed: Vec<String> = selected.jobs.iter().filter(is_needed).map(|job| job.name.clone()).collect();
+        selected = schedule::select(&selected, &needed, false)
+            .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(&selected, &name)))?;
     }
-    Ok((part, play))
+    Ok((selected, play))
 }
 
 /// Returns the jobs of a stage, except manual ones, which run only if named.
@@ -63,33 +64,40 @@ fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> 
     }
 }
 
-/// Keeps the named jobs, and with `needs` also the jobs that they need.
+/// Reduces the pipeline to the named jobs and, with `needs`, the jobs that they need. Also returns the names of the manual and delayed
+/// jobs to start immediately.
 fn select_named(pipeline: &Pipeline, names: &[String], needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
-    let mut part = schedule::select(pipeline, names, needs)
+    let mut selected = schedule::select(pipeline, names, needs)
         .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown(pipeline, &name)))?;
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-    for job in part.jobs.iter_mut().filter(|job| is_named(job)) {
-        // Without the jobs before it, no failure can trigger it.
+    for job in selected.jobs.iter_mut().filter(|job| is_named(job)) {
+        // Without earlier jobs, no failure can trigger this job.
         if !needs && job.when == When::OnFailure {
             job.when = When::Always;
         }
     }
     if needs {
-        check_manual_needs(&part, names)?;
+        check_manual_needs(&selected, names)?;
     }
-    let waits = |job: &&Job| matches!(job.when, When::Manual | When::Delayed);
-    let play = part.jobs.iter().filter(|job| is_named(job)).filter(waits).map(|job| job.name.clone()).collect();
-    Ok((part, play))
+    let is_started_by_user = |job: &&Job| matches!(job.when, When::Manual | When::Delayed);
+    let play = selected
+        .jobs
+        .iter()
+        .filter(|job| is_named(job))
+        .filter(is_started_by_user)
+        .map(|job| job.name.clone())
+        .collect();
+    Ok((selected, play))
 }
 
-/// Rejects a selection in which a named job would wait forever for a manual job that is not named (C234).
-fn check_manual_needs(part: &Pipeline, names: &[String]) -> Result<(), CiError> {
+/// Rejects a selection in which a named job would wait forever for a manual job that is not named (case C234).
+fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiError> {
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-    let mut pending: Vec<&Job> = part.jobs.iter().filter(|job| is_named(job)).collect();
+    let mut pending: Vec<&Job> = selected.jobs.iter().filter(|job| is_named(job)).collect();
     let mut seen: HashSet<&str> = pending.iter().map(|job| job.name.as_str()).collect();
     let mut manual: Vec<String> = Vec::new();
     while let Some(job) = pending.pop() {
-        for needed in part.jobs.iter().filter(|other| waits_for(job, other)) {
+        for needed in selected.jobs.iter().filter(|other| waits_for(job, other)) {
             if !seen.insert(&needed.name) {
                 continue;
             }
@@ -128,5 +136,5 @@ fn unknown(pipeline: &Pipeline, name: &str) -> String {
     let names = pipeline.jobs.iter().map(|job| job.name.as_str());
     let help = muster_pipeline::suggest::did_you_mean(name, names);
     let help = help.unwrap_or_else(|| "`muster ci list --all` lists all jobs".to_owned());
-    format!("there is no job `{name}` in this pipeline; {help}")
+    format!("this pipeline has no job `{name}`; {help}")
 }

@@ -36,9 +36,9 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     if !view.status.is_complete() {
         ui::warning(&format!("job `{}` has not finished", view.name));
     }
-    let kept = kept_workspace(&directory, view, &setup.project_path);
-    let workspace = match kept.clone() {
-        Some(kept) => kept,
+    let existing = existing_workspace(&directory, view, &setup.project_path);
+    let workspace = match existing.clone() {
+        Some(existing) => existing,
         None => {
             let mut archives = std::mem::take(&mut setup.archives);
             for artifact in view.artifacts.iter().filter(|artifact| artifact.kind == "archive") {
@@ -48,9 +48,9 @@ pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
         }
     };
     let mut command = shell_command();
-    environment(&mut command, &setup.variables, &workspace)?;
-    ui::note(&match kept {
-        Some(_) => format!("this is the workspace of job `{}` as it left it; `exit` leaves the shell", view.name),
+    set_environment(&mut command, &setup.variables, &workspace)?;
+    ui::note(&match existing {
+        Some(_) => format!("this is the workspace of job `{}` as the job left it; `exit` leaves the shell", view.name),
         None => format!(
             "the workspace of job `{}` was not kept (use `muster ci run --keep` to keep it), so this is a new one with the commit \
              and the artifacts; `exit` leaves the shell",
@@ -73,12 +73,12 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 }
 
 /// Returns the directory of a job's workspace, if each job has its own.
-pub(super) fn kept_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
+pub(super) fn job_workspace_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }
 
-fn kept_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<PathBuf> {
-    let path = kept_directory(run, view.id).join(project_path);
+fn existing_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<PathBuf> {
+    let path = job_workspace_directory(run, view.id).join(project_path);
     path.is_dir().then_some(path)
 }
 
@@ -120,8 +120,8 @@ fn new_workspace(
     Ok(workspace)
 }
 
-/// Sets the variables. Those of type file are written to files next to the workspace.
-fn environment(command: &mut Command, variables: &[Variable], workspace: &Path) -> Result<(), CiError> {
+/// Sets the job's variables for the shell. Writes the values of variables of type file to files next to the workspace.
+fn set_environment(command: &mut Command, variables: &[Variable], workspace: &Path) -> Result<(), CiError> {
     let mut files = workspace.as_os_str().to_owned();
     files.push(".tmp");
     let files = PathBuf::from(files);

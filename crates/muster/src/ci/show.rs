@@ -34,7 +34,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
             Some(number) => (number, job),
             // `muster ci show JOB` shows a job of the last run.
             None if job.is_none() => (last_run(&project)?, Some(run.to_owned())),
-            None => return Err(CiError::Usage(format!("there is no run `{run}`; `muster ci show` lists the runs"))),
+            None => return Err(CiError::Usage(format!("run `{run}` does not exist; `muster ci show` lists the runs"))),
         },
     };
     let directory = existing_run(&project, run)?;
@@ -69,8 +69,8 @@ fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
 
 /// Returns the number of the last run.
 pub(super) fn last_run(project: &ProjectState) -> Result<u64, CiError> {
-    let none = || CiError::Usage("there are no past runs of this repository; start one with `muster ci`".to_owned());
-    project.run_numbers().last().copied().ok_or_else(none)
+    let no_runs = || CiError::Usage("this repository has no past runs; start one with `muster ci`".to_owned());
+    project.run_numbers().last().copied().ok_or_else(no_runs)
 }
 
 /// Returns the directory of a run, or an error if it does not exist.
@@ -79,7 +79,7 @@ pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, 
     if directory.join("coordinator").is_dir() {
         return Ok(directory);
     }
-    let text = format!("there is no run {run}, or it was deleted; `muster ci show` lists the existing runs");
+    let text = format!("run {run} does not exist or was deleted; `muster ci show` lists the existing runs");
     Err(CiError::Usage(text))
 }
 
@@ -109,7 +109,7 @@ fn show_runs(project: &ProjectState) {
     let mut numbers = project.run_numbers();
     numbers.reverse();
     if numbers.is_empty() {
-        ui::note("there are no past runs of this repository; start one with `muster ci`");
+        ui::note("this repository has no past runs; start one with `muster ci`");
         return;
     }
     let mut table = Table::new(&["RUN", "STARTED (UTC)", "EVENT", "REF", "COMMIT", "RESULT", "TIME"]);
@@ -142,11 +142,11 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-/// Returns the word for a job's status. In a run that was killed, unfinished jobs have an unknown result or were never started.
-fn status_word(job: &JobView, live: bool) -> &'static str {
+/// Returns the text for a job's status. In a run that was killed, unfinished jobs have an unknown result or were never started.
+fn status_text(job: &JobView, is_active: bool) -> &'static str {
     match job.status {
-        JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !live => "unknown",
-        JobStatus::Created | JobStatus::WaitingForResource | JobStatus::Scheduled if !live => "not run",
+        JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !is_active => "unknown",
+        JobStatus::Created | JobStatus::WaitingForResource | JobStatus::Scheduled if !is_active => "not run",
         status => status.as_str(),
     }
 }
@@ -161,9 +161,9 @@ fn reason(job: &JobView, pipelines: &[PipelineView]) -> Option<String> {
     Some(if names.is_empty() { reason } else { format!("{reason}: {}", names.join(", ")) })
 }
 
-fn status_style(job: &JobView, live: bool) -> anstyle::Style {
+fn status_style(job: &JobView, is_active: bool) -> anstyle::Style {
     match job.status {
-        _ if status_word(job, live) == "unknown" => ui::WARN,
+        _ if status_text(job, is_active) == "unknown" => ui::WARN,
         JobStatus::Success => ui::GOOD,
         JobStatus::Failed if job.allow_failure => ui::WARN,
         JobStatus::Failed => ui::BAD,
@@ -172,14 +172,15 @@ fn status_style(job: &JobView, live: bool) -> anstyle::Style {
     }
 }
 
-fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
+fn run_text(run: u64, pipelines: &[PipelineView], is_active: bool) -> String {
     let mut text = String::new();
     for view in pipelines {
         let title = match view.summary.parent {
             None => format!("run {run}"),
             Some(parent) => format!("child pipeline {} of job {}", view.summary.id, parent.bridge),
         };
-        let state = if live || view.summary.status.is_complete() { view.summary.status.as_str() } else { "stopped" };
+        let state =
+            if is_active || view.summary.status.is_complete() { view.summary.status.as_str() } else { "stopped" };
         let name = view.summary.name.as_deref().map(|name| format!(" {}", ui::plain(name))).unwrap_or_default();
         let _ = writeln!(text, "{}  {state}", ui::paint(ui::BOLD, &format!("{title}{name}")));
         let mut table = Table::new(&["ID", "JOB", "STAGE", "STATUS", "TIME", "ARTIFACTS", ""]);
@@ -191,7 +192,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
                 (job.id.to_string(), ui::DIM),
                 (job.name.clone(), plain),
                 (job.stage.clone(), plain),
-                (status_word(job, live).to_owned(), status_style(job, live)),
+                (status_text(job, is_active).to_owned(), status_style(job, is_active)),
                 (job_time(job).map(ui::duration).unwrap_or_default(), plain),
                 (artifacts.join(", "), plain),
                 (reason(job, pipelines).unwrap_or_else(|| retried.to_owned()), ui::DIM),
@@ -202,10 +203,10 @@ fn run_text(run: u64, pipelines: &[PipelineView], live: bool) -> String {
     text
 }
 
-fn job_text(job: &JobView, pipelines: &[PipelineView], live: bool) -> String {
+fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool) -> String {
     let mut text = String::new();
     let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
-    let status = ui::paint(status_style(job, live), status_word(job, live));
+    let status = ui::paint(status_style(job, is_active), status_text(job, is_active));
     let _ = writeln!(text, "{}  {status}{time}", ui::paint(ui::BOLD, &ui::plain(&job.name)));
     if let Some(reason) = reason(job, pipelines) {
         let _ = writeln!(text, "  {}", ui::plain(&reason));
@@ -315,7 +316,7 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
     // An archive may contain a symlink with the report's name. It is replaced, not followed.
-    let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None };
+    let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None, size: None };
     let meter = Meter::new(limits.limits(), &|| false);
     let mut tree = Tree::new(&dir, &meter);
     let added = tree.add(&report, &mut content).and_then(|()| tree.finish());

@@ -1,4 +1,4 @@
-//! Directories of past runs: one per repository, with one per run in it.
+//! Directories of past runs: one directory per repository, which contains one directory per run.
 //!
 //! ```text
 //! <state>/muster/projects/<name>-<hash>/
@@ -105,7 +105,7 @@ impl ProjectState {
         start().map_err(|source| CiError::State { path: self.directory.clone(), source })
     }
 
-    /// Deletes a run that was not started. Its number is reused unless a later one was taken.
+    /// Deletes a run that was not started. Its number is reused unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         drop(run);
@@ -121,7 +121,7 @@ impl ProjectState {
         self.directory.join("counter")
     }
 
-    /// Returns the number that was taken last.
+    /// Returns the number of the last run that was started.
     fn last_number(&self) -> u64 {
         fs::read_to_string(self.counter()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
@@ -141,7 +141,7 @@ impl ProjectState {
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
     }
 
-    /// Deletes runs that are too old or take too much space, but not the newest ones and no active one.
+    /// Deletes runs that are too old or take too much space, except the newest and the active ones.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime) {
         let mut numbers = self.run_numbers();
         if numbers.len() <= retention.min_runs {

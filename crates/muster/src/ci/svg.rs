@@ -8,14 +8,18 @@ use muster_pipeline::model::{Pipeline, When};
 use super::graph::{columns, needed_jobs};
 use super::ui;
 
-/// Dimensions in pixels.
+/// Height of a box in pixels.
 const BOX_HEIGHT: usize = 34;
-const ROW: usize = 46;
-const GAP: usize = 70;
+/// Distance between the tops of two boxes in a column, in pixels.
+const ROW_HEIGHT: usize = 46;
+/// Space between two columns in pixels.
+const COLUMN_GAP: usize = 70;
+/// Space around the drawing in pixels.
 const MARGIN: usize = 20;
-const HEAD: usize = 40;
+/// Height of the line with the names of stages, in pixels.
+const HEADER_HEIGHT: usize = 40;
 /// Width reserved for one character of a box's text, in pixels.
-const CHARACTER: usize = 8;
+const CHARACTER_WIDTH: usize = 8;
 /// Maximum length of a shown name in characters. The box's tooltip has the whole name.
 const MAX_NAME_CHARS: usize = 36;
 
@@ -40,15 +44,15 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
     for (stage, jobs) in &columns {
         let names = jobs.iter().map(|job| job.name.as_str()).chain([*stage]);
         let widest = names.map(|name| name.chars().count().min(MAX_NAME_CHARS)).max().unwrap_or(0);
-        let width = widest * CHARACTER + 24;
+        let width = widest * CHARACTER_WIDTH + 24;
         for (row, job) in jobs.iter().enumerate() {
-            boxes.insert(job.name.as_str(), BoxRect { x, y: MARGIN + HEAD + row * ROW, width });
+            boxes.insert(job.name.as_str(), BoxRect { x, y: MARGIN + HEADER_HEIGHT + row * ROW_HEIGHT, width });
         }
         starts.push((x, width));
-        x += width + GAP;
+        x += width + COLUMN_GAP;
     }
     let rows = columns.iter().map(|(_, jobs)| jobs.len()).max().unwrap_or(0);
-    let (width, height) = (x.saturating_sub(GAP) + MARGIN, MARGIN * 2 + HEAD + rows * ROW);
+    let (width, height) = (x.saturating_sub(COLUMN_GAP) + MARGIN, MARGIN * 2 + HEADER_HEIGHT + rows * ROW_HEIGHT);
 
     let mut svg = String::new();
     let size = format!("width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\"");
@@ -58,7 +62,7 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
         let _ = writeln!(svg, "<text class=\"stage\" x=\"{start}\" y=\"{}\">{}</text>", MARGIN + 16, escaped(stage));
         // One dashed line between two columns stands for the stage order of all their jobs.
         if index > 0 && jobs.iter().any(|job| job.needs.is_none()) {
-            let (from, to, y) = (start - GAP + 8, start - 8, MARGIN + 12);
+            let (from, to, y) = (start - COLUMN_GAP + 8, start - 8, MARGIN + 12);
             let _ = writeln!(svg, "<path class=\"order\" d=\"M{from} {y}H{to}\"/>");
         }
         for job in jobs {
@@ -94,8 +98,11 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
 fn curve(svg: &mut String, from: &BoxRect, to: &BoxRect) {
     let (y1, y2) = (from.y + BOX_HEIGHT / 2, to.y + BOX_HEIGHT / 2);
     let (x1, x2) = (from.x + from.width, if from.x == to.x { to.x + to.width } else { to.x });
-    let (c1, c2) =
-        if from.x == to.x { (x1 + GAP / 2, x2 + GAP / 2) } else { (x1 + GAP / 2, x2.saturating_sub(GAP / 2)) };
+    let (c1, c2) = if from.x == to.x {
+        (x1 + COLUMN_GAP / 2, x2 + COLUMN_GAP / 2)
+    } else {
+        (x1 + COLUMN_GAP / 2, x2.saturating_sub(COLUMN_GAP / 2))
+    };
     let _ = writeln!(svg, "<path d=\"M{x1} {y1}C{c1} {y1} {c2} {y2} {x2} {y2}\"/>");
 }
 

@@ -1,6 +1,6 @@
 //! All output of commands: colors, tables, durations.
 //!
-//! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM say so.
+//! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM disable them.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::ops::ControlFlow;
@@ -149,14 +149,14 @@ pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Truncates the text to `columns` characters. The last one is an ellipsis if something was cut.
+/// Truncates the text to `columns` characters. The last one is an ellipsis if the text was longer.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
     }
-    let mut cut: String = text.chars().take(columns.saturating_sub(1)).collect();
-    cut.push('…');
-    cut
+    let mut truncated: String = text.chars().take(columns.saturating_sub(1)).collect();
+    truncated.push('…');
+    truncated
 }
 
 /// A table with aligned columns. Lines have no trailing spaces.

@@ -9,7 +9,8 @@ use super::args::PipelineArgs;
 use super::error::CiError;
 use super::read::whole_text;
 
-/// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. The last one of a name counts, in this order of flags.
+/// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. If a name occurs more than once, the last value in this
+/// order of flags applies.
 pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, CiError> {
     let mut variables = Vec::new();
     for path in &args.var_file {
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn variable_files_have_the_dotenv_format() {
-        let text = "# words\nA=1\n\nexport B=\"two words\"\nC = 'x=y' \nD=\n";
+        let text = "# comment\nA=1\n\nexport B=\"two words\"\nC = 'x=y' \nD=\n";
         let found = parse_file(Path::new("v.env"), text).unwrap();
         let found: Vec<_> = found.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(found, [("A", "1"), ("B", "two words"), ("C", "x=y"), ("D", "")]);

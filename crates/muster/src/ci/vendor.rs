@@ -47,7 +47,7 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
         login: identity.login.clone(),
         server: pipeline.server.clone(),
         templates: pipeline.config.template_url(),
-        directory: lock.contents(&worktree, &cache),
+        directory: lock.contents_directory(&worktree, &cache),
         repositories: cache.join("repositories"),
     };
     let sources = pipeline.sources.vendoring(options);

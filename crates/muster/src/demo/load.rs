@@ -18,7 +18,8 @@ pub(super) struct Wave {
 /// Waves of jobs: cycles of a burst, single jobs, and a pause in which idle instances are deleted.
 #[derive(Debug)]
 pub(super) struct Load {
-    random: u64,
+    /// State of the random number generator.
+    random_state: u64,
     wave: usize,
     remaining: Option<usize>,
     burst: usize,
@@ -36,16 +37,16 @@ const DURATION_MS: (u64, u64) = (400, 1400);
 impl Load {
     /// Creates a load of `jobs` jobs in total, with bursts of `burst` jobs. `None` means no limit.
     pub(super) fn new(seed: u64, jobs: Option<usize>, burst: usize) -> Self {
-        Self { random: seed.wrapping_add(1), wave: 0, remaining: jobs, burst: burst.max(1) }
+        Self { random_state: seed.wrapping_add(1), wave: 0, remaining: jobs, burst: burst.max(1) }
     }
 
-    /// Returns a random number from 0 up to, but excluding, `below` (SplitMix64).
-    fn random(&mut self, below: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
+    /// Returns a random number from 0 up to, but excluding, `bound` (SplitMix64).
+    fn random(&mut self, bound: u64) -> u64 {
+        self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random_state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below.max(1)
+        (z ^ (z >> 31)) % bound.max(1)
     }
 }
 
@@ -63,8 +64,8 @@ impl Iterator for Load {
         if let Some(remaining) = &mut self.remaining {
             *remaining -= n;
         }
-        let work = (0..n).map(|_| Duration::from_millis(DURATION_MS.0 + self.random(DURATION_MS.1))).collect();
-        (n > 0).then_some(Wave { after, jobs: work })
+        let durations = (0..n).map(|_| Duration::from_millis(DURATION_MS.0 + self.random(DURATION_MS.1))).collect();
+        (n > 0).then_some(Wave { after, jobs: durations })
     }
 }
 
@@ -105,7 +106,7 @@ mod tests {
         let all = waves(3);
         assert_eq!(all.iter().map(|wave| wave.jobs.len()).sum::<usize>(), 40);
         assert_eq!((all[0].jobs.len(), all[WAVES_PER_CYCLE].after), (9, CYCLE_PAUSE));
-        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "without a limit there are always more");
+        assert_eq!(Load::new(1, None, 4).take(1000).count(), 1000, "a load without limit never ends");
     }
 
     #[test]

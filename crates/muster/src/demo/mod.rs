@@ -1,4 +1,4 @@
-//! `muster demo`: shows a whole fleet at work on this machine.
+//! `muster demo`: runs a complete fleet on this machine and shows it.
 //!
 //! ```text
 //! load --pipelines--> coordinator --runner API--> manager --scaler--> plugin `local` --> instances --> jobs
@@ -6,7 +6,7 @@
 //!                         +----------> screen <------+
 //! ```
 //! All parts are those of a real installation, but in one process and a temporary directory. The demo needs no settings, no network, no
-//! privileges and no other program than `sh` and `sleep`. It checks at its end that it leaves nothing behind.
+//! privileges and no programs except `sh` and `sleep`. At its end it checks that no instance is left.
 
 mod load;
 mod render;
@@ -85,7 +85,7 @@ enum DemoError {
     TempDir(#[source] std::io::Error),
     #[error("failed to listen on the loopback interface")]
     Listen(#[source] std::io::Error),
-    #[error("failed to find this program's own file")]
+    #[error("failed to determine the path of this executable")]
     Executable(#[source] std::io::Error),
     #[error(transparent)]
     Signals(#[from] CiError),
@@ -115,7 +115,7 @@ struct Outcome {
     demo: Demo,
     /// Number of instances that still exist, which is a bug.
     instances_left: usize,
-    took: Duration,
+    elapsed: Duration,
     /// Goal of a headless demo: number of jobs, and timeout in seconds.
     goal: Option<(usize, u64)>,
 }
@@ -175,8 +175,8 @@ async fn run_demo(args: &DemoArgs, screen: Option<&Screen>) -> Result<Outcome, D
     let size = Size { instances: args.instances, slots: args.slots, boot_time, seed: args.seed };
     let jobs = args.jobs.map(usize::from).or(screen.is_none().then_some(HEADLESS_JOBS));
     let load = Load::new(args.seed, jobs, usize::try_from(args.instances * args.slots).unwrap_or(1));
-    let began = Instant::now();
-    let deadline = screen.is_none().then(|| began + Duration::from_secs(args.timeout));
+    let started_at = Instant::now();
+    let deadline = screen.is_none().then(|| started_at + Duration::from_secs(args.timeout));
     let stack = DemoStack::start(size).await?;
     let mut demo = Demo {
         jobs: JobTracker::default(),
@@ -186,13 +186,13 @@ async fn run_demo(args: &DemoArgs, screen: Option<&Screen>) -> Result<Outcome, D
         client: query::client()?,
         polls: 0,
     };
-    let watched = demo.watch(&stack, load, screen, interrupts, deadline).await;
+    let result = demo.watch(&stack, load, screen, interrupts, deadline).await;
     demo.frame.stopping = true;
     demo.draw(screen);
     let instances_left = stack.stop().await?;
-    watched?;
+    result?;
     let goal = jobs.filter(|_| screen.is_none()).map(|jobs| (jobs, args.timeout));
-    Ok(Outcome { headless: screen.is_none(), demo, instances_left, took: began.elapsed(), goal })
+    Ok(Outcome { headless: screen.is_none(), demo, instances_left, elapsed: started_at.elapsed(), goal })
 }
 
 impl Demo {
@@ -205,13 +205,13 @@ impl Demo {
         mut interrupts: Interrupts,
         deadline: Option<Instant>,
     ) -> Result<(), DemoError> {
-        let began = Instant::now();
+        let started_at = Instant::now();
         let mut events = stack.coordinator.subscribe();
         let mut keys = screen.map(Screen::keys);
         let mut poll = interval(POLL_INTERVAL);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut next = load.next();
-        let mut due = began;
+        let mut due = started_at;
         loop {
             // Each branch is cancel-safe: it only waits.
             tokio::select! {
@@ -229,7 +229,7 @@ impl Demo {
                 }
                 _ = poll.tick() => {
                     self.poll(stack).await?;
-                    self.frame.elapsed = began.elapsed();
+                    self.frame.elapsed = started_at.elapsed();
                     self.draw(screen);
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return Ok(());
@@ -249,7 +249,7 @@ impl Demo {
         }
     }
 
-    /// Records the state of all jobs as the coordinator has it, for when events were missed.
+    /// Records the state of all jobs as the coordinator has it. Needed after missed events.
     async fn resync(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
         for pipeline in stack.coordinator.pipelines(None, usize::MAX).await? {
             for job in stack.coordinator.pipeline(pipeline.id).await?.jobs {
@@ -268,8 +268,8 @@ impl Demo {
         self.meter.record(names, Instant::now());
         let frame = &mut self.frame;
         if self.polls.is_multiple_of(POLLS_PER_DECISIONS) {
-            let mut explained: ExplanationSet = query::get(&self.client, &stack.address, EXPLAIN_PATH, &[]).await?;
-            let decisions = explained.fleets.pop().map(|fleet| fleet.decisions).unwrap_or_default();
+            let mut explanations: ExplanationSet = query::get(&self.client, &stack.address, EXPLAIN_PATH, &[]).await?;
+            let decisions = explanations.fleets.pop().map(|fleet| fleet.decisions).unwrap_or_default();
             let latest = decisions.iter().rev().take(MAX_DECISIONS).rev();
             frame.decisions = latest.map(|entry| entry.text.clone()).collect();
         }
@@ -317,7 +317,7 @@ impl Outcome {
             counts.succeeded,
             counts.created,
             counts.failed,
-            seconds(self.took)
+            seconds(self.elapsed)
         ));
         let waited = format!(
             "waits      p50 {}, p95 {}, max {}, from the queue to the first log line",
@@ -334,7 +334,7 @@ impl Outcome {
             meter.cost(PRICE_PER_HOUR)
         ));
         if let Some((jobs, timeout)) =
-            self.goal.filter(|(_, timeout)| !complete && self.took >= Duration::from_secs(*timeout))
+            self.goal.filter(|(_, timeout)| !complete && self.elapsed >= Duration::from_secs(*timeout))
         {
             ui::error(&format!(
                 "the demo timed out after {timeout} s with {} of {jobs} jobs succeeded; set --timeout to give it more time",

@@ -35,7 +35,7 @@ pub(super) struct Frame {
 
 /// Renders a frame. Returns at most `height` lines of at most `width` characters.
 pub(super) fn render(frame: &Frame, width: usize, height: usize) -> Vec<String> {
-    let mut lines = head(frame, width);
+    let mut lines = header(frame, width);
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
     let empty = Vec::new();
     let instances = status.map_or(&empty, |status| &status.instances);
@@ -68,10 +68,10 @@ pub(super) fn render(frame: &Frame, width: usize, height: usize) -> Vec<String> 
     lines.iter().map(|line| ui::fit(line, width)).collect()
 }
 
-fn head(frame: &Frame, width: usize) -> Vec<String> {
+fn header(frame: &Frame, width: usize) -> Vec<String> {
     let Counts { created, succeeded, failed, running, waiting } = frame.counts;
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
-    let tasks = status.map(|status| status.slots).unwrap_or_default();
+    let slots = status.map(|status| status.slots).unwrap_or_default();
     let instances = status.map_or(0, |status| status.instances.len());
     let Waits { p50, p95, max } = frame.waits;
     let seconds = frame.elapsed.as_secs();
@@ -86,8 +86,8 @@ fn head(frame: &Frame, width: usize) -> Vec<String> {
         format!("waiting    {waiting:>3} {}", bar(waiting)),
         format!(
             "slots      {:>3} in use, {} idle, on {instances} instances  {}",
-            tasks.acquired,
-            tasks.idle,
+            slots.acquired,
+            slots.idle,
             bar(instances)
         ),
         format!("waits      p50 {}, p95 {}, max {}", text(p50), text(p95), text(max)),

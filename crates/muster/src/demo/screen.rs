@@ -11,7 +11,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// The terminal while the demo draws on it. Restores the previous state when dropped.
 pub(super) struct Screen {
     /// Previous settings of the keyboard input. `None` if stdin is not a terminal.
-    before: Option<Termios>,
+    previous: Option<Termios>,
 }
 
 impl Screen {
@@ -21,15 +21,15 @@ impl Screen {
             return None;
         }
         let input = std::io::stdin();
-        let before = tcgetattr(&input).ok().filter(|_| input.is_terminal());
-        if let Some(before) = &before {
+        let previous = tcgetattr(&input).ok().filter(|_| input.is_terminal());
+        if let Some(previous) = &previous {
             // Read keys immediately and without echo. Ctrl-C still raises a signal.
-            let mut keys = before.clone();
+            let mut keys = previous.clone();
             keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             let _ = tcsetattr(&input, OptionalActions::Now, &keys);
         }
         write(ENTER);
-        Some(Self { before })
+        Some(Self { previous })
     }
 
     /// Returns the number of columns and lines.
@@ -55,7 +55,7 @@ impl Screen {
     /// Returns the keys that are pressed. A thread reads them until the input or the process ends.
     pub(super) fn keys(&self) -> mpsc::Receiver<u8> {
         let (sender, receiver) = mpsc::channel(1);
-        if self.before.is_some() {
+        if self.previous.is_some() {
             std::thread::spawn(move || {
                 use std::io::Read as _;
                 let (mut input, mut key) = (std::io::stdin(), [0_u8; 1]);
@@ -73,8 +73,8 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         write(LEAVE);
-        if let Some(before) = &self.before {
-            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
+        if let Some(previous) = &self.previous {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, previous);
         }
     }
 }

@@ -19,11 +19,11 @@ use tokio::time::timeout;
 use super::DemoError;
 use crate::ci::end_descendants;
 use crate::observe::TelemetryRuntime;
-use crate::runner::{FleetEndpoints, executors};
+use crate::runner::{FleetEndpoints, HostExecutors, executors};
 
 /// Maximum time for the manager to cancel its jobs and delete its instances.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between SIGTERM and SIGKILL for processes that are left after that.
+/// Time between SIGTERM and SIGKILL for processes that remain after that.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Interval for sending job logs. Short, so that the screen follows the jobs.
 const TRACE_INTERVAL: Duration = Duration::from_millis(50);
@@ -51,7 +51,7 @@ pub(super) struct DemoStack {
 }
 
 impl DemoStack {
-    /// Starts everything.
+    /// Starts the coordinator and the manager.
     pub(super) async fn start(size: Size) -> Result<Self, DemoError> {
         crate::ci::adopt_orphans();
         let directory = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::TempDir)?;
@@ -71,9 +71,9 @@ impl DemoStack {
         let text = configuration(size, &url, &token, &path("machines"));
         let loaded = config::parse(&text, &HostFacts::default());
         let parsed =
-            loaded.config.ok_or_else(|| DemoError::Internal("failed to parse its configuration".to_owned()))?;
-        let around = SettingsContext { system_id: "s_demo".to_owned(), ..SettingsContext::default() };
-        let settings = config::settings(&parsed, &around);
+            loaded.config.ok_or_else(|| DemoError::Internal("failed to parse the demo's configuration".to_owned()))?;
+        let context = SettingsContext { system_id: "s_demo".to_owned(), ..SettingsContext::default() };
+        let settings = config::settings(&parsed, &context);
         let telemetry = TelemetryRuntime::start(Some("127.0.0.1:0")).await?;
         let address =
             telemetry.address.ok_or_else(|| DemoError::Internal("the metrics server has no address".to_owned()))?;
@@ -90,10 +90,10 @@ impl DemoStack {
         })?;
         let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
         let endpoints = FleetEndpoints::new(&telemetry.telemetry, &instances);
-        let executors = executors(host, instances);
+        let executors = executors(HostExecutors { shell: host, docker: None }, instances);
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry.telemetry));
-        let (control, orders) = Control::new();
-        let manager = tokio::spawn(manager.run(orders));
+        let (control, commands) = Control::new();
+        let manager = tokio::spawn(manager.run(commands));
         Ok(Self {
             directory,
             coordinator,
@@ -106,7 +106,7 @@ impl DemoStack {
         })
     }
 
-    /// Stops everything, and returns the number of instances that still exist. Any other number than 0 is a bug.
+    /// Stops the manager and the coordinator, and returns the number of instances that still exist. Any other number than 0 is a bug.
     pub(super) async fn stop(self) -> Result<usize, DemoError> {
         self.control.send(ControlCommand::Abort).await;
         let mut manager = self.manager;
@@ -123,12 +123,12 @@ impl DemoStack {
         let ledgers: PathBuf = self.directory.path().join("manager").join(crate::runner::INSTANCES);
         let fleets = read_fleets(&ledgers, 0).map_err(|error| DemoError::Internal(error.to_string()))?;
         let in_ledgers = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        // A plugin that was stopped during its start may leave its directory, which is deleted with the demo's.
+        // A plugin that was stopped during its start may not delete its directory. The demo's directory contains it and is deleted later.
         let plugins = std::fs::read_dir(self.directory.path().join("machines")).into_iter().flatten().flatten();
         let machines: usize = plugins.map(|plugin| count_directories(&plugin.path())).sum();
-        let left = in_ledgers.sum::<usize>().max(machines);
+        let remaining = in_ledgers.sum::<usize>().max(machines);
         end_descendants(KILL_GRACE).await;
-        stopped.map(|()| left)
+        stopped.map(|()| remaining)
     }
 }
 
@@ -136,7 +136,7 @@ fn count_directories(path: &std::path::Path) -> usize {
     std::fs::read_dir(path).map_or(0, |entries| entries.flatten().filter(|entry| entry.path().is_dir()).count())
 }
 
-/// Returns the manager's `config.toml`. Only its short intervals are special to the demo.
+/// Returns the manager's `config.toml`. Apart from short intervals, it is a normal configuration.
 fn configuration(size: Size, url: &str, token: &str, machines: &std::path::Path) -> String {
     let Size { instances, slots, boot_time, seed } = size;
     let jobs = instances * slots;

@@ -1,4 +1,4 @@
-//! What the demo knows about its jobs and instances, for its screen and its summary.
+//! Tracks the demo's jobs and instances, for its screen and its summary.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,10 +14,10 @@ struct TrackedJob {
     /// Time at which the job entered the queue.
     queued: Option<Instant>,
     /// Time at which the first line of the log arrived.
-    log_began: Option<Instant>,
+    log_started_at: Option<Instant>,
 }
 
-/// Jobs of the demo, by their events.
+/// Jobs of the demo, updated from their events.
 #[derive(Debug, Default)]
 pub(super) struct JobTracker(BTreeMap<JobId, TrackedJob>);
 
@@ -47,7 +47,7 @@ impl JobTracker {
     pub(super) fn record(&mut self, event: &Event, now: Instant) {
         match event {
             Event::JobChanged(job) => {
-                let new = TrackedJob { status: job.status, queued: None, log_began: None };
+                let new = TrackedJob { status: job.status, queued: None, log_started_at: None };
                 let tracked = self.0.entry(job.id).or_insert(new);
                 tracked.status = job.status;
                 if tracked.queued.is_none() && job.queued_at.is_some() {
@@ -56,7 +56,7 @@ impl JobTracker {
             }
             Event::TraceGrew { job, size: 1.. } => {
                 if let Some(tracked) = self.0.get_mut(job) {
-                    tracked.log_began.get_or_insert(now);
+                    tracked.log_started_at.get_or_insert(now);
                 }
             }
             _ => {}
@@ -69,7 +69,7 @@ impl JobTracker {
             match tracked.status {
                 JobStatus::Success => counts.succeeded += 1,
                 status if status.is_complete() => counts.failed += 1,
-                _ if tracked.log_began.is_some() => counts.running += 1,
+                _ if tracked.log_started_at.is_some() => counts.running += 1,
                 _ => counts.waiting += 1,
             }
         }
@@ -82,21 +82,21 @@ impl JobTracker {
     }
 
     pub(super) fn waits(&self) -> Waits {
-        let waits = self.0.values().filter_map(|tracked| Some(tracked.log_began?.duration_since(tracked.queued?)));
+        let waits = self.0.values().filter_map(|tracked| Some(tracked.log_started_at?.duration_since(tracked.queued?)));
         let mut waits: Vec<Duration> = waits.collect();
         waits.sort_unstable();
-        let at = |percent: usize| {
+        let percentile = |percent: usize| {
             let index = (waits.len() * percent).div_ceil(100).saturating_sub(1);
             waits.get(index).copied().unwrap_or_default()
         };
-        Waits { p50: at(50), p95: at(95), max: at(100) }
+        Waits { p50: percentile(50), p95: percentile(95), max: percentile(100) }
     }
 }
 
 /// Number and cost of instances, from repeated samples.
 #[derive(Debug, Default)]
 pub(super) struct CostMeter {
-    sampled: Option<Instant>,
+    sampled_at: Option<Instant>,
     pub(super) current: usize,
     pub(super) max: usize,
     names: std::collections::BTreeSet<String>,
@@ -106,8 +106,8 @@ pub(super) struct CostMeter {
 impl CostMeter {
     /// Records the instances that exist now.
     pub(super) fn record<'a>(&mut self, instances: impl Iterator<Item = &'a str>, now: Instant) {
-        if let Some(sampled) = self.sampled.replace(now) {
-            self.instance_time += now.duration_since(sampled) * u32::try_from(self.current).unwrap_or(u32::MAX);
+        if let Some(sampled_at) = self.sampled_at.replace(now) {
+            self.instance_time += now.duration_since(sampled_at) * u32::try_from(self.current).unwrap_or(u32::MAX);
         }
         let names: Vec<&str> = instances.collect();
         self.current = names.len();
@@ -132,11 +132,11 @@ mod tests {
 
     #[test]
     fn cost_is_the_total_time_of_all_instances() {
-        let begin = Instant::now();
+        let start = Instant::now();
         let mut meter = CostMeter::default();
-        meter.record(["a", "b"].into_iter(), begin);
-        meter.record(["b"].into_iter(), begin + Duration::from_secs(3600));
-        meter.record([].into_iter(), begin + Duration::from_secs(5400));
+        meter.record(["a", "b"].into_iter(), start);
+        meter.record(["b"].into_iter(), start + Duration::from_secs(3600));
+        meter.record([].into_iter(), start + Duration::from_secs(5400));
         assert_eq!((meter.total(), meter.max, meter.current), (2, 2, 0));
         assert!((meter.cost(0.1) - 0.25).abs() < 1e-9);
     }

@@ -97,18 +97,18 @@ fn text(explanations: &ExplanationSet) -> String {
     fleets.join("\n")
 }
 
-fn fleet(explained: &Explanation) -> String {
-    let mut text = format!("runner {}\n", ui::plain(&explained.runner));
-    for sentence in &explained.summary {
+fn fleet(explanation: &Explanation) -> String {
+    let mut text = format!("runner {}\n", ui::plain(&explanation.runner));
+    for sentence in &explanation.summary {
         let _ = writeln!(text, "  {}", ui::plain(sentence));
     }
-    if !explained.decisions.is_empty() {
+    if !explanation.decisions.is_empty() {
         text.push_str("\ndecisions\n");
     }
-    if explained.truncated {
+    if explanation.truncated {
         text.push_str("  (older decisions omitted; see the *.history files next to the ledger)\n");
     }
-    for entry in &explained.decisions {
+    for entry in &explanation.decisions {
         let _ = writeln!(text, "  {}  {}", when(entry.unix), ui::plain(&entry.text));
         if let Some(inputs) = entry.inputs.filter(|_| has_inputs(entry)) {
             let _ = writeln!(text, "  {:19}  inputs: {}", "", inputs_text(&inputs));

@@ -40,14 +40,16 @@ pub(crate) enum QueryError {
     #[error(transparent)]
     Configuration(#[from] ConfigError),
     #[error(transparent)]
-    Address(#[from] muster_config::NotAnAddress),
+    Address(#[from] muster_config::InvalidListenAddress),
     #[error(
         "no answer from the manager at {address}; check that it is running and that this is its `listen_address`, or read its state on disk with --state-dir"
     )]
     NoAnswer { address: String, source: reqwest::Error },
     #[error("failed to create an HTTP client")]
     Client(#[source] reqwest::Error),
-    #[error("unexpected answer from {address}, is it a manager with instances? {message}")]
+    #[error(
+        "unexpected answer from {address}; check that it is the `listen_address` of a manager with instances: {message}"
+    )]
     Answer { address: String, message: String },
     #[error(transparent)]
     Store(#[from] LedgerError),
@@ -74,11 +76,11 @@ enum StatusEndpoint {
 impl ManagerTarget {
     /// Returns the status of all fleets.
     pub(super) async fn status(&self) -> Result<Reports, QueryError> {
-        let store = |directory: &Path| {
+        let from_disk = |directory: &Path| {
             let fleets = read_fleets(directory, now())?.into_iter().map(|fleet| fleet.report).collect();
             Ok(Reports { version: VERSION, unix: now(), source: ReportSource::Disk, fleets })
         };
-        self.query(STATUS_PATH, &[], store).await
+        self.query(STATUS_PATH, &[], from_disk).await
     }
 
     /// Explains a job, an instance, a group or the whole fleet.
@@ -97,7 +99,7 @@ impl ManagerTarget {
         &self,
         path: &str,
         query: &[(&str, &str)],
-        store: impl Fn(&Path) -> Result<T, QueryError>,
+        from_disk: impl Fn(&Path) -> Result<T, QueryError>,
     ) -> Result<T, QueryError> {
         if let Some(address) = &self.address {
             return get(&client()?, address, path, query).await;
@@ -110,7 +112,7 @@ impl ManagerTarget {
                 Ok(false) => return Err(QueryError::NoSuchState(directory)),
                 Err(source) => return Err(QueryError::State { directory, source }),
             }
-            return store(&instances(&directory));
+            return from_disk(&instances(&directory));
         }
         for endpoint in self.endpoints()? {
             match endpoint {
@@ -120,7 +122,7 @@ impl ManagerTarget {
                     }
                     answered => return answered,
                 },
-                StatusEndpoint::Disk(directory) => return store(&directory),
+                StatusEndpoint::Disk(directory) => return from_disk(&directory),
             }
         }
         Err(QueryError::NoStateDir)
@@ -139,8 +141,8 @@ impl ManagerTarget {
             ui::note("`listen_address` is not set, so the manager cannot be queried; showing its state on disk");
         }
         let path = std::path::absolute(&path).unwrap_or(path);
-        let store = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(instances(&directory)));
-        Ok(address.map(StatusEndpoint::Manager).into_iter().chain(store).collect())
+        let disk = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(instances(&directory)));
+        Ok(address.map(StatusEndpoint::Manager).into_iter().chain(disk).collect())
     }
 }
 
@@ -177,11 +179,11 @@ fn explain_from_disk(directory: &Path, subject: &Subject) -> Result<ExplanationS
     let unix = now();
     let mut fleets = Vec::new();
     for fleet in read_fleets(directory, unix)? {
-        let recall = |since, most, wanted: &dyn Fn(&history::HistoryEntry) -> bool| {
-            history::read(&fleet.ledger, since, most, wanted)
+        let read_history = |since, limit, predicate: &dyn Fn(&history::HistoryEntry) -> bool| {
+            history::read(&fleet.ledger, since, limit, predicate)
         };
-        let explained = explain(subject, &fleet.report, ReportSource::Disk, unix, &recall);
-        fleets.push(explained.map_err(|source| QueryError::History { ledger: fleet.ledger.clone(), source })?);
+        let explanation = explain(subject, &fleet.report, ReportSource::Disk, unix, &read_history);
+        fleets.push(explanation.map_err(|source| QueryError::History { ledger: fleet.ledger.clone(), source })?);
     }
     if fleets.iter().any(|fleet| fleet.found) {
         fleets.retain(|fleet| fleet.found);

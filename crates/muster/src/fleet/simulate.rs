@@ -17,11 +17,11 @@ use muster_taskscaler::time::Time;
 use crate::ci::{self, ui};
 
 /// Number of points in the chart's timeline.
-const POINTS: u64 = 600;
+const TIMELINE_POINTS: u64 = 600;
 /// Time to simulate after the last job has finished.
-const AFTER: Duration = Duration::from_secs(1800);
+const SETTLE_TIME: Duration = Duration::from_secs(1800);
 /// Maximum number of idle instances. More would take minutes to simulate.
-const MAX_MACHINES: u64 = 20_000;
+const MAX_IDLE_INSTANCES: u64 = 20_000;
 const DAY_S: u64 = 86_400;
 /// Maximum number of jobs. More would take gigabytes of memory.
 const MAX_JOBS: usize = 5_000_000;
@@ -53,7 +53,7 @@ pub(crate) struct SimulateArgs {
     /// Median duration of generated jobs, in seconds.
     #[arg(long, default_value_t = 180.0)]
     duration: f64,
-    /// Average number of generated jobs that arrive together.
+    /// Average number of generated jobs that arrive together; at least 20 with --pattern burst
     #[arg(long, default_value_t = 1)]
     burst: u32,
     /// Factor by which generated days differ: at 1.6, one day in forty has more than 1.6 times the usual jobs.
@@ -62,7 +62,7 @@ pub(crate) struct SimulateArgs {
     /// Cloud model, in TOML: boot times, limits, quota, stockouts, spot preemptions. Default: 40 s boot time, no limits.
     #[arg(long, value_name = "FILE")]
     cloud: Option<PathBuf>,
-    /// Days at the beginning that are not counted, for a forecast to learn from.
+    /// Days at the beginning that are left out of the results; a forecast learns from them
     #[arg(long, default_value_t = 0)]
     skip_days: u32,
     /// Seed of the random numbers. The same seed gives the same result.
@@ -95,7 +95,7 @@ enum SimulateError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} is larger than the maximum of {} MiB", path.display(), MAX_FILE_BYTES >> 20)]
     Large { path: PathBuf },
-    #[error("{}: line {line} is not UTF-8: save the file as plain text in UTF-8", path.display())]
+    #[error("{}: line {line} is not UTF-8; save the file as plain text in UTF-8", path.display())]
     Encoding { path: PathBuf, line: usize },
     #[error("failed to write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
@@ -103,14 +103,14 @@ enum SimulateError {
     Toml { path: PathBuf, source: toml::de::Error },
     #[error("{}: {problem}", path.display())]
     Unsupported { path: PathBuf, problem: String },
-    #[error("{} cannot be simulated:\n{}", path.display(), problems.join("").trim_end())]
+    #[error("{} is not a valid policy:\n{}", path.display(), problems.join("").trim_end())]
     Invalid { path: PathBuf, problems: Vec<String> },
     #[error("{} is not a valid trace", path.display())]
     Trace { path: PathBuf, source: trace::TraceError },
-    #[error("{flag} {value} is not {wanted}")]
-    Number { flag: &'static str, value: String, wanted: &'static str },
+    #[error("{flag} must be {expected}, not {value}")]
+    Number { flag: &'static str, value: String, expected: &'static str },
     #[error(
-        "the pattern generates no job, or more than {MAX_JOBS}; change --peak-rate, --off-peak-rate, --days or --burst"
+        "the pattern generates no jobs or more than {MAX_JOBS}; change --peak-rate, --off-peak-rate, --days or --burst"
     )]
     Jobs,
     #[error("--skip-days {days} skips all jobs: the last one arrives on day {last}")]
@@ -123,7 +123,7 @@ enum SimulateError {
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) report: Report,
-    /// Whether its instances have a price. Without one the cost is unknown.
+    /// Whether the policy's instances have a price. Without a price, the cost is unknown.
     has_price: bool,
 }
 
@@ -165,9 +165,9 @@ fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
         let has_price = config.groups.iter().any(|group| group.price_per_hour > 0.0);
         let clouds = vec![cloud.clone(); config.groups.len()];
         let mut scenario = Scenario::fault_free(config, clouds, args.seed, last + Duration::from_secs(DAY_S));
-        scenario.settle_time = Some(AFTER);
+        scenario.settle_time = Some(SETTLE_TIME);
         scenario.measured_from = measured_from;
-        scenario.sample_every = Some(Duration::from_millis((last.as_millis() / POINTS).max(1000)));
+        scenario.sample_interval = Some(Duration::from_millis((last.as_millis() / TIMELINE_POINTS).max(1000)));
         let report = Simulation::new(&scenario, &jobs).run()?;
         outcomes.push(Outcome { name: name_of(path, &args.policies), report, has_price });
     }
@@ -213,7 +213,7 @@ fn name_of(path: &Path, all: &[PathBuf]) -> String {
     if all.iter().filter(|other| stem(other) == name).count() > 1 { path.display().to_string() } else { name }
 }
 
-/// Returns the maximum number of jobs that run at once if none has to wait.
+/// Returns the maximum number of jobs that run at once if no job waits.
 fn max_running(jobs: &[Job]) -> u64 {
     let starts = jobs.iter().map(|job| (job.at, true));
     let mut changes: Vec<(Time, bool)> = starts.chain(jobs.iter().map(|job| (job.at + job.duration, false))).collect();
@@ -233,9 +233,9 @@ fn too_large(config: &Config, cloud: &CloudConfig, max_running: u64) -> Option<S
     let max: Option<u64> = max.sum();
     let quota = cloud.quota.map(|quota| u64::from(quota) * config.groups.len() as u64);
     let machines = [max, quota].into_iter().flatten().fold(idle, u64::min);
-    (machines > MAX_MACHINES).then(|| {
+    (machines > MAX_IDLE_INSTANCES).then(|| {
         format!(
-                "idle_count or scale_factor keeps {machines} instances, and a simulation supports at most {MAX_MACHINES}; set max_instances \
+                "idle_count or scale_factor retains {machines} idle instances, but a simulation supports at most {MAX_IDLE_INSTANCES}; set max_instances \
                  below that"
         )
     })
@@ -266,31 +266,31 @@ fn jobs(args: &SimulateArgs) -> Result<Vec<Job>, SimulateError> {
         ("--daily-variation", args.daily_variation),
     ] {
         if !(value.is_finite() && (0.0..=1e6).contains(&value)) {
-            return Err(SimulateError::Number { flag, value: value.to_string(), wanted: "from 0 to 1000000" });
+            return Err(SimulateError::Number { flag, value: value.to_string(), expected: "from 0 to 1000000" });
         }
     }
     if args.daily_variation < 1.0 {
         return Err(SimulateError::Number {
             flag: "--daily-variation",
             value: args.daily_variation.to_string(),
-            wanted: "at least 1",
+            expected: "at least 1",
         });
     }
     if args.peak_rate < args.off_peak_rate {
-        let wanted = "at least --off-peak-rate";
-        return Err(SimulateError::Number { flag: "--peak-rate", value: args.peak_rate.to_string(), wanted });
+        let expected = "at least --off-peak-rate";
+        return Err(SimulateError::Number { flag: "--peak-rate", value: args.peak_rate.to_string(), expected });
     }
     if args.burst == 0 {
-        return Err(SimulateError::Number { flag: "--burst", value: args.burst.to_string(), wanted: "at least 1" });
+        return Err(SimulateError::Number { flag: "--burst", value: args.burst.to_string(), expected: "at least 1" });
     }
     if !(1..=365).contains(&args.days) {
-        return Err(SimulateError::Number { flag: "--days", value: args.days.to_string(), wanted: "from 1 to 365" });
+        return Err(SimulateError::Number { flag: "--days", value: args.days.to_string(), expected: "from 1 to 365" });
     }
     if args.skip_days >= args.days {
         return Err(SimulateError::Number {
             flag: "--skip-days",
             value: args.skip_days.to_string(),
-            wanted: "below --days",
+            expected: "below --days",
         });
     }
     let shape = match args.pattern {
@@ -333,9 +333,9 @@ fn table(outcomes: &[Outcome], args: &SimulateArgs, jobs: usize) -> String {
         "p99",
         "max",
         "cost",
-        "machine h",
+        "instance h",
         "idle",
-        "machines",
+        "instances",
         "rescheduled",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];

@@ -68,12 +68,12 @@ fn fleet(report: &Report, source: ReportSource) -> String {
     }
     let Some(status) = &report.status else { return text };
     if source == ReportSource::Manager {
-        let tasks = &status.slots;
+        let slots = &status.slots;
         line(
             "slots",
             &format!(
                 "{} in use, {} idle (target {}), {} reserved, {} unavailable",
-                tasks.acquired, tasks.idle, status.idle_target, tasks.reserved, tasks.unavailable
+                slots.acquired, slots.idle, status.idle_target, slots.reserved, slots.unavailable
             ),
         );
         line("policy", &status.policy.map_or_else(|| "none active".to_owned(), |policy| format!("number {policy}")));
@@ -85,8 +85,8 @@ fn fleet(report: &Report, source: ReportSource) -> String {
         let max = group.max.map_or_else(String::new, |max| format!(" of at most {max}"));
         let requested = if group.requested > 0 { format!(", {} requested", group.requested) } else { String::new() };
         line("group", &format!("{}: {} instances{max}{requested}", group.name, group.instances));
-        if let Some(by) = &group.drained {
-            line("", &format!("drained by {by}; it creates no instances until you uncordon it"));
+        if let Some(user) = &group.drained {
+            line("", &format!("drained by {user}; it creates no instances until you uncordon it"));
         }
         if let Some(reason) = &group.unavailable_reason {
             line("", &format!("its plugin is not running: {reason}"));
@@ -94,7 +94,7 @@ fn fleet(report: &Report, source: ReportSource) -> String {
         if let Some(error) = &group.error {
             line("", &format!("the last {} attempts failed: {error}", group.failures));
         }
-        if let Some(unlisted) = group.unlisted() {
+        if let Some(unlisted) = group.list_failure_message() {
             line("", &unlisted);
         }
         if !group.unmanaged.is_empty() {
@@ -127,10 +127,10 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
 }
 
 /// Formats the resource usage of an instance, such as `12.3 s cpu, 120 of 512 MiB, 4 processes`.
-fn uses(used: &InstanceUsage) -> String {
+fn usage_text(usage: &InstanceUsage) -> String {
     const MIB: u64 = 1024 * 1024;
-    let limit = used.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
-    format!("{:.1} s cpu, {}{limit} MiB, {} processes", used.cpu_seconds, used.memory_bytes / MIB, used.processes)
+    let limit = usage.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
+    format!("{:.1} s cpu, {}{limit} MiB, {} processes", usage.cpu_seconds, usage.memory_bytes / MIB, usage.processes)
 }
 
 fn instances(status: &ScalerStatus, report: &Report) -> String {
@@ -145,9 +145,9 @@ fn instances(status: &ScalerStatus, report: &Report) -> String {
         let InstanceStatus { group, id, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
         let state = reason.as_ref().map_or_else(|| state.clone(), |reason| format!("{state}: {}", ui::fit(reason, 40)));
         let slots: Vec<String> = slots.iter().map(|slot| format!("{}: {}", slot.slot, slot.key)).collect();
-        let uses = report.usage_of(group, id).map(uses).unwrap_or_default();
+        let usage = report.usage_of(group, id).map(usage_text).unwrap_or_default();
         let cells =
-            [id.clone(), state, time(*state_age_ms), time(*age_ms), job_count.to_string(), uses, slots.join(", ")];
+            [id.clone(), state, time(*state_age_ms), time(*age_ms), job_count.to_string(), usage, slots.join(", ")];
         let shown = names.into_iter().zip(cells).filter(|(name, _)| is_shown(name));
         table.row(shown.map(|(_, cell)| (cell, Style::new())));
     }

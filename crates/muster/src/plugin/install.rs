@@ -51,17 +51,17 @@ pub(super) async fn run(args: &PluginInstallArgs) -> Result<bool, PluginError> {
         return runners::install_all(&args.config, args.flags).await;
     }
     let store = Store::from_environment()?;
-    let mut all = true;
+    let mut all_succeeded = true;
     for plugin in &args.plugins {
         match install_one(&store, plugin, args.flags).await {
-            Ok(done) => ui::outln(&outcome_text(plugin, &done)),
+            Ok(result) => ui::outln(&outcome_text(plugin, &result)),
             Err(error) => {
                 ui::report(&error);
-                all = false;
+                all_succeeded = false;
             }
         }
     }
-    Ok(all)
+    Ok(all_succeeded)
 }
 
 /// Installs one plugin.
@@ -77,13 +77,13 @@ pub(super) async fn install_one(
     Ok(store.install(&reference, options, docker.as_ref()).await?)
 }
 
-fn outcome_text(plugin: &str, done: &InstallResult) -> String {
-    let outcome = match done.outcome {
+fn outcome_text(plugin: &str, result: &InstallResult) -> String {
+    let outcome = match result.outcome {
         InstallOutcome::Present => "is already installed",
         InstallOutcome::Unchanged => "is the newest matching version",
         InstallOutcome::Installed => "is installed",
         InstallOutcome::Repaired => "was modified locally and has been repaired",
     };
-    let installed = &done.installed;
+    let installed = &result.installed;
     format!("{plugin}: version {} {outcome}: {}", installed.version, installed.executable.display())
 }

@@ -17,7 +17,7 @@ pub(crate) struct LookPathArgs {
 /// Runs `muster plugin look-path`.
 pub(super) fn run(args: &LookPathArgs) -> Result<bool, PluginError> {
     let found = resolve(&args.plugin, &lookup_context())?;
-    let words = [found.executable().display().to_string()].into_iter().chain(found.arguments());
-    ui::outln(&words.collect::<Vec<_>>().join(" "));
+    let command_line = [found.executable().display().to_string()].into_iter().chain(found.arguments());
+    ui::outln(&command_line.collect::<Vec<_>>().join(" "));
     Ok(true)
 }

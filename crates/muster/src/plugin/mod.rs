@@ -78,7 +78,7 @@ pub(crate) fn is_called(program: Option<&OsString>) -> bool {
 /// Parses the arguments of `fleeting`, program name first, and runs the command.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     // `fleeting` parses `-flag` as Go programs do.
-    run(Cli::parse_from(crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, 1)).command)
+    run(Cli::parse_from(crate::flags::rewrite_go_flags(&Cli::command(), arguments, 1)).command)
 }
 
 /// Runs a subcommand of `muster plugin`.
@@ -95,7 +95,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
         Command::Remove(args) => exit_code(remove::run(&args)),
         Command::LookPath(args) => exit_code(async { look_path::run(&args) }),
         Command::Test(args) => {
-            crate::runtime::block_on_one_thread(async { crate::ci::with_output(test::run(&args).await) })
+            crate::runtime::block_on_one_thread(async { crate::ci::with_output(Box::pin(test::run(&args)).await) })
         }
         Command::New(args) => exit_code(async { new::run(&args) }),
         Command::Serve(args) => serve::run(&args),

@@ -11,7 +11,8 @@ use crate::ci::ui;
 /// Name of the plugin in the templates. It is replaced by the real name.
 const PLACEHOLDER: &str = "toy";
 
-/// Error for a Rust project without `--sdk`. A dependency on a crate name that nobody owns might one day resolve to somebody else's crate.
+/// Error for a Rust project without `--sdk`. The crate is not published, so another author could publish a crate with that name, and a
+/// dependency by name would resolve to it.
 const NO_SDK: &str = "the crate muster-fleeting is not published yet; set --sdk to its directory in a clone of Muster, \
                       such as `--sdk ../muster/crates/fleeting`, or use --lang go, python or shell";
 

@@ -20,20 +20,20 @@ pub(crate) struct PluginRemoveArgs {
 /// Runs `muster plugin remove`. Returns whether all plugins were removed.
 pub(super) async fn run(args: &PluginRemoveArgs) -> Result<bool, PluginError> {
     let store = Store::from_environment()?;
-    let mut all = true;
+    let mut all_succeeded = true;
     for plugin in &args.plugins {
         let reference = Reference::parse(plugin, &DEFAULTS)?;
         match store.remove(&reference, args.forget_digest).await {
             Ok(removed) => {
-                for one in removed {
-                    ui::outln(&format!("removed {} {}", one.repository, one.version));
+                for version in removed {
+                    ui::outln(&format!("removed {} {}", version.repository, version.version));
                 }
             }
             Err(error) => {
                 ui::report(&error);
-                all = false;
+                all_succeeded = false;
             }
         }
     }
-    Ok(all)
+    Ok(all_succeeded)
 }

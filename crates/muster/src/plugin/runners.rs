@@ -70,7 +70,7 @@ fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
 /// Installs each plugin that is not available. Does not upgrade executables that are given by a path or found on `PATH`.
 pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Result<bool, PluginError> {
     let context = lookup_context();
-    let mut all = true;
+    let mut all_succeeded = true;
     let plugins = configured(config)?;
     if plugins.is_empty() {
         ui::note(&format!("{} uses no plugin; nothing to install", config.path().display()));
@@ -83,21 +83,21 @@ pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Resu
             Ok(ResolvedPlugin::BuiltIn { executable, .. }) => report(&plugin, &executable),
             // A path or an executable's name does not refer to a registry.
             Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
-                all = report_error(&plugin, &error.into());
+                all_succeeded = report_error(&plugin, &error.into());
             }
             Ok(ResolvedPlugin::Installed(_)) | Err(_) => {
                 let Some(store) = &context.store else {
-                    all = report_error(&plugin, &InstallError::NoDirectory.into());
+                    all_succeeded = report_error(&plugin, &InstallError::NoDirectory.into());
                     continue;
                 };
                 match install::install_one(store, &plugin.plugin, flags).await {
-                    Ok(done) => report(&plugin, &done.installed.executable),
-                    Err(error) => all = report_error(&plugin, &error),
+                    Ok(result) => report(&plugin, &result.installed.executable),
+                    Err(error) => all_succeeded = report_error(&plugin, &error),
                 }
             }
         }
     }
-    Ok(all)
+    Ok(all_succeeded)
 }
 
 /// Runs `gitlab-runner fleeting install`.
@@ -108,12 +108,12 @@ pub(super) async fn install(args: &ConfiguredInstallArgs) -> Result<bool, Plugin
 /// Runs `gitlab-runner fleeting list`.
 pub(super) fn list(args: &ConfiguredListArgs) -> Result<bool, PluginError> {
     let context = lookup_context();
-    let mut all = true;
+    let mut all_succeeded = true;
     for plugin in configured(&args.config)? {
         match resolve(&plugin.plugin, &context) {
             Ok(found) => report(&plugin, found.executable()),
-            Err(error) => all = report_error(&plugin, &error.into()),
+            Err(error) => all_succeeded = report_error(&plugin, &error.into()),
         }
     }
-    Ok(all)
+    Ok(all_succeeded)
 }

@@ -63,7 +63,7 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     };
     let is_human = !args.json && !args.junit;
     let mut report_verdict = |verdict: &Verdict| {
-        // Skipped tests would hide the failed ones.
+        // Lines for skipped tests would hide the failed tests.
         if is_human && !verdict.is_not_reached() {
             print_verdict(verdict);
         }
@@ -121,8 +121,8 @@ fn print_verdict(verdict: &Verdict) {
         Outcome::Fail(_) => ui::BAD,
         Outcome::Skip(_) => ui::DIM,
     };
-    let (word, case) = (ui::paint(style, verdict.outcome.label()), verdict.case);
-    ui::outln(&format!("{word}  {:<4} {} ({:.2} s)", case.id, case.title, verdict.took.as_secs_f64()));
+    let (label, case) = (ui::paint(style, verdict.outcome.label()), verdict.case);
+    ui::outln(&format!("{label}  {:<4} {} ({:.2} s)", case.id, case.title, verdict.duration.as_secs_f64()));
     if let Some(reason) = verdict.outcome.reason() {
         ui::outln(&format!("           {reason}"));
     }

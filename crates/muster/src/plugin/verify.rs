@@ -17,16 +17,17 @@ pub(crate) struct PluginVerifyArgs {
 /// Runs `muster plugin verify`. Prints a line per version, and the changes of a modified one.
 pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     let store = Store::from_environment()?;
-    let wanted = args.plugins.iter().map(|plugin| Reference::parse(plugin, &DEFAULTS));
-    let wanted = wanted.collect::<Result<Vec<_>, _>>()?;
+    let requested = args.plugins.iter().map(|plugin| Reference::parse(plugin, &DEFAULTS));
+    let requested = requested.collect::<Result<Vec<_>, _>>()?;
     let mut installed = store.list();
-    installed.retain(|installed| wanted.is_empty() || wanted.iter().any(|wanted| matches(wanted, installed)));
+    installed
+        .retain(|installed| requested.is_empty() || requested.iter().any(|requested| matches(requested, installed)));
     let missing: Vec<_> =
-        wanted.iter().filter(|wanted| !installed.iter().any(|installed| matches(wanted, installed))).collect();
-    let mut all = missing.is_empty();
+        requested.iter().filter(|requested| !installed.iter().any(|installed| matches(requested, installed))).collect();
+    let mut all_succeeded = missing.is_empty();
     for plugin in missing {
-        let which = if has_no_version(plugin) { "no version" } else { "no matching version" };
-        ui::error(&format!("plugin {plugin}: {which} is installed in {}", store.directory().display()));
+        let missing_version = if has_no_version(plugin) { "no version" } else { "no matching version" };
+        ui::error(&format!("plugin {plugin}: {missing_version} is installed in {}", store.directory().display()));
     }
     for finding in store.verify(installed)? {
         let name = format!("{} {}", finding.installed.repository, finding.installed.version);
@@ -37,7 +38,7 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
                 store.lock_file().display()
             )),
             VerifyOutcome::Changed(changes) => {
-                all = false;
+                all_succeeded = false;
                 ui::outln(&format!("{name}: MODIFIED"));
                 for line in changes {
                     ui::outln(&format!("  {line}"));
@@ -49,15 +50,15 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
             }
         }
     }
-    Ok(all)
+    Ok(all_succeeded)
 }
 
 /// Whether the reference selects all versions, because it has none.
-fn has_no_version(wanted: &Reference) -> bool {
-    matches!(wanted.constraint, Constraint::Latest | Constraint::Any)
+fn has_no_version(requested: &Reference) -> bool {
+    matches!(requested.constraint, Constraint::Latest | Constraint::Any)
 }
 
-fn matches(wanted: &Reference, installed: &Installed) -> bool {
-    let has_version = has_no_version(wanted) || wanted.constraint.matches(&installed.version);
-    wanted.repository == installed.repository && has_version
+fn matches(requested: &Reference, installed: &Installed) -> bool {
+    let has_version = has_no_version(requested) || requested.constraint.matches(&installed.version);
+    requested.repository == installed.repository && has_version
 }

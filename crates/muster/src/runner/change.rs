@@ -6,7 +6,7 @@ use muster_config::edit::{ConfigFile, EditError};
 use muster_config::{HostFacts, Runner};
 use muster_job::Secret;
 
-/// Removes runners from the file. Skips those that are not in it anymore.
+/// Removes runners from the file. Skips runners that are no longer in it.
 pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     if removed.is_empty() {
         return Ok(());
@@ -24,7 +24,7 @@ pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Returns the index of a runner in the file: its previous index, or that of the first entry with the same URL, name and token.
+/// Returns the index of a runner in the file: its previous index, or the index of the first entry with the same URL, name and token.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
     let runners = file.read(&HostFacts::of(path)).config?.runners;
     let is_same = |other: &&Runner| {

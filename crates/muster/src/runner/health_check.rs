@@ -72,14 +72,14 @@ async fn wait(targets: Targets, seconds: u64) -> Result<(), HealthError> {
     let text = targets.addresses.join(", ");
     anstream::println!("waiting for TCP connection to {text}...");
     let mut waiting: JoinSet<()> = targets.addresses.into_iter().map(connect).collect();
-    let done = async {
+    let connected = async {
         while waiting.join_next().await.is_some() {
             if !targets.all {
                 return;
             }
         }
     };
-    timeout(Duration::from_secs(seconds), done).await.map_err(|_| HealthError::Timeout { targets: text, seconds })
+    timeout(Duration::from_secs(seconds), connected).await.map_err(|_| HealthError::Timeout { targets: text, seconds })
 }
 
 async fn connect(address: String) {

@@ -1,4 +1,4 @@
-//! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler (R026).
+//! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler (requirement R026).
 //!
 //! Prints the whole new file to standard output, and remaining tasks to standard error. Writes no file. The exit code is 1 if there is
 //! nothing to migrate, or if the configuration has errors.
@@ -21,14 +21,14 @@ pub(crate) struct MigrateMachineArgs {
     #[command(flatten)]
     config: ConfigArg,
     /// Replacement for Docker Machine.
-    #[arg(long, value_enum, default_value_t = To::Group)]
-    to: To,
+    #[arg(long, value_enum, default_value_t = MachineReplacement::Group)]
+    to: MachineReplacement,
 }
 
 /// Values of `--to`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum To {
-    /// An instance group in the driver's cloud, with its plugin: amazonec2, google, azure. As `machines` for other drivers.
+enum MachineReplacement {
+    /// An instance group in the driver's cloud, with its plugin: amazonec2, google, azure. Same as `machines` for other drivers.
     Group,
     /// The same machines, with the plugin `docker-machine`.
     Machines,
@@ -37,18 +37,18 @@ enum To {
 /// Runs `migrate-machine`.
 pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
     let path = args.config.path();
-    let text = match config::text_of(&path) {
+    let text = match config::read_text(&path) {
         Ok(text) => text,
         Err(problem) => {
             anstream::eprintln!("{}", problem.render(&path).trim_end());
             return ExitCode::FAILURE;
         }
     };
-    let way = match args.to {
-        To::Group => migrate::MigrationTarget::Group,
-        To::Machines => migrate::MigrationTarget::Machines,
+    let target = match args.to {
+        MachineReplacement::Group => migrate::MigrationTarget::Group,
+        MachineReplacement::Machines => migrate::MigrationTarget::Machines,
     };
-    match migrate::migrate(&text, &HostFacts::of(&path), way) {
+    match migrate::migrate(&text, &HostFacts::of(&path), target) {
         Ok(migration) => {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));

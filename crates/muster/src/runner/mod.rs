@@ -28,7 +28,9 @@ mod wrapper;
 
 #[cfg(test)]
 pub(crate) use entry::is_entry_flag;
-pub(crate) use run::{EXPLAIN_PATH, FleetEndpoints, INSTANCES, STATUS_PATH, executors, instances, state_dir};
+pub(crate) use run::{
+    EXPLAIN_PATH, FleetEndpoints, HostExecutors, INSTANCES, STATUS_PATH, executors, instances, state_dir,
+};
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -133,9 +135,9 @@ pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Returns the arguments as clap reads them. The arguments from index `first` on are rewritten.
+/// Rewrites the arguments from index `first` on from the flag syntax of Go programs to that of clap.
 pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<OsString> {
-    crate::flags::as_gitlab_runner_reads(&Cli::command(), arguments, first)
+    crate::flags::rewrite_go_flags(&Cli::command(), arguments, first)
 }
 
 /// Runs a command of gitlab-runner.

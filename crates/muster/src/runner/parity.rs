@@ -1,4 +1,4 @@
-//! Tests that every command and flag of gitlab-runner exists here too, or that the difference is intended.
+//! Tests that Muster has every command and flag of gitlab-runner, or that the difference is intended.
 
 use std::collections::BTreeSet;
 
@@ -35,37 +35,37 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     })
 }
 
-/// Returns how a line of the list differs from our command line. `None` if it does not.
+/// Returns how a line of the list differs from Muster's command line. `None` if it does not differ.
 fn check(root: &Command, line: &str) -> Option<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let name = words.first().copied().unwrap_or_default();
     let command = if name == "-" { Some(root) } else { root.find_subcommand(name) };
-    let Some(command) = command else { return Some(format!("{line}: there is no such command")) };
+    let Some(command) = command else { return Some(format!("{line}: Muster has no such command")) };
     let [_, flag, env, form] = words[..] else { return None };
-    let Some(argument) = find(command, flag) else { return Some(format!("{line}: there is no such flag")) };
-    let our_env = argument.get_env().map_or("-".into(), |name| name.to_string_lossy().into_owned());
+    let Some(argument) = find(command, flag) else { return Some(format!("{line}: Muster has no such flag")) };
+    let muster_env = argument.get_env().map_or("-".into(), |name| name.to_string_lossy().into_owned());
     let takes_value = argument.get_action().takes_values();
     let bare = !takes_value || argument.get_num_args().is_some_and(|range| range.min_values() == 0);
-    let our_form = if bare { "bare" } else { "value" };
-    (our_env != env || our_form != form).then(|| format!("{line}: here it is {our_env} {our_form}"))
+    let muster_form = if bare { "bare" } else { "value" };
+    (muster_env != env || muster_form != form).then(|| format!("{line}: in Muster it is {muster_env} {muster_form}"))
 }
 
 #[test]
 fn every_gitlab_runner_flag_exists_or_differs_intentionally() {
     let mut root = Cli::command();
     root.build();
-    let (mut wrong, mut used) = (Vec::new(), BTreeSet::new());
+    let (mut mismatches, mut used) = (Vec::new(), BTreeSet::new());
     for line in UPSTREAM_COMMANDS.lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let (command, flag) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
         match (check(&root, line), reason(command, flag)) {
             (Some(_), Some(reason)) => drop(used.insert(reason)),
-            (Some(problem), None) => wrong.push(problem),
-            (None, Some(reason)) => wrong.push(format!("{line}: it exists, so remove the difference `{reason}`")),
+            (Some(problem), None) => mismatches.push(problem),
+            (None, Some(reason)) => mismatches.push(format!("{line}: it exists, so remove the difference `{reason}`")),
             (None, None) => {}
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
     assert!(!used.is_empty());
 }
 

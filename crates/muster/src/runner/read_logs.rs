@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Exit code that tells the caller that the file was deleted, because the job's environment was cleaned up.
+/// Exit code if the file was deleted, because the job's environment was cleaned up.
 const FILE_DELETED: u8 = 100;
 /// Poll interval. The file may be written by another machine, where file events are not available.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -50,7 +50,7 @@ fn follow(args: &ReadLogsArgs, output: &mut impl Write) -> io::Result<()> {
         let chunk = reader.fill_buf()?;
         if chunk.is_empty() {
             output.flush()?;
-            // A deleted file can still be read and remains at its end, so check that it exists.
+            // Reading a deleted file that is still open causes no error, so check that the path exists.
             std::fs::metadata(&args.path)?;
             sleep(POLL_INTERVAL);
             continue;

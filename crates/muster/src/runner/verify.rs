@@ -84,7 +84,7 @@ async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
     Ok(super::change::remove(&args.select.config.path(), &unknown)?)
 }
 
-/// Whether the server rejects the token, which means that the runner was deleted. Other errors do not mean that.
+/// Whether the server rejects the token, which means that the runner was deleted. Other errors, such as a lost connection, do not count.
 async fn is_unknown_to_server(args: &VerifyArgs, runner: &Runner, request: &TokenRequest) -> bool {
     let short = short_token(runner.token.expose());
     let answer = match args.tls.client_of(runner) {

@@ -45,9 +45,9 @@ pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
     let is_usable = !loaded.has(Severity::Error);
     if args.json {
         let values: Vec<_> = values.iter().map(value).collect();
-        print(&answer(&path, is_usable, &loaded.problems, &json!(values)));
+        print(&json_report(&path, is_usable, &loaded.problems, &json!(values)));
     } else {
-        print(&readable(&path, &loaded, &values));
+        print(&values_text(&path, &loaded, &values));
         print_problems(&path, &loaded.problems);
         print(&format!("{}: {}\n", path.display(), verdict(is_usable, &loaded.problems)));
     }
@@ -57,12 +57,12 @@ pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
 /// Runs `lint`: prints the problems of the file's format.
 pub(crate) fn lint(args: &VerifyConfigArgs) -> ExitCode {
     let (path, _, mut loaded) = args.load(true);
-    loaded.problems.retain(|problem| !problem.not_built);
+    loaded.problems.retain(|problem| !problem.unsupported);
     let violates_format =
         |problem: &&Problem| problem.severity <= Severity::Error || FORMAT_CODES.contains(&problem.code);
     let valid = !loaded.problems.iter().any(|problem| violates_format(&problem));
     if args.json {
-        print(&answer(&path, valid, &loaded.problems, &Value::Null));
+        print(&json_report(&path, valid, &loaded.problems, &Value::Null));
     } else {
         print_problems(&path, &loaded.problems);
         print(&format!("{}: {}\n", path.display(), if valid { "valid" } else { "not valid" }));
@@ -79,7 +79,7 @@ fn verdict(is_usable: bool, problems: &[Problem]) -> String {
 }
 
 /// Formats the values as TOML, aligned and with their origin as comments.
-fn readable(path: &Path, loaded: &Loaded, values: &[Effective]) -> String {
+fn values_text(path: &Path, loaded: &Loaded, values: &[Effective]) -> String {
     let mut text = format!("# {}\n", path.display());
     let width = values.iter().map(|value| value.key.len()).max().unwrap_or_default();
     let line = |value: &Effective| {
@@ -102,10 +102,10 @@ fn print_problems(path: &Path, problems: &[Problem]) {
     }
 }
 
-fn answer(path: &Path, valid: bool, problems: &[Problem], values: &Value) -> String {
+fn json_report(path: &Path, valid: bool, problems: &[Problem], values: &Value) -> String {
     let problems: Vec<_> = problems.iter().map(problem).collect();
-    let answer = json!({ "file": path.display().to_string(), "valid": valid, "values": values, "problems": problems });
-    format!("{}\n", serde_json::to_string_pretty(&answer).unwrap_or_default())
+    let report = json!({ "file": path.display().to_string(), "valid": valid, "values": values, "problems": problems });
+    format!("{}\n", serde_json::to_string_pretty(&report).unwrap_or_default())
 }
 
 fn value(value: &Effective) -> Value {
@@ -122,11 +122,11 @@ fn problem(problem: &Problem) -> Value {
     let location = |place: &ProblemLocation| json!({ "line": place.line, "column": place.column, "text": place.text });
     json!({
         "code": problem.code,
-        "severity": problem.severity.word(),
+        "severity": problem.severity.as_str(),
         "message": problem.message,
         "help": problem.help,
         "runner": problem.runner.as_ref().map(|(index, name)| json!({ "index": index, "name": name })),
-        "location": problem.place.as_ref().map(location),
+        "location": problem.location.as_ref().map(location),
     })
 }
 

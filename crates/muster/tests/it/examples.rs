@@ -7,18 +7,18 @@ use tempfile::TempDir;
 
 /// A copy of an example in its own repository, with its own home directory.
 struct Example {
-    place: TempDir,
+    directory: TempDir,
 }
 
 impl Example {
     fn new(name: &str) -> Self {
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let source = root().join("examples").join(name);
         assert!(source.is_dir(), "no example {name}");
         let copied =
-            Command::new("cp").arg("-R").arg(&source).arg(place.path().join("project")).status().unwrap().success();
+            Command::new("cp").arg("-R").arg(&source).arg(directory.path().join("project")).status().unwrap().success();
         assert!(copied);
-        let example = Self { place };
+        let example = Self { directory };
         example.git(&["init", "-q", "-b", "main"]);
         example.git(&["add", "-A"]);
         example.git(&["commit", "-q", "-m", "first"]);
@@ -26,7 +26,7 @@ impl Example {
     }
 
     fn project(&self) -> PathBuf {
-        self.place.path().join("project")
+        self.directory.path().join("project")
     }
 
     fn git(&self, arguments: &[&str]) {
@@ -37,7 +37,7 @@ impl Example {
 
     /// Returns the lines of `muster ci ARGUMENTS --output json`, and whether it succeeded.
     fn run(&self, arguments: &[&str]) -> (Vec<serde_json::Value>, bool) {
-        let home = self.place.path().join("home");
+        let home = self.directory.path().join("home");
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))
             .args(["ci", "run", "--output", "json"])
             .args(arguments)
@@ -95,13 +95,13 @@ fn python_example_has_matrix_dotenv_and_coverage() {
     }
     let (lines, passed) = Example::new("python").run(&[]);
     assert!(passed);
-    let ended = |name: &str| {
+    let success_event = |name: &str| {
         lines.iter().find(|line| line["event"] == "job" && line["name"] == name && line["status"] == "success")
     };
     for name in ["unit: [EUR, 0]", "unit: [EUR, 2]", "unit: [USD, 0]", "unit: [USD, 2]", "summary"] {
-        assert!(ended(name).is_some(), "{name}");
+        assert!(success_event(name).is_some(), "{name}");
     }
-    assert_eq!(ended("coverage").unwrap()["coverage"], 100.0);
+    assert_eq!(success_event("coverage").unwrap()["coverage"], 100.0);
 }
 
 #[test]

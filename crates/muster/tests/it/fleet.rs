@@ -41,14 +41,14 @@ fn simulate_compares_and_draws_policies() {
     let output = muster(directory.path(), &arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let of = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
-    assert_eq!(of(0, "/report/done"), result["jobs"].as_f64().unwrap());
-    assert!(of(1, "/wait_s/mean") < of(0, "/wait_s/mean") / 2.0, "a floor of idle machines makes waits short,");
-    assert!(of(1, "/report/cost") > of(0, "/report/cost"), "and costs more");
+    let metric = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
+    assert_eq!(metric(0, "/report/done"), result["jobs"].as_f64().unwrap());
+    assert!(metric(1, "/wait_s/mean") < metric(0, "/wait_s/mean") / 2.0, "idle machines must reduce the waits");
+    assert!(metric(1, "/report/cost") > metric(0, "/report/cost"), "idle machines must increase the cost");
     let picture = std::fs::read_to_string(directory.path().join("picture.svg")).unwrap();
     assert!(picture.contains(">floor: wait p95") && picture.ends_with("</svg>\n"));
-    let again = muster(directory.path(), &arguments);
-    assert_eq!(output.stdout, again.stdout, "the same seed, the same result");
+    let second_output = muster(directory.path(), &arguments);
+    assert_eq!(output.stdout, second_output.stdout, "the same seed must give the same result");
 }
 
 #[test]
@@ -65,15 +65,15 @@ fn simulate_replays_a_trace() {
 fn simulate_counts_waits_of_jobs_that_never_run() {
     let directory = policies();
     std::fs::write(
-        directory.path().join("nobody.toml"),
+        directory.path().join("too-expensive.toml"),
         "max_instances = 5\nprice_per_hour = 1.0\nmax_cost_per_hour = 0.5\n",
     )
     .unwrap();
-    let arguments = ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "nobody.toml", "--json"];
+    let arguments = ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "too-expensive.toml", "--json"];
     let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
-    let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
-    assert_eq!((of("/report/done"), of("/report/unfinished")), (0.0, 3.0), "{result}");
-    assert!(of("/wait_s/p50") > 80_000.0, "a day: {result}");
+    let metric = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+    assert_eq!((metric("/report/done"), metric("/report/unfinished")), (0.0, 3.0), "{result}");
+    assert!(metric("/wait_s/p50") > 80_000.0, "a day: {result}");
 }
 
 /// The quota also holds for jobs that still wait when the last one arrives.
@@ -90,8 +90,8 @@ fn simulate_applies_a_quota_until_the_last_job() {
         let arguments =
             ["fleet", "simulate", "--trace", "three.csv", "--policy", "demand.toml", "--json", "--cloud", cloud];
         let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
-        let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
-        (of("/report/done"), of("/report/unfinished"), of("/wait_s/max"))
+        let metric = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+        (metric("/report/done"), metric("/report/unfinished"), metric("/wait_s/max"))
     };
     let (done, unfinished, longest) = simulated("one.toml");
     assert!((done, unfinished) == (3.0, 0.0) && longest > 7200.0, "one after the other: {done} done, {longest} s");
@@ -115,9 +115,9 @@ fn simulate_shows_the_effect_of_request_ahead() {
     let arguments =
         ["fleet", "simulate", "--trace", "jobs.csv", "--policy", "on.toml", "--policy", "off.toml", "--json"];
     let result: serde_json::Value = serde_json::from_slice(&muster(directory.path(), &arguments).stdout).unwrap();
-    let of = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
-    assert!(of(0, "/wait_s/mean") < of(1, "/wait_s/mean") / 3.0, "{result}");
-    assert_eq!(of(0, "/report/machines"), of(1, "/report/machines"), "{result}");
+    let metric = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
+    assert!(metric(0, "/wait_s/mean") < metric(1, "/wait_s/mean") / 3.0, "{result}");
+    assert_eq!(metric(0, "/report/machines"), metric(1, "/report/machines"), "{result}");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn simulate_reports_invalid_input() {
         .unwrap();
     std::fs::write(directory.path().join("typo.toml"), "max_instances = 1\n[[polcy]]\nidle_count = 5\n").unwrap();
     std::fs::write(directory.path().join("bad.csv"), "1,2\nsoon,3\n").unwrap();
-    for (arguments, wanted) in [
+    for (arguments, expected) in [
         (["--trace", "jobs.csv", "--policy", "bad.toml"], "policy[1].periods`: `@daily` is not a valid period"),
         (
             ["--trace", "jobs.csv", "--policy", "typo.toml"],
@@ -135,19 +135,19 @@ fn simulate_reports_invalid_input() {
         ),
         (["--trace", "bad.csv", "--policy", "floor.toml"], "line 2: `soon` is not a number"),
         (["--trace", "none.csv", "--policy", "floor.toml"], "failed to read none.csv"),
-        (["--days", "0", "--policy", "floor.toml"], "--days 0 is not from 1 to 365"),
-        (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days 1 is not below --days"),
-        (["--peak-rate", "-1", "--policy", "floor.toml"], "--peak-rate -1 is not from 0 to 1000000"),
+        (["--days", "0", "--policy", "floor.toml"], "--days must be from 1 to 365, not 0"),
+        (["--skip-days", "1", "--policy", "floor.toml"], "--skip-days must be below --days, not 1"),
+        (["--peak-rate", "-1", "--policy", "floor.toml"], "--peak-rate must be from 0 to 1000000, not -1"),
         (["--svg", "none/x.svg", "--policy", "floor.toml"], "failed to write none/x.svg"),
     ] {
         let output = muster(directory.path(), &[["fleet", "simulate"].as_slice(), &arguments].concat());
         let error = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2));
-        assert!(error.contains(wanted), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
-/// R036: enough capacity, without excess.
+/// Requirement R036: enough capacity, without excess.
 #[test]
 fn simulated_day_meets_its_start_objective_with_bounded_idle() {
     let directory = policies();
@@ -157,43 +157,44 @@ fn simulated_day_meets_its_start_objective_with_bounded_idle() {
     let arguments = ["--pattern", "day", "--peak-rate", "150", "--seed", "7", "--policy", "factor.toml", "--json"];
     let output = muster(directory.path(), &[&["fleet", "simulate"][..], &arguments].concat());
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let of = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
-    assert!(of("/wait_s/p95") < 1.0 && of("/wait_s/p99") < 60.0, "{result}");
-    let idle_hours = of("/report/slot_hours") - of("/report/busy_slot_hours");
+    let metric = |pointer: &str| result["policies"][0].pointer(pointer).unwrap().as_f64().unwrap();
+    assert!(metric("/wait_s/p95") < 1.0 && metric("/wait_s/p99") < 60.0, "{result}");
+    let idle_hours = metric("/report/slot_hours") - metric("/report/busy_slot_hours");
     assert!(idle_hours < 110.0, "a fleet for the peak, all day, would be idle for ten times as long: {result}");
-    assert_eq!(of("/report/done"), result["jobs"].as_f64().unwrap());
+    assert_eq!(metric("/report/done"), result["jobs"].as_f64().unwrap());
 }
 
 #[test]
 fn missing_manager_or_subject_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
-    let wrong = |arguments: &[&str], wanted: &str| {
+    let check_error = |arguments: &[&str], expected: &str| {
         let output = muster(directory.path(), arguments);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {told}");
-        assert!(told.contains(wanted), "{arguments:?}: {told}");
+        let output_text =
+            String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output_text}");
+        assert!(output_text.contains(expected), "{arguments:?}: {output_text}");
     };
-    wrong(&["fleet", "status", "--state-dir", "nope"], "nope: no such directory");
-    wrong(&["fleet", "status", "--config", "nope.toml"], "nope.toml: no such file");
+    check_error(&["fleet", "status", "--state-dir", "nope"], "nope: no such directory");
+    check_error(&["fleet", "status", "--config", "nope.toml"], "nope.toml: no such file");
     std::os::unix::fs::symlink("circle.toml", directory.path().join("circle.toml")).unwrap();
-    wrong(&["fleet", "status", "--config", "circle.toml"], "leads in a circle");
-    wrong(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: no such file");
-    wrong(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances is running on nope");
+    check_error(&["fleet", "status", "--config", "circle.toml"], "form a loop");
+    check_error(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: no such file");
+    check_error(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances is running on nope");
     let long = "x".repeat(1001);
-    wrong(
+    check_error(
         &["fleet", "drain", "x", "--reason", &long, "--state-dir", "."],
         "the reason has 1001 characters; the maximum is 1000",
     );
-    wrong(&["fleet", "explain", "job", "abc", "--state-dir", "."], "`abc` is not a valid job ID");
-    wrong(&["fleet", "status", "--state-dir", "."], "not a manager's state directory");
+    check_error(&["fleet", "explain", "job", "abc", "--state-dir", "."], "`abc` is not a valid job ID");
+    check_error(&["fleet", "status", "--state-dir", "."], "not a manager's state directory");
     std::fs::write(directory.path().join("file"), "").unwrap();
-    wrong(&["fleet", "status", "--state-dir", "file"], "failed to read file");
+    check_error(&["fleet", "status", "--state-dir", "file"], "failed to read file");
     let ledgers = directory.path().join("instances");
     std::fs::create_dir(&ledgers).unwrap();
     std::fs::write(ledgers.join("x.ledger"), "garbage\n").unwrap();
-    wrong(&["fleet", "status", "--state-dir", "."], "x.ledger at line 1");
-    wrong(&["fleet", "explain", "--state-dir", "."], "x.ledger at line 1");
-    wrong(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.ledger at line 1");
+    check_error(&["fleet", "status", "--state-dir", "."], "x.ledger at line 1");
+    check_error(&["fleet", "explain", "--state-dir", "."], "x.ledger at line 1");
+    check_error(&["fleet", "explain", "job", "1", "--state-dir", "."], "x.ledger at line 1");
 }
 
 #[test]
@@ -213,11 +214,11 @@ fn simulate_rejects_misleading_comparisons() {
     write("early.toml", b"boot = { median_s = -5.0, factor = 1.0 }\n");
     let with = |more: &[&str]| muster(directory.path(), &[&["fleet", "simulate"][..], more].concat());
     let output = with(&["--trace", "jobs.csv", "--policy", "floor.toml", "--policy", "other/floor.toml"]);
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    let rows: Vec<Vec<&str>> = told.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!((rows[0][0], rows[1][0]), ("floor.toml", "other/floor.toml"), "{told}");
-    assert!(rows[1].contains(&"-") && !rows[0].contains(&"-"), "no price, no cost: {told}");
-    for (arguments, wanted) in [
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let rows: Vec<Vec<&str>> = output_text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((rows[0][0], rows[1][0]), ("floor.toml", "other/floor.toml"), "{output_text}");
+    assert!(rows[1].contains(&"-") && !rows[0].contains(&"-"), "no price, no cost: {output_text}");
+    for (arguments, expected) in [
         (&["--trace", "jobs.csv", "--policy", "endless.toml"][..], "set max_instances"),
         (&["--trace", "jobs.csv", "--policy", "factor.toml"], "set max_instances"),
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--skip-days", "2"], "the last one arrives on day 1"),
@@ -239,13 +240,13 @@ fn simulate_rejects_misleading_comparisons() {
         (&["--trace", "jobs.csv", "--policy", "floor.toml", "--cloud", "early.toml"], "boot: median_s and factor"),
         (
             &["--peak-rate", "1", "--off-peak-rate", "2", "--policy", "floor.toml"],
-            "--peak-rate 1 is not at least --off-peak-rate",
+            "--peak-rate must be at least --off-peak-rate, not 1",
         ),
-        (&["--burst", "0", "--policy", "floor.toml"], "--burst 0 is not at least 1"),
-        (&["--daily-variation", "0", "--policy", "floor.toml"], "--daily-variation 0 is not at least 1"),
+        (&["--burst", "0", "--policy", "floor.toml"], "--burst must be at least 1, not 0"),
+        (&["--daily-variation", "0", "--policy", "floor.toml"], "--daily-variation must be at least 1, not 0"),
     ] {
         let output = with(arguments);
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && told.contains(wanted), "{arguments:?}: {told}");
+        let output_text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && output_text.contains(expected), "{arguments:?}: {output_text}");
     }
 }

@@ -1,15 +1,15 @@
-//! `scripts/muster`, which builds and runs Muster. A fake `cargo` prints what the test prescribes.
+//! `scripts/muster`, which builds and runs Muster. A fake `cargo` prints the messages of the test.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use crate::process::Ended;
+use crate::process::CommandResult;
 
 /// Runs the script with a Cargo that prints these messages. The built executable is `echo`.
-fn run(output: &str, executable: &str) -> Ended {
-    let place = tempfile::tempdir().unwrap();
-    let cargo = place.path().join("cargo");
+fn run(output: &str, executable: &str) -> CommandResult {
+    let directory = tempfile::tempdir().unwrap();
+    let cargo = directory.path().join("cargo");
     let artifact = |name: &str, executable: &str| {
         format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
     };
@@ -18,14 +18,14 @@ fn run(output: &str, executable: &str) -> Ended {
         .unwrap();
     std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
     // The executable of another clone exists, too.
-    let other = place.path().join("cache/muster/target/x86_64/debug/muster");
+    let other = directory.path().join("cache/muster/target/x86_64/debug/muster");
     std::fs::create_dir_all(other.parent().unwrap()).unwrap();
     std::fs::write(other, "").unwrap();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::join_paths([place.path().into()].into_iter().chain(std::env::split_paths(&path))).unwrap();
+    let path = std::env::join_paths([directory.path().into()].into_iter().chain(std::env::split_paths(&path))).unwrap();
     let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/muster"));
-    script.args(["ci", "two  words"]).env("PATH", path).env("XDG_CACHE_HOME", place.path().join("cache"));
-    Ended::of(script.env_remove("CARGO_TARGET_DIR").output().unwrap())
+    script.args(["ci", "two  words"]).env("PATH", path).env("XDG_CACHE_HOME", directory.path().join("cache"));
+    CommandResult::of(script.env_remove("CARGO_TARGET_DIR").output().unwrap())
 }
 
 #[test]
@@ -44,10 +44,10 @@ fn script_reports_only_long_builds() {
 }
 
 /// Runs `scripts/need python3` as root on a machine without Python, with this fake `apt-get`.
-fn need_python(apt_get: &str) -> Ended {
-    let place = tempfile::tempdir().unwrap();
+fn need_python(apt_get: &str) -> CommandResult {
+    let directory = tempfile::tempdir().unwrap();
     let program = |name: &str, text: &str| {
-        let path = place.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     };
@@ -56,13 +56,13 @@ fn need_python(apt_get: &str) -> Ended {
     program("flock", "shift; exec \"$@\"");
     program("apt-get", apt_get);
     let mut script = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/need"));
-    script.arg("python3").env("PATH", place.path()).env("PLACE", place.path());
-    Ended::of(script.output().unwrap())
+    script.arg("python3").env("PATH", directory.path()).env("TEST_DIR", directory.path());
+    CommandResult::of(script.output().unwrap())
 }
 
 #[test]
 fn need_script_installs_or_names_missing_tools() {
-    let installs = "case \"$*\" in *' python3') : >\"$PLACE/python3\"; /bin/chmod +x \"$PLACE/python3\";; esac";
+    let installs = "case \"$*\" in *' python3') : >\"$TEST_DIR/python3\"; /bin/chmod +x \"$TEST_DIR/python3\";; esac";
     need_python(installs).check(0, &[]);
     need_python("exit 100").check(1, &["failed to install python3; run: apt-get install python3"]);
 

@@ -2,12 +2,14 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a test's helpers fail as its body does"
 )]
 
 mod ci;
 mod demo;
+mod docker;
 mod examples;
 mod fleet;
 mod from_clone;

@@ -10,7 +10,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Result of a command.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct CommandResult {
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -18,7 +18,7 @@ pub(crate) struct Ended {
     checks_stdout: bool,
 }
 
-impl Ended {
+impl CommandResult {
     /// Result of a command that prints its messages to standard error.
     pub(crate) fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();

@@ -54,8 +54,8 @@ impl<'a> Clauses<'a> {
         self.context
     }
 
-    /// Returns true if all clauses of a rule hold.
-    pub(crate) fn hold(&self, rule: &Rule, scope: &Scope<'_>, problems: &mut Problems) -> bool {
+    /// Returns true if all clauses of a rule are true.
+    pub(crate) fn matches(&self, rule: &Rule, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         rule.condition.as_ref().is_none_or(|condition| self.condition(condition, scope, problems))
             && rule.changes.as_ref().is_none_or(|changes| self.changes(changes, scope, problems))
             && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
@@ -65,7 +65,7 @@ impl<'a> Clauses<'a> {
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         match condition.expression.evaluate_within(&|name| scope.stored(name), &|_| Value::Null, &mut problems.patterns)
         {
-            Ok(holds) => holds,
+            Ok(is_met) => is_met,
             Err(error) => {
                 let message = format!("`{}` evaluates to false: {error}", condition.text);
                 problems.push(Diagnostic::warning(condition.span, message).inside(&condition.text, error.range()));
@@ -94,8 +94,8 @@ impl<'a> Clauses<'a> {
             PathTest::Globs(patterns) => patterns.iter().any(|pattern| {
                 let key =
                     (compare_to.as_ref().map(|(git_ref, _)| git_ref.clone()), scope.expand(pattern, Unknown::Keep));
-                if let Some(&known) = self.changed.borrow().get(&key) {
-                    return known;
+                if let Some(&cached) = self.changed.borrow().get(&key) {
+                    return cached;
                 }
                 let glob = self.glob(&key.1);
                 let matches = glob.is_some_and(|glob| paths.iter().any(|path| glob.is_match(path)));
@@ -107,8 +107,8 @@ impl<'a> Clauses<'a> {
 
     /// Returns the paths that differ from a ref.
     pub(crate) fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
-        let known = self.compared.borrow().get(git_ref).cloned();
-        let compared = known.unwrap_or_else(|| {
+        let cached = self.compared.borrow().get(git_ref).cloned();
+        let compared = cached.unwrap_or_else(|| {
             let compared = self.sources.changed_since(git_ref).map(Rc::new);
             self.compared.borrow_mut().insert(git_ref.to_owned(), compared.clone());
             compared
@@ -143,8 +143,14 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `exists` for a tree. `own` means that it is the tree of the project, for which results are cached.
-    fn exists_in(&self, test: &PathTest, tracked: &Arc<BTreeSet<String>>, scope: &Scope<'_>, own: bool) -> bool {
+    /// Evaluates `exists` for a tree. Results are cached if it is the tree of the project.
+    fn exists_in(
+        &self,
+        test: &PathTest,
+        tracked: &Arc<BTreeSet<String>>,
+        scope: &Scope<'_>,
+        is_project_tree: bool,
+    ) -> bool {
         let patterns = match test {
             PathTest::Regexp(regexp) => return tracked.iter().any(|path| regexp.is_match(path)),
             PathTest::Globs(patterns) => patterns,
@@ -159,10 +165,10 @@ impl<'a> Clauses<'a> {
             return true;
         }
         patterned.iter().any(|glob| {
-            let known = own.then(|| self.existing.borrow().get(glob.as_str()).copied()).flatten();
-            known.unwrap_or_else(|| {
+            let cached = is_project_tree.then(|| self.existing.borrow().get(glob.as_str()).copied()).flatten();
+            cached.unwrap_or_else(|| {
                 let found = glob.exists_in(tracked);
-                if own {
+                if is_project_tree {
                     self.existing.borrow_mut().insert(glob.as_str().to_owned(), found);
                 }
                 found
@@ -170,10 +176,10 @@ impl<'a> Clauses<'a> {
         })
     }
 
-    /// Returns the compiled pattern. `None` if it is too large; it then matches nothing.
+    /// Returns the compiled pattern, or `None` if it is too large. Such a pattern matches nothing.
     fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
-        if let Some(known) = self.globs.borrow().get(pattern) {
-            return known.clone();
+        if let Some(cached) = self.globs.borrow().get(pattern) {
+            return cached.clone();
         }
         let glob = Glob::new(pattern).ok().map(Rc::new);
         self.globs.borrow_mut().insert(pattern.to_owned(), glob.clone());
@@ -190,7 +196,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Returns the port to files.
+    /// Returns the port that reads files.
     pub(crate) fn sources(&self) -> &'a dyn Sources {
         self.sources
     }

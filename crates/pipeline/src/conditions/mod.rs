@@ -1,4 +1,4 @@
-//! Evaluates the conditions of rules against an event: those of jobs, of `workflow` and of `include`.
+//! Evaluates the conditions of rules for an event. The rules can belong to jobs, `workflow` or `include`.
 
 pub(crate) mod clauses;
 pub(crate) mod scope;

@@ -93,8 +93,8 @@ impl<'a> Scope<'a> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Same as [`Scope::stored`], with masked values replaced.
-    pub(crate) fn shown(&self, name: &str) -> Option<String> {
+    /// Same as [`Scope::stored`], but returns `[MASKED]` for a masked variable.
+    pub(crate) fn masked(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 

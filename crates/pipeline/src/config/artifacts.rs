@@ -10,7 +10,7 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     let fields = Fields::parse(node, at, keywords::ARTIFACTS, problems)?;
     let paths = fields.texts("paths", problems);
     if let Some(expose_as) = fields.get("expose_as") {
-        exposed(&fields, expose_as, &paths, problems);
+        check_expose_as(&fields, expose_as, &paths, problems);
     }
     let expire_in = fields.get("expire_in").and_then(|node| duration_or_never(node, at.key("expire_in"), problems));
     let reports = fields.get("reports").map(|node| reports(node, at.key("reports"), problems)).unwrap_or_default();
@@ -32,27 +32,27 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
 fn access(fields: &Fields<'_>, problems: &mut Problems) -> String {
     let at = fields.at();
     if fields.get("public").is_some() && fields.get("access").is_some() {
-        problems.wrong(fields.span(), at, "config uses both `public` and `access`, which are mutually exclusive");
+        problems.report(fields.span(), at, "config uses both `public` and `access`, which are mutually exclusive");
     }
     let access = fields.choice("access", &["all", "developer", "maintainer", "none"], problems);
     let public = fields.get("public").and_then(|node| boolean(node, at.key("public"), problems));
     access.unwrap_or_else(|| if public == Some(false) { "developer" } else { "all" }.to_owned())
 }
 
-fn exposed(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Problems) {
+fn check_expose_as(fields: &Fields<'_>, node: &Node, paths: &[String], problems: &mut Problems) {
     let at = fields.at();
     if paths.is_empty() {
-        problems.wrong(node.span, at.key("expose_as"), "needs `paths`");
+        problems.report(node.span, at.key("expose_as"), "needs `paths`");
     }
     if paths.iter().any(|path| path.contains('*')) {
         let span = fields.get("paths").map_or(node.span, |paths| paths.span);
-        problems.wrong(span, at.key("paths"), "can't contain '*' when used with 'expose_as'");
+        problems.report(span, at.key("paths"), "can't contain '*' when used with 'expose_as'");
     }
     let title = node.as_str().unwrap_or_default();
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ' ');
     if node.as_str().is_some() && (!title.chars().all(is_allowed) || !title.starts_with(|c| c != '-' && c != ' ')) {
-        let what = "can contain only letters, digits, '-', '_' and spaces";
-        problems.wrong_help(node.span, at.key("expose_as"), what, "start it with a letter, a digit or `_`");
+        let message = "can contain only letters, digits, '-', '_' and spaces";
+        problems.report_with_help(node.span, at.key("expose_as"), message, "start it with a letter, a digit or `_`");
     }
 }
 
@@ -77,7 +77,7 @@ fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, V
 fn coverage_report(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<(String, Vec<String>)> {
     let fields = Fields::parse(node, at, &["coverage_format", "path"], problems)?;
     if fields.get("coverage_format").is_none() {
-        problems.wrong(node.span, at, "config should have the key `coverage_format`");
+        problems.report(node.span, at, "config should have the key `coverage_format`");
     }
     let format = fields.choice("coverage_format", &["cobertura", "jacoco"], problems);
     let path = fields.required_text("path", problems);

@@ -16,28 +16,28 @@ const MAX_TAGS: usize = 50;
 
 /// Parses `when` of a job.
 pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
-    own_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
+    parse_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// Parses `when` of a job that starts or mirrors a pipeline. It cannot be `delayed`, because bridges have no
-/// `start_in`.
+/// Parses `when` of a bridge, which is a job that starts or mirrors a pipeline. It cannot be `delayed`, because bridges
+/// have no `start_in`.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
-    own_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
+    parse_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }
 
-fn own_when(node: &Node, at: Path<'_>, words: &[&str], problems: &mut Problems) -> Option<When> {
+fn parse_when(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<When> {
     if let Some(word @ ("never" | "delayed")) = node.as_str()
-        && !words.contains(&word)
+        && !allowed.contains(&word)
     {
-        let what = format!("should be one of: {}", words.join(", "));
-        problems.wrong_help(node.span, at, what, format!("use `{word}` in `rules`"));
+        let message = format!("should be one of: {}", allowed.join(", "));
+        problems.report_with_help(node.span, at, message, format!("use `{word}` in `rules`"));
         return None;
     }
-    choice(node, at, words, problems).and_then(|word| when_of(&word))
+    choice(node, at, allowed, problems).and_then(|word| parse_when_value(&word))
 }
 
-/// Returns the value of `when` for a word. `None` for `never`.
-pub(crate) fn when_of(word: &str) -> Option<When> {
+/// Converts the text of `when`. Returns `None` for `never`.
+pub(crate) fn parse_when_value(word: &str) -> Option<When> {
     match word {
         "on_success" => Some(When::OnSuccess),
         "on_failure" => Some(When::OnFailure),
@@ -54,18 +54,18 @@ pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Proble
     match (fields.get("start_in"), delayed) {
         (None, false) => None,
         (None, true) => {
-            let what = "start in should be a duration, because `when` is `delayed`";
-            problems.wrong_help(fields.span(), at, what, "add `start_in`, for example `start_in: 5 minutes`");
+            let message = "start in should be a duration, because `when` is `delayed`";
+            problems.report_with_help(fields.span(), at, message, "add `start_in`, for example `start_in: 5 minutes`");
             None
         }
         (Some(node), false) => {
-            problems.wrong_help(node.span, at, "start in must be blank", "`start_in` needs `when: delayed`");
+            problems.report_with_help(node.span, at, "start in must be blank", "`start_in` needs `when: delayed`");
             None
         }
         (Some(node), true) => {
             let duration = duration(node, at.key("start_in"), problems)?;
             if duration.is_zero() || duration > MAX_START_IN {
-                problems.wrong(node.span, at.key("start_in"), "should be 1 second to 1 week");
+                problems.report(node.span, at.key("start_in"), "should be 1 second to 1 week");
                 return None;
             }
             Some(duration)
@@ -81,14 +81,14 @@ pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) 
         Value::Map(_) => {
             let fields = Fields::parse(node, at, &["exit_codes"], problems)?;
             let Some(codes) = fields.get("exit_codes") else {
-                problems.wrong(node.span, at, "config should have the key `exit_codes`");
+                problems.report(node.span, at, "config should have the key `exit_codes`");
                 return None;
             };
             exit_codes(codes, at.key("exit_codes"), problems).map(AllowFailure::ExitCodes)
         }
         _ => {
-            let what = format!("should be a boolean value or a map with `exit_codes`, but it is {}", node.kind());
-            problems.wrong(node.span, at, what);
+            let message = format!("should be a boolean value or a map with `exit_codes`, but it is {}", node.kind());
+            problems.report(node.span, at, message);
             None
         }
     }
@@ -100,20 +100,20 @@ fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<
     let items = node.as_list().unwrap_or(single);
     let mut codes = Vec::with_capacity(items.len());
     let mut seen = std::collections::HashSet::new();
-    let mut good = !items.is_empty();
+    let mut is_valid = !items.is_empty();
     for item in items {
         match item.value {
             Value::Int(code) => match i32::try_from(code) {
                 Ok(code) if seen.insert(code) => codes.push(code),
-                _ => good = false,
+                _ => is_valid = false,
             },
-            _ => good = false,
+            _ => is_valid = false,
         }
     }
-    if !good {
-        problems.wrong(node.span, at, "should be an integer or a non-empty array of unique integers");
+    if !is_valid {
+        problems.report(node.span, at, "should be an integer or a non-empty array of unique integers");
     }
-    good.then_some(codes)
+    is_valid.then_some(codes)
 }
 
 /// Parses `retry`: a number, or `{max, when, exit_codes}`.
@@ -123,7 +123,7 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
     let fields = Fields::parse(node, at, &["max", "when", "exit_codes"], problems)?;
     let max = fields.get("max").map_or(Some(0), |node| max(node, at.key("max"), problems));
-    let words = fields.get("when").map(|node| retry_words(node, at.key("when"), problems)).unwrap_or_default();
+    let reasons = fields.get("when").map(|node| retry_reasons(node, at.key("when"), problems)).unwrap_or_default();
     let codes = fields.get("exit_codes");
     let exit_codes = codes.and_then(|node| exit_codes(node, at.key("exit_codes"), problems)).unwrap_or_default();
     // `{max: 1}` without other keys retries after any failure (open question 4 of docs/spec/pipeline-yaml.md, section
@@ -131,8 +131,8 @@ pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     let unconditional = fields.get("when").is_none() && codes.is_none();
     Some(Retry {
         max: max?,
-        always: unconditional || words.iter().any(|word| word == "always"),
-        when: words.iter().filter(|word| *word != "always").map(|word| FailureReason::from_wire(word)).collect(),
+        always: unconditional || reasons.iter().any(|word| word == "always"),
+        when: reasons.iter().filter(|word| *word != "always").map(|word| FailureReason::from_wire(word)).collect(),
         exit_codes,
     })
 }
@@ -141,7 +141,7 @@ fn max(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<u32> {
     integer(node, at, 0..=2, problems).and_then(|max| u32::try_from(max).ok())
 }
 
-fn retry_words(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<String> {
+fn retry_reasons(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<String> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
     items.iter().filter_map(|item| choice(item, at, keywords::RETRY_WHEN, problems)).collect()
@@ -151,8 +151,8 @@ fn retry_words(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<String
 pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let tags = text_list(node, at, problems)?;
     if tags.len() >= MAX_TAGS {
-        let what = format!("config must be less than the limit of {MAX_TAGS} tags, but it has {}", tags.len());
-        problems.wrong(node.span, at, what);
+        let message = format!("config must be less than the limit of {MAX_TAGS} tags, but it has {}", tags.len());
+        problems.report(node.span, at, message);
         return None;
     }
     Some(tags)
@@ -164,11 +164,11 @@ pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')).filter(|inner| !inner.is_empty());
     let Some(pattern) = pattern else {
         let help = format!("write `coverage: '/{}/'`", text.trim_matches('/'));
-        problems.wrong_help(node.span, at, "config must be a regular expression enclosed in slashes", help);
+        problems.report_with_help(node.span, at, "config must be a regular expression enclosed in slashes", help);
         return None;
     };
     if let Err(error) = problems.patterns.compile(pattern, "") {
-        problems.wrong(node.span, at, error);
+        problems.report(node.span, at, error);
         return None;
     }
     Some(pattern.to_owned())

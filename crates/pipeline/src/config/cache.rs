@@ -11,7 +11,7 @@ const MAX_KEY_FILES: usize = 2;
 /// Maximum number of `fallback_keys`.
 const MAX_FALLBACK_KEYS: usize = 5;
 
-/// A cache as written. The digest of a key from files is computed later ([`crate::seed`]).
+/// A cache as written. The digest of a key that is derived from files is computed later ([`crate::seed`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheEntry {
     pub(crate) key: CacheKey,
@@ -40,34 +40,34 @@ pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         Value::List(_) => {
             let list: Vec<&Node> = flat_list(node, at, problems)?.into_iter().filter(|item| !item.is_null()).collect();
             if list.len() > MAX_CACHES {
-                problems.wrong(
+                problems.report(
                     node.span,
                     at,
                     format_args!("caches config is too long (maximum is {MAX_CACHES}, but it has {})", list.len()),
                 );
             }
-            list.into_iter().filter_map(|item| one(item, at, problems)).collect()
+            list.into_iter().filter_map(|item| cache_entry(item, at, problems)).collect()
         }
-        _ => one(node, at, problems).into_iter().collect(),
+        _ => cache_entry(node, at, problems).into_iter().collect(),
     };
     Some(entries.into_iter().filter(|entry| entry.untracked || !entry.paths.is_empty()).collect())
 }
 
-fn one(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheEntry> {
+fn cache_entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheEntry> {
     let fields = Fields::parse(node, at, keywords::CACHE, problems)?;
     let key = fields
         .get("key")
         .map_or_else(|| Some(CacheKey::Text("default".to_owned())), |node| key(node, at.key("key"), problems));
     let policy = fields.text("policy", problems).unwrap_or_else(|| "pull-push".to_owned());
     if !policy.contains('$') && !["pull-push", "pull", "push"].contains(&policy.as_str()) {
-        let what = "should be one of: pull-push, push, pull, or a variable";
-        problems.wrong(fields.key_span("policy"), at.key("policy"), what);
+        let message = "should be one of: pull-push, push, pull, or a variable";
+        problems.report(fields.key_span("policy"), at.key("policy"), message);
     }
     let fallback_keys = fields.texts("fallback_keys", problems);
     let fallback_span = fields.key_span("fallback_keys");
     if fallback_keys.len() > MAX_FALLBACK_KEYS {
-        let what = format!("has too many entries (maximum {MAX_FALLBACK_KEYS})");
-        problems.wrong(fallback_span, at.key("fallback_keys"), what);
+        let message = format!("has too many entries (maximum {MAX_FALLBACK_KEYS})");
+        problems.report(fallback_span, at.key("fallback_keys"), message);
     }
     for key in &fallback_keys {
         check_key(key, fallback_span, at.key("fallback_keys"), problems);
@@ -95,20 +95,20 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
         (Some(files), None) => ("files", files, false),
         (None, Some(files)) => ("files_commits", files, true),
         (Some(_), Some(_)) => {
-            let what = "config uses both `files` and `files_commits`, which are mutually exclusive";
-            problems.wrong(node.span, at, what);
+            let message = "config uses both `files` and `files_commits`, which are mutually exclusive";
+            problems.report(node.span, at, message);
             return None;
         }
         (None, None) => {
-            problems.wrong(node.span, at, "config should have the key `files` or `files_commits`");
+            problems.report(node.span, at, "config should have the key `files` or `files_commits`");
             return None;
         }
     };
     let at_list = at.key(name);
     let files = text_list(list, at_list, problems)?;
     if files.is_empty() || files.len() > MAX_KEY_FILES {
-        let what = format!("config should have 1 to {MAX_KEY_FILES} entries, but it has {}", files.len());
-        problems.wrong(list.span, at_list, what);
+        let message = format!("config should have 1 to {MAX_KEY_FILES} entries, but it has {}", files.len());
+        problems.report(list.span, at_list, message);
         return None;
     }
     let prefix = fields.text("prefix", problems);
@@ -122,11 +122,11 @@ fn key(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<CacheKey> {
 fn check_key(key: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> bool {
     let upper = key.to_ascii_uppercase();
     if key.contains('/') || upper.contains("%2F") {
-        problems.wrong(span, at, "cannot contain the \"/\" character");
+        problems.report(span, at, "cannot contain the \"/\" character");
         return false;
     }
     if !key.is_empty() && upper.replace("%2E", ".").chars().all(|c| c == '.') {
-        problems.wrong(span, at, "cannot be only \".\" or \"%2E\" characters");
+        problems.report(span, at, "cannot be only \".\" or \"%2E\" characters");
         return false;
     }
     true

@@ -1,8 +1,8 @@
 //! `default`, the deprecated global keywords with the same meaning, and `inherit` (docs/spec/pipeline-yaml.md, section
 //! 2.6).
 //!
-//! A default is used for each job that does not set the keyword; values are not merged. Defaults are checked once here.
-//! An invalid default is not used.
+//! A default applies to each job that does not set the keyword. Values are not merged. Defaults are checked once, in this
+//! module. An invalid default is not used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(crate) enum Filter {
 
 impl Filter {
     /// Returns true if `name` is selected.
-    pub(crate) fn takes(&self, name: &str) -> bool {
+    pub(crate) fn selects(&self, name: &str) -> bool {
         match self {
             Self::All => true,
             Self::None => false,
@@ -71,17 +71,17 @@ impl Defaults {
             if entry
                 .node
                 .as_map()
-                .is_some_and(|map| ["script", "trigger", "run"].iter().any(|work| map.get(work).is_some()))
+                .is_some_and(|map| ["script", "trigger", "run"].iter().any(|key| map.get(key).is_some()))
             {
-                let message = format!("jobs cannot be named `{key}`, because it is a keyword of the top level");
+                let message = format!("jobs cannot be named `{key}`, because it is a top-level keyword");
                 problems.push(crate::diagnostic::Diagnostic::error(entry.key_span, message).help("rename the job"));
                 continue;
             }
-            if let Some(twin) = section.and_then(Node::as_map).and_then(|map| map.entry(key)) {
+            if let Some(duplicate) = section.and_then(Node::as_map).and_then(|map| map.entry(key)) {
                 let message = format!("`{key}` is defined in top-level and `default:` entry");
                 let diagnostic = crate::diagnostic::Diagnostic::error(entry.key_span, message)
-                    .related(twin.key_span, "the same key under `default`")
-                    .help("keep the one under `default`");
+                    .related(duplicate.key_span, "the same key in `default`")
+                    .help(format!("remove `{key}` at the top level"));
                 problems.push(diagnostic);
             } else if value_is_valid(key, &entry.node, Path::root(key), problems) {
                 values.insert(*key, entry.key_span, entry.node.clone());
@@ -91,32 +91,32 @@ impl Defaults {
         Self { values, bytes }
     }
 
-    /// Returns the size in bytes of the defaults that a job inherited.
-    pub(crate) fn bytes(&self, taken: &[(String, Span)]) -> usize {
-        taken.iter().filter_map(|(key, _)| self.bytes.get(key.as_str())).sum()
+    /// Returns the total size in bytes of the defaults that a job inherited.
+    pub(crate) fn bytes(&self, inherited: &[(String, Span)]) -> usize {
+        inherited.iter().filter_map(|(key, _)| self.bytes.get(key.as_str())).sum()
     }
 
-    /// Returns the job's map with the inherited defaults, and which they are. `bridge` means that the job starts or
-    /// mirrors a pipeline.
+    /// Returns the job's map including inherited defaults, and the keys and positions of these defaults. The map is
+    /// `None` if the job inherits nothing. `bridge` means that the job starts or mirrors a pipeline.
     pub(crate) fn apply(&self, job: &Map, bridge: bool, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
         let is_set = |key: &str| job.get(key).is_some_and(|node| !node.is_null());
-        let mut taken = Vec::new();
-        let mut full: Option<Map> = None;
+        let mut inherited = Vec::new();
+        let mut with_defaults: Option<Map> = None;
         for (key, entry) in self.values.iter() {
-            let legal = if bridge {
+            let is_allowed = if bridge {
                 keywords::DEFAULT_OF_TRIGGER_JOBS.contains(&&**key)
             } else {
                 // A script together with `run` would be an error. Default scripts are for jobs with `script` only.
                 !(is_set("run") && matches!(&**key, "before_script" | "after_script"))
             };
-            if !legal || is_set(key) || !inherit.default.takes(key) {
+            if !is_allowed || is_set(key) || !inherit.default.selects(key) {
                 continue;
             }
-            let full = full.get_or_insert_with(|| job.clone());
-            full.insert(key.clone(), entry.key_span, entry.node.clone());
-            taken.push((key.to_string(), entry.key_span));
+            let map = with_defaults.get_or_insert_with(|| job.clone());
+            map.insert(key.clone(), entry.key_span, entry.node.clone());
+            inherited.push((key.to_string(), entry.key_span));
         }
-        (full, taken)
+        (with_defaults, inherited)
     }
 }
 
@@ -166,7 +166,7 @@ fn filter(node: &Node, at: Path<'_>, problems: &mut Problems) -> Filter {
         Value::Bool(false) => Filter::None,
         Value::List(_) => parsing::flat_text_list(node, at, problems).map_or(Filter::All, Filter::Only),
         _ => {
-            problems.wrong(node.span, at, "should be a boolean value or an array of names");
+            problems.report(node.span, at, "should be a boolean value or an array of names");
             Filter::All
         }
     }

@@ -25,7 +25,7 @@ pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) ->
         return Some(EnvironmentEntry { environment, span: node.span, on_stop_span: node.span });
     }
     if node.as_map().is_none() {
-        problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
     let fields = Fields::parse(node, at, keywords::ENVIRONMENT, problems)?;
@@ -36,14 +36,14 @@ pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) ->
     let action = fields.choice("action", ACTIONS, problems).unwrap_or_else(|| "start".to_owned());
     let url = fields.text("url", problems);
     if let Some(url) = url.as_deref().filter(|url| !is_url(url)) {
-        let what = format!("should be an HTTP or HTTPS URL, or contain a variable, but it is `{url}`");
-        problems.wrong(fields.key_span("url"), at.key("url"), what);
+        let message = format!("should be an HTTP or HTTPS URL, or contain a variable, but it is `{url}`");
+        problems.report(fields.key_span("url"), at.key("url"), message);
     }
     let auto_stop_in = fields.get("auto_stop_in").and_then(|node| auto_stop_in(node, &action, &fields, problems));
     let deployment_tier = fields.text("deployment_tier", problems);
     if let Some(tier) = deployment_tier.as_deref().filter(|tier| !tier.contains('$') && !TIERS.contains(tier)) {
-        let what = format!("must be one of {} or a variable, but it is `{tier}`", TIERS.join(", "));
-        problems.wrong(fields.key_span("deployment_tier"), at.key("deployment_tier"), what);
+        let message = format!("must be one of {} or a variable, but it is `{tier}`", TIERS.join(", "));
+        problems.report(fields.key_span("deployment_tier"), at.key("deployment_tier"), message);
     }
     let on_stop = fields.text("on_stop", problems);
     let environment = Environment { name: name?, url, on_stop, action, auto_stop_in, deployment_tier };
@@ -54,7 +54,7 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     let at = fields.at();
     let at = at.key("auto_stop_in");
     if action == "stop" {
-        problems.wrong(node.span, at, "can't be used with `action: stop`");
+        problems.report(node.span, at, "can't be used with `action: stop`");
     }
     // A variable is expanded when the job ends, so it cannot be checked here.
     if node.as_str().is_some_and(|text| text.contains('$')) {
@@ -65,14 +65,14 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
 
 fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {
     if name.trim().is_empty() {
-        problems.wrong(span, at, "name can't be blank");
+        problems.report(span, at, "name can't be blank");
         return None;
     }
-    let legal = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
-    if !legal || name.starts_with('/') || name.ends_with('/') {
-        let what = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
+    let has_valid_chars = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
+    if !has_valid_chars || name.starts_with('/') || name.ends_with('/') {
+        let message = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
                     start or end with '/'";
-        problems.wrong(span, at, what);
+        problems.report(span, at, message);
         return None;
     }
     Some(())
@@ -85,11 +85,11 @@ fn is_url(url: &str) -> bool {
 /// Parses `resource_group`.
 pub(crate) fn resource_group(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let name = text(node, at, problems)?;
-    let legal = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
-    if name.trim().is_empty() || !legal || name.starts_with('/') || name.ends_with('/') {
-        let what = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
+    let has_valid_chars = name.chars().all(|c| c.is_alphanumeric() || "-_/${}. ".contains(c));
+    if name.trim().is_empty() || !has_valid_chars || name.starts_with('/') || name.ends_with('/') {
+        let message = "can contain only letters, digits, '-', '_', '/', '$', '{', '}', '.', and spaces, but it cannot \
                     start or end with '/'";
-        problems.wrong(node.span, at, what);
+        problems.report(node.span, at, message);
         return None;
     }
     Some(name)

@@ -11,19 +11,19 @@ const MAX_INPUTS: usize = 50;
 
 /// Parses `id_tokens`: names with their audiences.
 pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Vec<String>)>> {
-    let map = open_map(node, at, problems)?;
+    let map = map_of_any_keys(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
         let at = at.key(name);
         let Some(fields) = Fields::parse(&entry.node, at, &["aud"], problems) else { continue };
         let Some(node) = fields.get("aud") else {
-            problems.wrong(entry.node.span, at, "config should have the key `aud`");
+            problems.report(entry.node.span, at, "config should have the key `aud`");
             continue;
         };
         let Some(audiences) = texts(node, at.key("aud"), problems) else { continue };
         let unique: std::collections::HashSet<&String> = audiences.iter().collect();
         if audiences.is_empty() || unique.len() != audiences.len() {
-            problems.wrong(node.span, at.key("aud"), "should be a string or a non-empty array of unique strings");
+            problems.report(node.span, at.key("aud"), "should be a string or a non-empty array of unique strings");
             continue;
         }
         all.push((name.to_string(), audiences));
@@ -33,7 +33,7 @@ pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
 
 /// Parses `secrets`: names with one provider each.
 pub(crate) fn secrets(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
-    let map = open_map(node, at, problems)?;
+    let map = map_of_any_keys(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
         let before = problems.errors();
@@ -50,8 +50,8 @@ fn secret(node: &Node, at: Path<'_>, problems: &mut Problems) {
     let providers: Vec<&str> =
         keywords::SECRET_PROVIDERS.iter().copied().filter(|key| fields.get(key).is_some()).collect();
     let [provider] = providers.as_slice() else {
-        let what = format!("config must use exactly one of: {}", keywords::SECRET_PROVIDERS.join(", "));
-        problems.wrong(node.span, at, what);
+        let message = format!("config must use exactly one of: {}", keywords::SECRET_PROVIDERS.join(", "));
+        problems.report(node.span, at, message);
         return;
     };
     fields.flag("file", true, problems);
@@ -64,21 +64,21 @@ fn secret(node: &Node, at: Path<'_>, problems: &mut Problems) {
         "aws_secrets_manager" => &["secret_id"],
         "gcp_secret_manager" => {
             if token.is_none() {
-                problems.wrong_help(
+                problems.report_with_help(
                     node.span,
                     at,
                     "also needs the key `token`",
-                    "declare the token with `id_tokens` and name it: `token: $NAME`",
+                    "declare the token with `id_tokens` and refer to it: `token: $NAME`",
                 );
             }
             &["name"]
         }
         _ => &["name"],
     };
-    let Some(map) = open_map(entry, at, problems) else { return };
+    let Some(map) = map_of_any_keys(entry, at, problems) else { return };
     for key in required {
         if map.get(key).is_none_or(Node::is_null) {
-            problems.wrong(entry.span, at, format_args!("config should have the key `{key}`"));
+            problems.report(entry.span, at, format_args!("config should have the key `{key}`"));
         }
     }
 }
@@ -86,7 +86,12 @@ fn secret(node: &Node, at: Path<'_>, problems: &mut Problems) {
 fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if let Some(short) = node.as_str() {
         if !short.split('@').next().unwrap_or_default().contains('/') {
-            problems.wrong_help(node.span, at, "should be `path/field[@engine]`", "put the field after the last `/`");
+            problems.report_with_help(
+                node.span,
+                at,
+                "should be `path/field[@engine]`",
+                "put the field after the last `/`",
+            );
         }
         return;
     }
@@ -94,7 +99,7 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
     let _ = fields.required_text("path", problems);
     let _ = fields.required_text("field", problems);
     let Some(engine) = fields.get("engine") else {
-        problems.wrong(node.span, at, "config should have the key `engine`");
+        problems.report(node.span, at, "config should have the key `engine`");
         return;
     };
     if let Some(engine) = Fields::parse(engine, at.key("engine"), &["name", "path"], problems) {
@@ -133,7 +138,7 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PagesEntry {
     /// `pages: false`
-    No,
+    Disabled,
     /// The job publishes this directory. `None` means the default directory.
     Publish(Option<String>),
 }
@@ -142,7 +147,7 @@ pub(crate) enum PagesEntry {
 pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<PagesEntry> {
     match node.value {
         Value::Bool(true) => Some(PagesEntry::Publish(None)),
-        Value::Bool(false) => Some(PagesEntry::No),
+        Value::Bool(false) => Some(PagesEntry::Disabled),
         _ => {
             let fields = Fields::parse(node, at, &["publish", "path_prefix", "expire_in"], problems)?;
             let _ = fields.text("path_prefix", problems);
@@ -156,9 +161,9 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
 
 /// Parses `inputs` of a job: names with their declarations, each of which needs a default.
 pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
-    let map = open_map(node, at, problems)?;
+    let map = map_of_any_keys(node, at, problems)?;
     if map.len() > MAX_INPUTS {
-        problems.wrong(node.span, at, format_args!("config has {} inputs (maximum is {MAX_INPUTS})", map.len()));
+        problems.report(node.span, at, format_args!("config has {} inputs (maximum is {MAX_INPUTS})", map.len()));
     }
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
@@ -178,7 +183,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     let kind = kind.as_deref().unwrap_or("string");
     let _ = fields.text("description", problems);
     let Some(default) = fields.get("default") else {
-        problems.wrong(node.span, at, "config should have the key `default`: there is no prompt for inputs of a job");
+        problems.report(node.span, at, "config should have the key `default`, because jobs do not prompt for inputs");
         return;
     };
     let fits = match &default.value {
@@ -189,22 +194,22 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
         _ => false,
     };
     if !fits {
-        let what = format!("default value is {}, but the type is {kind}", default.kind());
-        problems.wrong(default.span, at, what);
+        let message = format!("default value is {}, but the type is {kind}", default.kind());
+        problems.report(default.span, at, message);
     }
     if let Some(options) = fields.get("options").and_then(|node| flat_list(node, at.key("options"), problems)) {
         let value = default.scalar_text();
         if fits && !options.iter().any(|option| option.scalar_text() == value) {
-            problems.wrong(default.span, at, "default value is not one of the options");
+            problems.report(default.span, at, "default value is not one of the options");
         }
     }
     if let Some((node, pattern)) = fields.get("regex").zip(fields.text("regex", problems)) {
         match problems.patterns.compile(&pattern, "") {
             Ok(regex) if default.as_str().is_some_and(|text| !regex.is_match(text)) => {
-                problems.wrong(default.span, at, format_args!("default value does not match `{pattern}`"));
+                problems.report(default.span, at, format_args!("default value does not match `{pattern}`"));
             }
             Ok(_) => {}
-            Err(error) => problems.wrong(node.span, at.key("regex"), error),
+            Err(error) => problems.report(node.span, at.key("regex"), error),
         }
     }
 }
@@ -227,10 +232,10 @@ pub(crate) fn publish(fields: &Fields<'_>, problems: &mut Problems) -> Option<(S
     text(node, at.key("publish"), problems).map(|directory| (directory, fields.key_span("publish")))
 }
 
-fn open_map<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<&'a Map> {
+fn map_of_any_keys<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<&'a Map> {
     let map = node.as_map();
     if map.is_none() {
-        problems.wrong(node.span, at, format_args!("config should be a map, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a map, but it is {}", node.kind()));
     }
     map
 }

@@ -8,11 +8,11 @@ use crate::node::{Node, Value};
 
 const PULL_POLICIES: &[&str] = &["always", "if-not-present", "never"];
 /// Maximum length of the user name in `docker:user` and `kubernetes:user`, in characters.
-const MAX_USER: usize = 255;
+const MAX_USER_LENGTH: usize = 255;
 
 /// Parses `image`: a name, or a map.
 pub(crate) fn image(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Image> {
-    one(node, at, keywords::IMAGE, problems)
+    image_or_service(node, at, keywords::IMAGE, problems)
 }
 
 /// Parses `services`: a list of images with an alias and a command.
@@ -22,27 +22,27 @@ pub(crate) fn services(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
         items
             .into_iter()
             .filter(|item| !item.is_null())
-            .filter_map(|item| one(item, at.key("service"), keywords::SERVICE, problems))
+            .filter_map(|item| image_or_service(item, at.key("service"), keywords::SERVICE, problems))
             .collect(),
     )
 }
 
-fn one(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<Image> {
+fn image_or_service(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<Image> {
     if let Some(name) = node.as_str() {
         if name.trim().is_empty() {
-            problems.wrong(node.span, at, "name can't be blank");
+            problems.report(node.span, at, "name can't be blank");
             return None;
         }
         return Some(Image { name: name.to_owned(), ..Image::default() });
     }
     if node.as_map().is_none() {
-        problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
     let fields = Fields::parse(node, at, allowed, problems)?;
     let name = fields.text("name", problems);
     if fields.get("name").is_none() {
-        problems.wrong(node.span, at, "name can't be blank");
+        problems.report(node.span, at, "name can't be blank");
     }
     let docker = fields.get("docker");
     let docker = docker.and_then(|node| Fields::parse(node, at.key("docker"), &["platform", "user"], problems));
@@ -82,8 +82,12 @@ fn user(fields: &Fields<'_>, problems: &mut Problems) -> Option<String> {
         Value::Int(_) => node.scalar_text(),
         _ => fields.text("user", problems),
     }?;
-    if user.chars().count() > MAX_USER {
-        problems.wrong(node.span, at.key("user"), format_args!("is too long (maximum is {MAX_USER} characters)"));
+    if user.chars().count() > MAX_USER_LENGTH {
+        problems.report(
+            node.span,
+            at.key("user"),
+            format_args!("is too long (maximum is {MAX_USER_LENGTH} characters)"),
+        );
         return None;
     }
     Some(user)

@@ -10,11 +10,11 @@ use crate::config::defaults::{self, Defaults, Filter};
 use crate::config::environment::{self, EnvironmentEntry};
 use crate::config::extras::{self, PagesEntry};
 use crate::config::keywords;
-use crate::config::needs::{self, Named, NeedTarget, Needs, NeedsOf};
+use crate::config::needs::{self, Named, NeedTarget, Needs, NeedsParent};
 use crate::config::only::{self, RefPolicy};
 use crate::config::parallel::{self, Parallel};
 use crate::config::parsing::{self, Fields, Path, Problems};
-use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::config::rules::{self, Expressions, Rule, RulesParent};
 use crate::config::size_budget::{self, SizeBudget};
 use crate::config::top::LAST_STAGE;
 use crate::config::trigger::{self, BridgeEntry};
@@ -24,9 +24,9 @@ use crate::gaps::Gaps;
 use crate::model::{AllowFailure, Artifacts, Retry, ScriptWork, When};
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// Stage of a job that sets none.
+/// Stage of a job without `stage`.
 const DEFAULT_STAGE: &str = "test";
-/// Pages directory of a job that sets none.
+/// Directory that a pages job publishes if it sets none.
 const DEFAULT_PAGES: &str = "public";
 
 /// A job as written, with the defaults that it inherits.
@@ -59,12 +59,12 @@ pub(crate) struct JobEntry {
     /// True if the job has errors, which have been reported. Other parts of it may be missing as a result.
     pub(crate) is_broken: bool,
     /// True if parts of the job are missing because their include was skipped.
-    pub(crate) lacks_parts: bool,
+    pub(crate) is_incomplete: bool,
     /// Size of the job including its defaults, in bytes ([`super::size_budget`]).
     pub(crate) bytes: usize,
 }
 
-/// What a job does, as written.
+/// Work of a job, as written.
 #[derive(Debug, Clone)]
 pub(crate) enum WorkEntry {
     /// The job runs on a runner. The keys of the caches are computed later.
@@ -81,9 +81,9 @@ enum Kind {
     Mirror,
 }
 
-/// Input that all jobs share.
+/// Input and caches that the parsers of all jobs share.
 #[derive(Debug)]
-pub(crate) struct Shared<'a> {
+pub(crate) struct JobParserContext<'a> {
     pub(crate) defaults: Defaults,
     /// True if the configuration was loaded without errors ([`super::config`]).
     pub(crate) complete: bool,
@@ -97,51 +97,51 @@ pub(crate) struct Shared<'a> {
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
-    shared: &mut Shared<'_>,
+    context: &mut JobParserContext<'_>,
     problems: &mut Problems,
 ) -> Option<(JobEntry, Node)> {
     let jobs = Path::root("jobs");
     let at = jobs.key(name);
-    let own = entry.node.as_map()?;
+    let map = entry.node.as_map()?;
     let mark = problems.mark();
-    let is_gapped = shared.gaps.has(name);
-    if is_gapped && !shared.gaps.is_stub {
-        unknown_keys(own, at, problems);
+    let has_gap = context.gaps.has(name);
+    if has_gap && !context.gaps.is_stub {
+        unknown_keys(map, at, problems);
         return None;
     }
-    let written = kind(own);
-    let kind = match written {
+    let declared_kind = kind(map);
+    let kind = match declared_kind {
         Some(kind) => kind,
-        None if shared.gaps.is_stub => Kind::Script,
+        None if context.gaps.is_stub => Kind::Script,
         // The script may be in a file that could not be loaded.
-        None if !shared.complete => return None,
+        None if !context.complete => return None,
         None => {
-            no_work(own, &entry.node, at, problems);
+            report_missing_work(map, &entry.node, at, problems);
             return None;
         }
     };
-    let inherit = own.get("inherit").filter(|node| !node.is_null());
+    let inherit = map.get("inherit").filter(|node| !node.is_null());
     let inherit = inherit.map(|node| defaults::inherit(node, at.key("inherit"), problems)).unwrap_or_default();
-    let (full, taken) = shared.defaults.apply(own, kind != Kind::Script, &inherit);
-    let bytes = size_budget::bytes(&entry.node).saturating_add(shared.defaults.bytes(&taken));
-    if !shared.size_budget.add(bytes, entry.key_span, problems) {
+    let (full, inherited) = context.defaults.apply(map, kind != Kind::Script, &inherit);
+    let bytes = size_budget::bytes(&entry.node).saturating_add(context.defaults.bytes(&inherited));
+    if !context.size_budget.add(bytes, entry.key_span, problems) {
         return None;
     }
     let node = full.map_or_else(|| entry.node.clone(), |map| Node::new(Value::Map(Arc::new(map)), entry.node.span));
     let fields = if kind == Kind::Script {
         Fields::parse(&node, at, keywords::JOB, problems)?
     } else {
-        Fields::parse_with(&node, at, keywords::TRIGGER_JOB, problems, key_of_a_bridge)?
+        Fields::parse_with(&node, at, keywords::TRIGGER_JOB, problems, help_for_bridge_key)?
     };
     check_exclusions(&fields, kind, problems);
-    let expressions = &mut shared.expressions;
-    let mut reader = Reader { name, span: entry.key_span, kind, fields, expressions, problems };
-    let mut job = reader.entry();
+    let expressions = &mut context.expressions;
+    let mut job_parser = JobParser { name, span: entry.key_span, kind, fields, expressions, problems };
+    let mut job = job_parser.parse();
     job.inherit_variables = inherit.variables;
-    job.defaults = taken;
+    job.defaults = inherited;
     job.bytes = bytes;
-    job.lacks_parts = shared.gaps.is_stub && (is_gapped || written.is_none());
-    if job.lacks_parts {
+    job.is_incomplete = context.gaps.is_stub && (has_gap || declared_kind.is_none());
+    if job.is_incomplete {
         problems.roll_back(mark);
     }
     job.is_broken = problems.errors() > mark.1;
@@ -149,9 +149,9 @@ pub(crate) fn job(
 }
 
 /// Returns help for a key that is valid for ordinary jobs but not for bridges.
-fn key_of_a_bridge(key: &str) -> Option<String> {
-    let is_of_jobs = keywords::JOB.contains(&key);
-    is_of_jobs.then(|| format!("remove `{key}`: a job that starts or mirrors a pipeline does not run on a runner"))
+fn help_for_bridge_key(key: &str) -> Option<String> {
+    let is_job_key = keywords::JOB.contains(&key);
+    is_job_key.then(|| format!("remove `{key}`: a job that starts or mirrors a pipeline does not run on a runner"))
 }
 
 fn kind(map: &Map) -> Option<Kind> {
@@ -166,7 +166,7 @@ fn kind(map: &Map) -> Option<Kind> {
 }
 
 /// Reports a job without `script`, `run` and `trigger`, with a suggestion.
-fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
+fn report_missing_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
     let mut diagnostic =
         Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
     let near = map.keys().find_map(|key| {
@@ -175,13 +175,13 @@ fn no_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Problems) {
     });
     diagnostic.help = Some(match near {
         Some((key, near)) => format!("did you mean `{near}` instead of `{key}`?"),
-        None => "add `script`; if it is a template for other jobs, start its name with `.`".to_owned(),
+        None => "add `script`; if the job is a template for other jobs, start its name with `.`".to_owned(),
     });
     problems.push(diagnostic);
     unknown_keys(map, at, problems);
 }
 
-/// Reports keys that no type of job has.
+/// Reports keys that are not valid for any type of job.
 fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
     let is_known = |key: &str| keywords::JOB.contains(&key) || keywords::TRIGGER_JOB.contains(&key);
     for (key, entry) in map.iter().filter(|(key, _)| !is_known(key)) {
@@ -194,25 +194,28 @@ fn check_exclusions(fields: &Fields<'_>, kind: Kind, problems: &mut Problems) {
     let at = fields.at();
     if fields.get("rules").is_some() {
         for key in ["only", "except", "start_in"].into_iter().filter(|key| fields.get(key).is_some()) {
-            let help = if key == "start_in" { "put it into the rule with `when: delayed`" } else { "keep `rules`" };
-            let what = format!("config key may not be used with `rules`: {key}");
-            problems.wrong_help(fields.key_span(key), at, what, help);
+            let help = match key {
+                "start_in" => "move it to the rule with `when: delayed`".to_owned(),
+                _ => format!("remove `{key}`"),
+            };
+            let message = format!("config key may not be used with `rules`: {key}");
+            problems.report_with_help(fields.key_span(key), at, message, help);
         }
     }
     if fields.get("run").is_some() {
         for key in ["script", "before_script", "after_script"].into_iter().filter(|key| fields.get(key).is_some()) {
-            let what = format!("config uses both `run` and `{key}`, which are mutually exclusive");
-            problems.wrong_help(fields.key_span(key), at, what, "make it a step of `run`");
+            let message = format!("config uses both `run` and `{key}`, which are mutually exclusive");
+            problems.report_with_help(fields.key_span(key), at, message, "move it into a step of `run`");
         }
     }
     if kind == Kind::Trigger && fields.get("needs").is_some_and(trigger::is_mirror) {
-        let what = "config uses both `trigger` and `needs:pipeline`, which are mutually exclusive";
-        problems.wrong(fields.key_span("needs"), at, what);
+        let message = "config uses both `trigger` and `needs:pipeline`, which are mutually exclusive";
+        problems.report(fields.key_span("needs"), at, message);
     }
 }
 
 /// Parses the keywords of a job.
-struct Reader<'a, 'c> {
+struct JobParser<'a, 'c> {
     name: &'a Arc<str>,
     span: Span,
     kind: Kind,
@@ -221,22 +224,23 @@ struct Reader<'a, 'c> {
     problems: &'c mut Problems,
 }
 
-impl Reader<'_, '_> {
-    /// Parses a keyword with its parser.
-    fn read<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
+impl JobParser<'_, '_> {
+    /// Parses the value of a key with `parser`. Returns `None` if the key is not set or its value is invalid.
+    fn parse_key<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
         let at = self.fields.at();
         self.fields.get(key).and_then(|node| parser(node, at.key(key), self.problems))
     }
 
-    fn entry(&mut self) -> JobEntry {
+    fn parse(&mut self) -> JobEntry {
         let at = self.fields.at();
         let needs = self.needs();
         let work = self.work(needs.as_ref());
-        let when = self.read("when", if self.kind == Kind::Script { behavior::when } else { behavior::bridge_when });
+        let when =
+            self.parse_key("when", if self.kind == Kind::Script { behavior::when } else { behavior::bridge_when });
         // `start_in` together with `rules` has already been reported.
-        let refused = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
+        let is_reported = self.fields.get("rules").is_some() && self.fields.get("start_in").is_some();
         let delayed = when == Some(When::Delayed);
-        let start_in = if refused { None } else { behavior::start_in(&self.fields, delayed, self.problems) };
+        let start_in = if is_reported { None } else { behavior::start_in(&self.fields, delayed, self.problems) };
         let only = self.fields.get("only");
         let except = self.fields.get("except");
         let rules = self.fields.get("rules");
@@ -247,14 +251,15 @@ impl Reader<'_, '_> {
             work,
             when,
             start_in,
-            allow_failure: self.read("allow_failure", behavior::allow_failure),
-            retry: self.read("retry", behavior::retry).unwrap_or_default(),
-            timeout: self.read("timeout", parsing::duration),
-            interruptible: self.read("interruptible", parsing::boolean).unwrap_or(false),
+            allow_failure: self.parse_key("allow_failure", behavior::allow_failure),
+            retry: self.parse_key("retry", behavior::retry).unwrap_or_default(),
+            timeout: self.parse_key("timeout", parsing::duration),
+            interruptible: self.parse_key("interruptible", parsing::boolean).unwrap_or(false),
             needs: needs.map(without_mirrors),
-            dependencies: self.read("dependencies", needs::dependencies),
-            rules: rules
-                .and_then(|node| rules::rules(node, at.key("rules"), RulesOf::Job, self.expressions, self.problems)),
+            dependencies: self.parse_key("dependencies", needs::dependencies),
+            rules: rules.and_then(|node| {
+                rules::rules(node, at.key("rules"), RulesParent::Job, self.expressions, self.problems)
+            }),
             only: only.and_then(|node| only::only(node, at.key("only"), self.expressions, self.problems)),
             except: except.and_then(|node| only::except(node, at.key("except"), self.expressions, self.problems)),
             variables: self
@@ -263,14 +268,14 @@ impl Reader<'_, '_> {
                 .map(|node| variables::of_job(node, at.key("variables"), self.problems))
                 .unwrap_or_default(),
             inherit_variables: Filter::All,
-            parallel: self.read("parallel", parallel::parallel),
-            tags: self.read("tags", behavior::tags).unwrap_or_default(),
-            environment: self.read("environment", environment::environment),
-            resource_group: self.read("resource_group", environment::resource_group),
-            manual_confirmation: self.read("manual_confirmation", parsing::text),
+            parallel: self.parse_key("parallel", parallel::parallel),
+            tags: self.parse_key("tags", behavior::tags).unwrap_or_default(),
+            environment: self.parse_key("environment", environment::environment),
+            resource_group: self.parse_key("resource_group", environment::resource_group),
+            manual_confirmation: self.parse_key("manual_confirmation", parsing::text),
             defaults: Vec::new(),
             is_broken: false,
-            lacks_parts: false,
+            is_incomplete: false,
             bytes: 0,
         }
     }
@@ -281,24 +286,24 @@ impl Reader<'_, '_> {
         };
         // An invalid stage must not cause further errors. The last stage always exists, and no need can be in a later
         // stage.
-        let name = self.read("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
+        let name = self.parse_key("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
         Named { name, span: node.span }
     }
 
     fn needs(&mut self) -> Option<Needs> {
-        let of = match self.kind {
-            Kind::Script => NeedsOf::Job,
-            Kind::Trigger => NeedsOf::Trigger,
-            Kind::Mirror => NeedsOf::Mirror,
+        let parent = match self.kind {
+            Kind::Script => NeedsParent::Job,
+            Kind::Trigger => NeedsParent::Trigger,
+            Kind::Mirror => NeedsParent::Mirror,
         };
         let at = self.fields.at();
-        self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), of, self.problems))
+        self.fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), parent, self.problems))
     }
 
     fn work(&mut self, needs: Option<&Needs>) -> WorkEntry {
         let bridge = match self.kind {
             Kind::Script => None,
-            Kind::Trigger => self.read("trigger", trigger::trigger),
+            Kind::Trigger => self.parse_key("trigger", trigger::trigger),
             Kind::Mirror => needs.and_then(|needs| {
                 needs.entries.iter().find_map(|entry| match &entry.target {
                     NeedTarget::Mirror { project } => Some(trigger::mirror(project.clone())),
@@ -310,7 +315,7 @@ impl Reader<'_, '_> {
             Some(bridge) => WorkEntry::Bridge(Box::new(bridge)),
             None => WorkEntry::Script {
                 work: Box::new(self.script_work()),
-                caches: self.read("cache", cache::caches).unwrap_or_default(),
+                caches: self.parse_key("cache", cache::caches).unwrap_or_default(),
             },
         }
     }
@@ -318,21 +323,21 @@ impl Reader<'_, '_> {
     fn script_work(&mut self) -> ScriptWork {
         extras::server_only(&self.fields, self.problems);
         let mut work = ScriptWork {
-            before_script: self.read("before_script", scripts::script).unwrap_or_default(),
-            script: self.read("script", scripts::main_script).unwrap_or_default(),
-            after_script: self.read("after_script", scripts::script).unwrap_or_default(),
-            run: self.read("run", scripts::run),
-            image: self.read("image", image::image),
-            services: self.read("services", image::services).unwrap_or_default(),
+            before_script: self.parse_key("before_script", scripts::script).unwrap_or_default(),
+            script: self.parse_key("script", scripts::main_script).unwrap_or_default(),
+            after_script: self.parse_key("after_script", scripts::script).unwrap_or_default(),
+            run: self.parse_key("run", scripts::run),
+            image: self.parse_key("image", image::image),
+            services: self.parse_key("services", image::services).unwrap_or_default(),
             cache: Vec::new(),
-            artifacts: self.read("artifacts", artifacts::artifacts),
-            coverage: self.read("coverage", behavior::coverage),
-            pre_get_sources_script: self.read("hooks", scripts::hooks).unwrap_or_default(),
-            id_tokens: self.read("id_tokens", extras::id_tokens).unwrap_or_default(),
-            secrets: self.read("secrets", extras::secrets).unwrap_or_default(),
-            release: self.read("release", extras::release),
+            artifacts: self.parse_key("artifacts", artifacts::artifacts),
+            coverage: self.parse_key("coverage", behavior::coverage),
+            pre_get_sources_script: self.parse_key("hooks", scripts::hooks).unwrap_or_default(),
+            id_tokens: self.parse_key("id_tokens", extras::id_tokens).unwrap_or_default(),
+            secrets: self.parse_key("secrets", extras::secrets).unwrap_or_default(),
+            release: self.parse_key("release", extras::release),
             pages: self.pages(),
-            inputs: self.read("inputs", extras::inputs).unwrap_or_default(),
+            inputs: self.parse_key("inputs", extras::inputs).unwrap_or_default(),
         };
         if let Some(directory) = &work.pages {
             let artifacts = work.artifacts.get_or_insert_with(|| Artifacts {
@@ -347,17 +352,17 @@ impl Reader<'_, '_> {
         work
     }
 
-    /// Returns the directory to publish if this is a pages job: a job named `pages`, or with `pages`.
+    /// Returns the directory to publish if this is a pages job, which has the name or the keyword `pages`.
     fn pages(&mut self) -> Option<String> {
-        let pages = self.read("pages", extras::pages);
+        let pages = self.parse_key("pages", extras::pages);
         let publish = extras::publish(&self.fields, self.problems);
         let directory = match pages {
             Some(PagesEntry::Publish(directory)) => Some(directory),
             None if &**self.name == "pages" => Some(None),
-            Some(PagesEntry::No) | None => None,
+            Some(PagesEntry::Disabled) | None => None,
         };
         if let (Some((_, span)), None) = (&publish, &directory) {
-            self.problems.wrong_help(
+            self.problems.report_with_help(
                 *span,
                 self.fields.at(),
                 "config key `publish` can only be used within a `pages` job",
@@ -370,7 +375,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Removes the needs on other pipelines' status, which are the target of the bridge.
+/// Removes the needs on the status of other pipelines, because they become the target of the bridge.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

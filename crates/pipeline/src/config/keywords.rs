@@ -4,7 +4,7 @@
 //! editor schema. Keys that only a GitLab server can implement (`identity`, `dast_configuration`) are accepted, so that
 //! the same file is valid for both.
 
-/// Keys of the top level that are not jobs.
+/// Top-level keys that are not jobs.
 pub(crate) const TOP_LEVEL: &[&str] = &[
     "default",
     "include",
@@ -18,10 +18,10 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     "after_script",
 ];
 
-/// Deprecated keys of the top level with the meaning of the same key of `default`.
+/// Deprecated top-level keys with the same meaning as the key of `default`.
 pub(crate) const GLOBAL_DEFAULTS: &[&str] = &["image", "services", "cache", "before_script", "after_script"];
 
-/// Names that are reserved in addition to the keys of the top level.
+/// Names that are reserved in addition to the top-level keys.
 pub(crate) const FORBIDDEN_JOB_NAMES: &[&str] = &["true", "false", "nil", "pages:deploy"];
 
 /// Keys of `default`. Also the values of `inherit:default`.
@@ -86,7 +86,7 @@ pub(crate) const JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of a trigger job. It has no `start_in`: only a rule can delay it.
+/// Keys of a trigger job. `start_in` is not among them, because only a rule can delay a trigger job.
 pub(crate) const TRIGGER_JOB: &[&str] = &[
     "allow_failure",
     "environment",

@@ -14,13 +14,13 @@ const MAX_PROJECT_NEEDS: usize = 5;
 pub(crate) struct NeedEntry {
     /// Position of the entry.
     pub(crate) span: Span,
-    /// What the entry refers to.
+    /// Job or pipeline that the entry refers to.
     pub(crate) target: NeedTarget,
     /// Whether to download the artifacts of the job.
     pub(crate) artifacts: bool,
 }
 
-/// What an entry of `needs` refers to.
+/// Job or pipeline that an entry of `needs` refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NeedTarget {
     /// A job of the same pipeline.
@@ -40,16 +40,16 @@ pub(crate) struct Needs {
     pub(crate) entries: Vec<NeedEntry>,
 }
 
-/// The name of a job, with its position.
+/// The name of a job or stage, with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) span: Span,
 }
 
-/// The keyword's parent, which determines the entries that are allowed.
+/// The part of the configuration that contains `needs`. It determines which entries are allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NeedsOf {
+pub(crate) enum NeedsParent {
     /// An ordinary job.
     Job,
     /// A trigger job. It cannot download artifacts, so only jobs of the same pipeline are allowed.
@@ -61,36 +61,36 @@ pub(crate) enum NeedsOf {
 }
 
 /// Parses `needs`: a map, or a list, in which lists are flattened and nulls are ignored.
-pub(crate) fn needs(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<Needs> {
+pub(crate) fn needs(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,
         Value::Map(_) => vec![node],
         _ => {
-            let what = format!("config can only be a hash or an array, but it is {}", node.kind());
-            problems.wrong(node.span, at, what);
+            let message = format!("config can only be a hash or an array, but it is {}", node.kind());
+            problems.report(node.span, at, message);
             return None;
         }
     };
     let items: Vec<&Node> = items.into_iter().filter(|item| !item.is_null()).collect();
     if items.len() > MAX_NEEDS {
-        let what = format!("can have at most {MAX_NEEDS} entries, but it has {}", items.len());
-        problems.wrong_help(node.span, at, what, "combine some of them in a job of an earlier stage");
+        let message = format!("can have at most {MAX_NEEDS} entries, but it has {}", items.len());
+        problems.report_with_help(node.span, at, message, "combine some of them in a job of an earlier stage");
         return None;
     }
-    let entries: Vec<NeedEntry> = items.into_iter().filter_map(|item| entry(item, at, of, problems)).collect();
+    let entries: Vec<NeedEntry> = items.into_iter().filter_map(|item| entry(item, at, parent, problems)).collect();
     let projects = entries.iter().filter(|entry| matches!(entry.target, NeedTarget::Project { .. })).count();
     if projects > MAX_PROJECT_NEEDS {
-        let what = format!("can have at most {MAX_PROJECT_NEEDS} entries with `project`, but it has {projects}");
-        problems.wrong(node.span, at, what);
+        let message = format!("can have at most {MAX_PROJECT_NEEDS} entries with `project`, but it has {projects}");
+        problems.report(node.span, at, message);
     }
     Some(Needs { span: node.span, entries })
 }
 
-fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
+fn entry(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<NeedEntry> {
     let at = at.key("need");
     if let Some(name) = node.as_str() {
         if name.is_empty() {
-            problems.wrong(node.span, at, "can't be blank");
+            problems.report(node.span, at, "can't be blank");
             return None;
         }
         let target = NeedTarget::Job { name: name.to_owned(), optional: false, matrix: None };
@@ -98,20 +98,20 @@ fn entry(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Opt
     }
     let map = node.as_map();
     let has = |key| map.is_some_and(|map| map.get(key).is_some());
-    if of == NeedsOf::Job && has("project") {
+    if parent == NeedsParent::Job && has("project") {
         return project(node, at, problems);
     }
-    if of != NeedsOf::Rule && has("pipeline") {
-        return pipeline(node, at, of, problems);
+    if parent != NeedsParent::Rule && has("pipeline") {
+        return pipeline(node, at, parent, problems);
     }
     if map.is_none() {
-        problems.wrong(node.span, at, format_args!("config should be a name or a map, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a name or a map, but it is {}", node.kind()));
         return None;
     }
-    let allowed: &[&str] = match of {
-        NeedsOf::Rule => &["job", "artifacts", "optional"],
-        NeedsOf::Trigger | NeedsOf::Mirror => &["job", "artifacts", "optional", "parallel"],
-        NeedsOf::Job => &["job", "artifacts", "optional", "parallel", "project", "ref", "pipeline"],
+    let allowed: &[&str] = match parent {
+        NeedsParent::Rule => &["job", "artifacts", "optional"],
+        NeedsParent::Trigger | NeedsParent::Mirror => &["job", "artifacts", "optional", "parallel"],
+        NeedsParent::Job => &["job", "artifacts", "optional", "parallel", "project", "ref", "pipeline"],
     };
     let fields = Fields::parse(node, at, allowed, problems)?;
     let name = fields.required_text("job", problems)?;
@@ -135,7 +135,7 @@ fn project(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<NeedEnt
     Some(NeedEntry { span: node.span, target, artifacts })
 }
 
-fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> Option<NeedEntry> {
+fn pipeline(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<NeedEntry> {
     let fields = Fields::parse(node, at, &["pipeline", "job", "artifacts"], problems)?;
     // IDs are often written without quotes.
     let pipeline = fields.get("pipeline").and_then(|node| match node.value {
@@ -143,15 +143,16 @@ fn pipeline(node: &Node, at: Path<'_>, of: NeedsOf, problems: &mut Problems) -> 
         _ => text(node, at.key("pipeline"), problems),
     })?;
     if fields.get("job").is_none() {
-        if of == NeedsOf::Job {
-            let what = "config has `pipeline` without `job`, which mirrors a pipeline, so the job cannot have a script";
+        if parent == NeedsParent::Job {
+            let message =
+                "config has `pipeline` without `job`, which mirrors a pipeline, so the job cannot have a script";
             let help = "add the `job` whose artifacts are needed, or remove the script of this job";
-            problems.wrong_help(node.span, at, what, help);
+            problems.report_with_help(node.span, at, message, help);
         }
         return Some(NeedEntry { span: node.span, target: NeedTarget::Mirror { project: pipeline }, artifacts: false });
     }
-    if of != NeedsOf::Job {
-        problems.wrong(node.span, at, "config of a trigger job can't name a job of another pipeline");
+    if parent != NeedsParent::Job {
+        problems.report(node.span, at, "config of a trigger job can't refer to a job of another pipeline");
         return None;
     }
     let artifacts = fields.flag("artifacts", true, problems);

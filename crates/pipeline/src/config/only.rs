@@ -11,7 +11,7 @@ pub(crate) struct RefPolicy {
     pub(crate) span: Option<Span>,
     /// `refs`: keywords, names, and patterns such as `/^v/`.
     pub(crate) refs: Option<Vec<RefPattern>>,
-    /// `variables`: the policy holds if any of these expressions does.
+    /// `variables`: the policy applies if any of these expressions is true.
     pub(crate) variables: Option<Vec<Condition>>,
     /// `changes`
     pub(crate) changes: Option<Changes>,
@@ -54,7 +54,7 @@ pub(crate) fn except(
     }
     let fields = Fields::parse(node, at, &["refs", "variables", "changes", "kubernetes"], problems)?;
     if node.as_map().is_some_and(crate::node::Map::is_empty) {
-        problems.wrong(node.span, at, "can't be blank");
+        problems.report(node.span, at, "can't be blank");
         return None;
     }
     let before = problems.errors();
@@ -78,14 +78,14 @@ pub(crate) fn except(
 
 fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPattern>> {
     if node.as_list().is_none() {
-        let what = format!("should be an array of conditions or a hash, but it is {}", node.kind());
-        problems.wrong(node.span, at, what);
+        let message = format!("should be an array of conditions or a hash, but it is {}", node.kind());
+        problems.report(node.span, at, message);
         return None;
     }
     let refs = flat_text_list(node, at, problems)?;
     let mut read = |text: &String| {
         let pattern = RefPattern::parse_within(text, &mut problems.patterns);
-        pattern.map_err(|error| problems.wrong(node.span, at, error)).ok()
+        pattern.map_err(|error| problems.report(node.span, at, error)).ok()
     };
     refs.iter().map(&mut read).collect()
 }

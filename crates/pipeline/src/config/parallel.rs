@@ -29,13 +29,13 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
         return u32::try_from(count).ok().map(Parallel::Count);
     }
     if node.as_map().is_none() {
-        let what = format!("should be a number or a map with `matrix`, but it is {}", node.kind());
-        problems.wrong(node.span, at, what);
+        let message = format!("should be a number or a map with `matrix`, but it is {}", node.kind());
+        problems.report(node.span, at, message);
         return None;
     }
     let fields = Fields::parse(node, at, &["matrix"], problems)?;
     let Some(list) = fields.get("matrix") else {
-        problems.wrong(node.span, at, "config should have the key `matrix`");
+        problems.report(node.span, at, "config should have the key `matrix`");
         return None;
     };
     matrix(list, at.key("matrix"), problems).map(Parallel::Matrix)
@@ -44,11 +44,11 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
 /// Parses the maps of a matrix, also for `needs:parallel`.
 pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
     let Some(list) = node.as_list().filter(|list| list.iter().all(|item| item.as_map().is_some())) else {
-        problems.wrong(node.span, at, "config should be an array of hashes");
+        problems.report(node.span, at, "config should be an array of hashes");
         return None;
     };
     if list.is_empty() {
-        problems.wrong(node.span, at, "can't be blank");
+        problems.report(node.span, at, "can't be blank");
         return None;
     }
     let before = problems.errors();
@@ -58,7 +58,7 @@ pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
     }
     let total = entries.iter().fold(0_usize, |sum, entry| sum.saturating_add(cell_count(entry)));
     if total > MAX_INSTANCES {
-        problems.wrong(
+        problems.report(
             node.span,
             at,
             match total {
@@ -79,12 +79,12 @@ fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
     let mut all = MatrixEntry::new();
     let Some(map) = node.as_map() else { return all };
     if map.is_empty() {
-        problems.wrong(node.span, at, "config should not have an empty entry");
+        problems.report(node.span, at, "config should not have an empty entry");
     }
     for (name, value) in map.iter() {
         if !is_name(name) {
-            let what = format!("config has the invalid identifier `{name}`; use letters, digits, `_` and `-`");
-            problems.wrong(value.key_span, at, what);
+            let message = format!("config has the invalid identifier `{name}`; use letters, digits, `_` and `-`");
+            problems.report(value.key_span, at, message);
         }
         let values: Option<Vec<String>> = match &value.node.value {
             Value::List(list) if list.is_empty() => None,
@@ -94,8 +94,8 @@ fn entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> MatrixEntry {
         match values {
             Some(values) => all.push((name.to_string(), values)),
             None => {
-                let what = "should be a string, a number, or a non-empty array of these";
-                problems.wrong(value.node.span, at.key(name), what);
+                let message = "should be a string, a number, or a non-empty array of these";
+                problems.report(value.node.span, at.key(name), message);
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::suggest::closest;
 /// Maximum depth of nested lists in `script`, `rules`, `stages` and `tags` (docs/spec/pipeline-yaml.md, section 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
 
-/// Maximum number of diagnostics to keep.
+/// Maximum number of diagnostics to store.
 const MAX_DIAGNOSTICS: usize = 1000;
 /// Maximum number of errors that get a suggestion.
 const MAX_SUGGESTIONS: usize = 20;
@@ -49,8 +49,8 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Collects diagnostics. A repeated message at the same position is kept once, because `default` values are parsed
-/// again for every job that inherits them.
+/// Collects diagnostics. A message is stored only once per position, because `default` values are parsed again for every
+/// job that inherits them.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Diagnostic>,
@@ -74,7 +74,7 @@ impl Problems {
         problems
     }
 
-    /// Reports an error if the regular expressions exceed their budget.
+    /// Adds an error if the regular expressions exceed their budget.
     pub(crate) fn check_patterns(&mut self, span: Span) {
         if let Some(problem) = self.patterns.problem(span) {
             self.push(problem);
@@ -83,7 +83,7 @@ impl Problems {
 
     /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
-        // Count repeated errors, too: callers compare counts to learn whether their value is invalid.
+        // Repeated errors are counted, too, because callers compare counts to find out whether their value is invalid.
         self.errors += usize::from(diagnostic.severity == Severity::Error);
         if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
             return;
@@ -93,14 +93,20 @@ impl Problems {
         }
     }
 
-    /// Adds an error in GitLab's style: the path, then what is wrong.
-    pub(crate) fn wrong(&mut self, span: Span, at: Path<'_>, what: impl fmt::Display) {
-        self.push(Diagnostic::error(span, format!("{at} {what}")));
+    /// Adds an error in GitLab's style: the path, then the message.
+    pub(crate) fn report(&mut self, span: Span, at: Path<'_>, message: impl fmt::Display) {
+        self.push(Diagnostic::error(span, format!("{at} {message}")));
     }
 
-    /// Same as [`Problems::wrong`], with a hint how to fix it.
-    pub(crate) fn wrong_help(&mut self, span: Span, at: Path<'_>, what: impl fmt::Display, help: impl Into<String>) {
-        self.push(Diagnostic::error(span, format!("{at} {what}")).help(help));
+    /// Same as [`Problems::report`], with a hint how to fix the problem.
+    pub(crate) fn report_with_help(
+        &mut self,
+        span: Span,
+        at: Path<'_>,
+        message: impl fmt::Display,
+        help: impl Into<String>,
+    ) {
+        self.push(Diagnostic::error(span, format!("{at} {message}")).help(help));
     }
 
     /// Returns the current state for [`Problems::roll_back`].
@@ -150,7 +156,7 @@ impl<'a> Fields<'a> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// Same as [`Fields::parse`]. `help` can return a better hint for an unknown key than the closest known one.
+    /// Same as [`Fields::parse`]. `help` can return a hint for an unknown key, which replaces the suggestion of a similar key.
     pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
@@ -159,7 +165,7 @@ impl<'a> Fields<'a> {
         help: fn(&str) -> Option<String>,
     ) -> Option<Self> {
         let Some(map) = node.as_map() else {
-            problems.wrong(node.span, at, format_args!("config should be a map, but it is {}", node.kind()));
+            problems.report(node.span, at, format_args!("config should be a map, but it is {}", node.kind()));
             return None;
         };
         let fields = Self { map, at, span: node.span };
@@ -168,7 +174,7 @@ impl<'a> Fields<'a> {
                 continue;
             }
             match help(key) {
-                Some(help) => problems.wrong_help(entry.key_span, at, Unknown(key), help),
+                Some(help) => problems.report_with_help(entry.key_span, at, Unknown(key), help),
                 None => unknown_key(key, entry.key_span, at, allowed, problems),
             }
         }
@@ -203,7 +209,7 @@ impl<'a> Fields<'a> {
     /// Returns the string value of a required key.
     pub(crate) fn required_text(&self, key: &str, problems: &mut Problems) -> Option<String> {
         if self.get(key).is_none() {
-            problems.wrong(self.span, self.at, format_args!("config should have the key `{key}`"));
+            problems.report(self.span, self.at, format_args!("config should have the key `{key}`"));
         }
         self.text(key, problems)
     }
@@ -239,7 +245,7 @@ pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str],
         Some(known) => format!("did you mean `{known}`?"),
         None => format!("valid keys are: {}", allowed.join(", ")),
     };
-    problems.wrong_help(span, at, Unknown(key), help);
+    problems.report_with_help(span, at, Unknown(key), help);
 }
 
 /// Returns the known word that is closest to an unknown one.
@@ -252,7 +258,7 @@ pub(crate) fn text(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     if let Some(text) = node.as_str() {
         return Some(text.to_owned());
     }
-    problems.wrong(node.span, at, format_args!("config should be a string, but it is {}", node.kind()));
+    problems.report(node.span, at, format_args!("config should be a string, but it is {}", node.kind()));
     None
 }
 
@@ -261,7 +267,7 @@ pub(crate) fn boolean(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     if let Value::Bool(value) = node.value {
         return Some(value);
     }
-    problems.wrong(node.span, at, format_args!("config should be a boolean value, but it is {}", node.kind()));
+    problems.report(node.span, at, format_args!("config should be a boolean value, but it is {}", node.kind()));
     None
 }
 
@@ -276,15 +282,15 @@ pub(crate) fn integer(
         Value::Int(value) if range.contains(&value) => Some(value),
         Value::Int(value) => {
             let limits = format!("must be between {} and {}, but it is {value}", range.start(), range.end());
-            problems.wrong(node.span, at, limits);
+            problems.report(node.span, at, limits);
             None
         }
         Value::Float(value) => {
-            problems.wrong(node.span, at, format_args!("config should be a whole number, but it is {value:?}"));
+            problems.report(node.span, at, format_args!("config should be a whole number, but it is {value:?}"));
             None
         }
         _ => {
-            problems.wrong(node.span, at, format_args!("config should be a number, but it is {}", node.kind()));
+            problems.report(node.span, at, format_args!("config should be a number, but it is {}", node.kind()));
             None
         }
     }
@@ -296,8 +302,8 @@ pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
         Value::String(text) => Some(vec![text.to_string()]),
         Value::List(_) => text_list(node, at, problems),
         _ => {
-            let what = format!("config should be a string or an array of strings, but it is {}", node.kind());
-            problems.wrong(node.span, at, what);
+            let message = format!("config should be a string or an array of strings, but it is {}", node.kind());
+            problems.report(node.span, at, message);
             None
         }
     }
@@ -320,29 +326,29 @@ pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems)
 
 fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let mut all = Vec::with_capacity(items.len());
-    let mut good = true;
+    let mut is_valid = true;
     for item in items {
         if let Some(text) = item.as_str() {
             all.push(text.to_owned());
         } else {
-            let what = format!("config should be an array of strings, but it contains {}", item.kind());
-            problems.wrong(item.span, at, what);
-            good = false;
+            let message = format!("config should be an array of strings, but it contains {}", item.kind());
+            problems.report(item.span, at, message);
+            is_valid = false;
         }
     }
-    good.then_some(all)
+    is_valid.then_some(all)
 }
 
 /// Returns the items of a list. Lists nested up to [`MAX_LIST_NESTING`] are flattened.
 pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<&'a Node>> {
     let Some(list) = node.as_list() else {
-        problems.wrong(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
         return None;
     };
     let mut all = Vec::with_capacity(list.len());
     if let Some(too_deep) = flatten(list, 1, &mut all) {
-        let what = format!("config should be an array nested at most {MAX_LIST_NESTING} levels deep");
-        problems.wrong(too_deep, at, what);
+        let message = format!("config should be an array nested at most {MAX_LIST_NESTING} levels deep");
+        problems.report(too_deep, at, message);
         return None;
     }
     Some(all)
@@ -369,34 +375,34 @@ pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut
     if let Some(text) = node.as_str().filter(|text| allowed.contains(text)) {
         return Some(text.to_owned());
     }
-    let what = format!("config should be one of: {}", allowed.join(", "));
+    let message = format!("config should be one of: {}", allowed.join(", "));
     match node.as_str().and_then(|text| suggest(text, allowed)) {
-        Some(known) => problems.wrong_help(node.span, at, what, format!("did you mean `{known}`?")),
-        None => problems.wrong(node.span, at, what),
+        Some(known) => problems.report_with_help(node.span, at, message, format!("did you mean `{known}`?")),
+        None => problems.report(node.span, at, message),
     }
     None
 }
 
 /// Reads a duration such as `3h 30m`.
 pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Duration> {
-    let words = match &node.value {
+    let text = match &node.value {
         Value::String(text) => &**text,
         // GitLab accepts strings only.
         Value::Int(number) => {
-            let what = format!("config should be a duration, not a number: write `{number} seconds`");
-            problems.wrong(node.span, at, what);
+            let message = format!("config should be a duration, not a number: write `{number} seconds`");
+            problems.report(node.span, at, message);
             return None;
         }
         _ => {
-            let what = format!("config should be a duration such as `3h 30m`, but it is {}", node.kind());
-            problems.wrong(node.span, at, what);
+            let message = format!("config should be a duration such as `3h 30m`, but it is {}", node.kind());
+            problems.report(node.span, at, message);
             return None;
         }
     };
-    match crate::duration::parse(words) {
+    match crate::duration::parse(text) {
         Ok(duration) => Some(duration),
         Err(error) => {
-            problems.wrong(node.span, at, format_args!("config {error}"));
+            problems.report(node.span, at, format_args!("config {error}"));
             None
         }
     }
@@ -406,7 +412,7 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
 pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     if let Err(error) = crate::duration::parse_or_never(&text) {
-        problems.wrong(node.span, at, format_args!("config {error}"));
+        problems.report(node.span, at, format_args!("config {error}"));
         return None;
     }
     Some(text)

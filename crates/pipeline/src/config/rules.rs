@@ -9,7 +9,7 @@ use regex::Regex;
 
 use crate::config::behavior;
 use crate::config::keywords;
-use crate::config::needs::{self, Needs, NeedsOf};
+use crate::config::needs::{self, Needs, NeedsParent};
 use crate::config::parsing::{Fields, Path, Problems, boolean, choice, flat_list, flat_text_list, text};
 use crate::config::variables;
 use crate::config::workflow::{self, AutoCancelEntry};
@@ -103,23 +103,23 @@ pub(crate) enum RuleWhen {
 /// Cache of parsed expressions by text. Thousands of jobs may share a rule.
 #[derive(Debug, Default)]
 pub(crate) struct Expressions {
-    known: HashMap<Arc<str>, Arc<Expression>>,
+    by_text: HashMap<Arc<str>, Arc<Expression>>,
 }
 
 impl Expressions {
-    /// Parses the expression of a node. Reports it if it is invalid.
+    /// Parses the expression in a node. Reports an invalid expression.
     pub(crate) fn read(&mut self, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Condition> {
         let Value::String(text) = &node.value else {
-            problems.wrong(node.span, at, "invalid expression syntax: an expression is a string");
+            problems.report(node.span, at, "invalid expression syntax: the expression must be a string");
             return None;
         };
-        if let Some(expression) = self.known.get(text) {
+        if let Some(expression) = self.by_text.get(text) {
             return Some(Condition { text: text.clone(), expression: expression.clone(), span: node.span });
         }
         match expression::parse_within(text, &mut problems.patterns) {
             Ok(expression) => {
                 let expression = Arc::new(expression);
-                self.known.insert(text.clone(), expression.clone());
+                self.by_text.insert(text.clone(), expression.clone());
                 Some(Condition { text: text.clone(), expression, span: node.span })
             }
             Err(error) => {
@@ -136,7 +136,7 @@ impl Expressions {
 
 /// The keyword that contains the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RulesOf {
+pub(crate) enum RulesParent {
     /// A job.
     Job,
     /// `workflow`
@@ -149,34 +149,34 @@ pub(crate) enum RulesOf {
 pub(crate) fn rules(
     node: &Node,
     at: Path<'_>,
-    of: RulesOf,
+    parent: RulesParent,
     expressions: &mut Expressions,
     problems: &mut Problems,
 ) -> Option<Vec<Rule>> {
     let items = flat_list(node, at, problems)?;
     if items.is_empty() {
-        problems.wrong_help(node.span, at, "can't be blank", "remove `rules`, or add a rule");
+        problems.report_with_help(node.span, at, "can't be blank", "remove `rules`, or add a rule");
         return None;
     }
-    Some(items.into_iter().filter_map(|item| rule(item, at, of, expressions, problems)).collect())
+    Some(items.into_iter().filter_map(|item| rule(item, at, parent, expressions, problems)).collect())
 }
 
 fn rule(
     node: &Node,
     at: Path<'_>,
-    of: RulesOf,
+    parent: RulesParent,
     expressions: &mut Expressions,
     problems: &mut Problems,
 ) -> Option<Rule> {
     let at = at.key("rule");
-    let allowed = match of {
-        RulesOf::Job => keywords::JOB_RULE,
-        RulesOf::Workflow => keywords::WORKFLOW_RULE,
-        RulesOf::Include => keywords::INCLUDE_RULE,
+    let allowed = match parent {
+        RulesParent::Job => keywords::JOB_RULE,
+        RulesParent::Workflow => keywords::WORKFLOW_RULE,
+        RulesParent::Include => keywords::INCLUDE_RULE,
     };
     let fields = Fields::parse(node, at, allowed, problems)?;
     if node.as_map().is_some_and(crate::node::Map::is_empty) {
-        problems.wrong(node.span, at, "can't be blank");
+        problems.report(node.span, at, "can't be blank");
         return None;
     }
     let before = problems.errors();
@@ -185,38 +185,39 @@ fn rule(
         condition: fields.get("if").and_then(|node| expressions.read(node, at.key("if"), problems)),
         changes: fields.get("changes").and_then(|node| changes(node, at.key("changes"), problems)),
         exists: fields.get("exists").and_then(|node| exists(node, at.key("exists"), problems)),
-        when: fields.get("when").and_then(|node| when(node, at.key("when"), of, problems)),
+        when: fields.get("when").and_then(|node| when(node, at.key("when"), parent, problems)),
         variables: fields
             .get("variables")
             .map(|node| variables::of_rule(node, at.key("variables"), problems))
             .unwrap_or_default(),
         ..Rule::default()
     };
-    if of == RulesOf::Workflow {
+    if parent == RulesParent::Workflow {
         rule.auto_cancel = fields
             .get("auto_cancel")
             .map(|node| workflow::auto_cancel(node, at.key("auto_cancel"), problems))
             .unwrap_or_default();
     }
-    if of == RulesOf::Job {
+    if parent == RulesParent::Job {
         rule.allow_failure =
             fields.get("allow_failure").and_then(|node| boolean(node, at.key("allow_failure"), problems));
         rule.interruptible =
             fields.get("interruptible").and_then(|node| boolean(node, at.key("interruptible"), problems));
-        rule.needs = fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsOf::Rule, problems));
+        rule.needs =
+            fields.get("needs").and_then(|node| needs::needs(node, at.key("needs"), NeedsParent::Rule, problems));
         rule.start_in = behavior::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
     }
-    // Ignore the rule if a clause is invalid: without the clause it would match too much.
+    // A rule with an invalid clause is ignored. Without that clause, it would match too many events.
     (problems.errors() == before).then_some(rule)
 }
 
-fn when(node: &Node, at: Path<'_>, of: RulesOf, problems: &mut Problems) -> Option<RuleWhen> {
-    let allowed: &[&str] = match of {
-        RulesOf::Job => &["on_success", "on_failure", "always", "never", "manual", "delayed"],
-        RulesOf::Workflow | RulesOf::Include => &["always", "never"],
+fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems) -> Option<RuleWhen> {
+    let allowed: &[&str] = match parent {
+        RulesParent::Job => &["on_success", "on_failure", "always", "never", "manual", "delayed"],
+        RulesParent::Workflow | RulesParent::Include => &["always", "never"],
     };
     let word = choice(node, at, allowed, problems)?;
-    Some(behavior::when_of(&word).map_or(RuleWhen::Never, RuleWhen::Run))
+    Some(behavior::parse_when_value(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
 /// Parses `changes` of a rule, or of `only` and `except`, where it is always a list.
@@ -243,7 +244,7 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     let project = fields.text("project", problems);
     let git_ref = fields.text("ref", problems);
     if git_ref.is_some() && project.is_none() {
-        problems.wrong(node.span, at, "config has `ref` without `project`");
+        problems.report(node.span, at, "config has `ref` without `project`");
     }
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
@@ -257,7 +258,7 @@ fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Opt
         (Some(node), None) => patterns(node, at.key("paths"), problems).map(PathTest::Globs),
         (None, Some(node)) => path_regexp(node, at.key("regexp"), problems).map(PathTest::Regexp),
         _ => {
-            problems.wrong(fields.span(), at, "config should have exactly one of: paths, regexp");
+            problems.report(fields.span(), at, "config should have exactly one of: paths, regexp");
             None
         }
     }
@@ -266,7 +267,7 @@ fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Opt
 fn patterns(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let patterns = flat_text_list(node, at, problems)?;
     if patterns.len() > MAX_RULE_PATHS {
-        problems.wrong(node.span, at, format_args!("is too long (maximum is {MAX_RULE_PATHS})"));
+        problems.report(node.span, at, format_args!("is too long (maximum is {MAX_RULE_PATHS})"));
         return None;
     }
     Some(patterns)
@@ -275,8 +276,8 @@ fn patterns(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<St
 fn path_regexp(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Regex> {
     let pattern = text(node, at, problems)?;
     if pattern.chars().count() > MAX_REGEXP {
-        problems.wrong(node.span, at, format_args!("is too long (maximum is {MAX_REGEXP} characters)"));
+        problems.report(node.span, at, format_args!("is too long (maximum is {MAX_REGEXP} characters)"));
         return None;
     }
-    problems.patterns.compile(&pattern, "").map_err(|error| problems.wrong(node.span, at, error)).ok()
+    problems.patterns.compile(&pattern, "").map_err(|error| problems.report(node.span, at, error)).ok()
 }

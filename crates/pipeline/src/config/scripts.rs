@@ -10,11 +10,11 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         Value::String(line) => Some(vec![line.to_string()]),
         Value::List(_) => lines(node, at, problems),
         _ => {
-            let what = format!(
+            let message = format!(
                 "config should be a string or a nested array of strings up to 10 levels deep, but it is {}",
                 node.kind()
             );
-            problems.wrong(node.span, at, what);
+            problems.report(node.span, at, message);
             None
         }
     }
@@ -22,37 +22,37 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
 
 fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let mut all = Vec::new();
-    let mut good = true;
+    let mut is_valid = true;
     for item in flat_list(node, at, problems)? {
         if let Some(line) = item.as_str() {
             all.push(line.to_owned());
             continue;
         }
-        good = false;
-        let what = format!(
+        is_valid = false;
+        let message = format!(
             "config should be a string or a nested array of strings up to 10 levels deep, but it contains {}",
             item.kind()
         );
         match item.value {
             Value::Map(_) => {
-                problems.wrong_help(
+                problems.report_with_help(
                     item.span,
                     at,
-                    what,
+                    message,
                     "a line that contains `: ` is a map in YAML; put it into quotes",
                 );
             }
-            _ => problems.wrong_help(item.span, at, what, "put the line into quotes"),
+            _ => problems.report_with_help(item.span, at, message, "put the line into quotes"),
         }
     }
-    good.then_some(all)
+    is_valid.then_some(all)
 }
 
 /// Parses `script` of a job, which cannot be blank.
 pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let lines = script(node, at, problems)?;
     if lines.iter().all(|line| line.trim().is_empty()) {
-        problems.wrong(node.span, at, "can't be blank");
+        problems.report(node.span, at, "can't be blank");
         return None;
     }
     Some(lines)
@@ -69,11 +69,11 @@ pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
 pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<serde_json::Value> {
     const WORK: &[&str] = &["script", "step", "func"];
     let Some(steps) = node.as_list() else {
-        problems.wrong(node.span, at, format_args!("config should be an array of steps, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be an array of steps, but it is {}", node.kind()));
         return None;
     };
     if steps.is_empty() {
-        problems.wrong(node.span, at, "can't be blank");
+        problems.report(node.span, at, "can't be blank");
         return None;
     }
     let before = problems.errors();
@@ -83,13 +83,14 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
             continue;
         };
         if let Some(name) = fields.required_text("name", problems).filter(|name| !is_step_name(name)) {
-            let what = format!("name `{name}` should consist of letters, digits and `_`, and not start with a digit");
-            problems.wrong(fields.key_span("name"), at, what);
+            let message =
+                format!("name `{name}` should consist of letters, digits and `_`, and not start with a digit");
+            problems.report(fields.key_span("name"), at, message);
         }
         let kinds: Vec<&str> = WORK.iter().copied().filter(|kind| fields.get(kind).is_some()).collect();
         if kinds.len() != 1 {
-            let what = format!("entry should have exactly one of: {}", WORK.join(", "));
-            problems.wrong(step.span, at, what);
+            let message = format!("entry should have exactly one of: {}", WORK.join(", "));
+            problems.report(step.span, at, message);
         }
         if let Some(line) = fields.get("script") {
             let _ = text(line, at.key("script"), problems);
@@ -101,7 +102,11 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
         }
         for key in ["env", "inputs"] {
             if let Some(map) = fields.get(key).filter(|map| map.as_map().is_none()) {
-                problems.wrong(map.span, at.key(key), format_args!("config should be a map, but it is {}", map.kind()));
+                problems.report(
+                    map.span,
+                    at.key(key),
+                    format_args!("config should be a map, but it is {}", map.kind()),
+                );
             }
         }
     }
@@ -130,6 +135,6 @@ fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
             let keys = ["registry", "repository", "tag", "dir", "file"];
             let _ = Fields::parse(oci, at.key("oci"), &keys, problems);
         }
-        _ => problems.wrong(node.span, at, "config should have exactly one of: git, oci"),
+        _ => problems.report(node.span, at, "config should have exactly one of: git, oci"),
     }
 }

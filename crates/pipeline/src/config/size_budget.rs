@@ -1,8 +1,8 @@
-//! Limits the size of all jobs together.
+//! Limits the total size of all jobs.
 //!
 //! Nodes are shared by aliases, `extends`, `!reference`, `default` and `parallel`, but each job owns copies of its
-//! texts. A small file can therefore expand to more than fits into memory, so the size is checked before jobs are
-//! created.
+//! texts. A small file can therefore expand to more than the available memory, so the size is checked before jobs
+//! are created.
 
 use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
@@ -30,15 +30,15 @@ pub(crate) struct SizeBudget {
 }
 
 impl SizeBudget {
-    /// Adds the size of a value at `span`. Returns true while the total is within the limit. Reports an error when it
-    /// is exceeded.
+    /// Adds the size of a value at `span`. Returns true if the total is within the limit. Reports an error when the total
+    /// first exceeds it.
     pub(crate) fn add(&mut self, bytes: usize, span: Span, problems: &mut Problems) -> bool {
         let was_within = self.bytes <= MAX_JOBS_BYTES;
         self.bytes = self.bytes.saturating_add(bytes);
         let is_within = self.bytes <= MAX_JOBS_BYTES;
         if was_within && !is_within {
-            let message = format!("all jobs together exceed {} MiB", MAX_JOBS_BYTES / 1024 / 1024);
-            let help = "use less `default` and fewer global variables, fewer jobs, or files instead of long scripts";
+            let message = format!("the total size of all jobs exceeds {} MiB", MAX_JOBS_BYTES / 1024 / 1024);
+            let help = "use fewer defaults, global variables or jobs, or move long scripts into files";
             problems.push(Diagnostic::error(span, message).help(help));
         }
         is_within

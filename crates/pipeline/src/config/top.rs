@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::config::defaults::Defaults;
-use crate::config::job::{self, JobEntry, Shared};
+use crate::config::job::{self, JobEntry, JobParserContext};
 use crate::config::keywords;
 use crate::config::parsing::{Path, Problems, flat_list, suggest};
 use crate::config::rules::Expressions;
@@ -37,8 +37,8 @@ pub(crate) struct Config {
     pub(crate) workflow: Workflow,
     /// The visible jobs, as written.
     pub(crate) jobs: Vec<JobEntry>,
-    /// Names of visible jobs that could not be parsed completely. Other jobs may refer to them, but errors that only
-    /// result from missing parts must not be reported.
+    /// Names of visible jobs that could not be parsed completely. Other jobs may refer to them. Errors that result only
+    /// from missing parts must not be reported.
     pub(crate) broken: HashSet<Arc<str>>,
     /// True if includes were skipped, so that jobs may refer to unknown names.
     pub(crate) is_stub: bool,
@@ -67,7 +67,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
     let workflow =
         value("workflow").and_then(|node| workflow::workflow(node, Path::root("workflow"), &mut expressions, problems));
 
-    let mut shared = Shared { defaults, complete, gaps, expressions, size_budget: SizeBudget::default() };
+    let mut context = JobParserContext { defaults, complete, gaps, expressions, size_budget: SizeBudget::default() };
     let mut jobs = Vec::with_capacity(map.len());
     let mut preview = Map::default();
     let mut visible = 0_usize;
@@ -77,7 +77,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
         if !keywords::TOP_LEVEL.contains(&&**name) {
             visible += 1;
             if is_job(name, entry, problems)
-                && let Some((job, full)) = job::job(name, entry, &mut shared, problems)
+                && let Some((job, full)) = job::job(name, entry, &mut context, problems)
             {
                 if job.is_broken {
                     broken.insert(name.clone());
@@ -91,7 +91,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
         preview.insert(name.clone(), entry.key_span, node);
     }
     if visible == 0 && complete && !gaps.is_stub {
-        let help = "add a job: a key of the top level with a `script`, whose name does not begin with `.`";
+        let help = "add a job: a top-level key with a `script`, whose name does not begin with `.`";
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));
     }
@@ -116,30 +116,30 @@ fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     stages.extend(last);
 }
 
-/// Returns true if a key of the top level can be a job. Otherwise reports the reason.
+/// Returns true if a top-level entry can be a job. Otherwise reports the reason.
 fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
-    let wrong = |message: String, help: &str, problems: &mut Problems| {
+    let reject = |message: String, help: &str, problems: &mut Problems| {
         problems.push(Diagnostic::error(entry.key_span, message).help(help));
         false
     };
     match &**name {
-        "types" => return wrong("`types` is not supported".to_owned(), "write `stages`", problems),
+        "types" => return reject("`types` is not supported".to_owned(), "use `stages`", problems),
         "spec" => {
-            let help = "move it to the header: before the jobs, followed by a line `---`";
-            return wrong("`spec` is only allowed in the header of a file".to_owned(), help, problems);
+            let help = "move it to the header: put it before the jobs, and a line `---` after it";
+            return reject("`spec` is only allowed in the header of a file".to_owned(), help, problems);
         }
         _ => {}
     }
     if name.trim().is_empty() {
-        return wrong("jobs name can't be blank".to_owned(), "give the job a name", problems);
+        return reject("jobs name can't be blank".to_owned(), "give the job a name", problems);
     }
     if keywords::FORBIDDEN_JOB_NAMES.contains(&&**name) {
-        return wrong(format!("jobs:{name} is a reserved name"), "give it another name", problems);
+        return reject(format!("jobs:{name} is a reserved name"), "give it another name", problems);
     }
     let length = name.chars().count();
     if length > MAX_NAME {
         let message = format!("jobs:{name} name is too long (maximum is {MAX_NAME} characters, but it has {length})");
-        return wrong(message, "give it a shorter name", problems);
+        return reject(message, "give it a shorter name", problems);
     }
     if entry.node.as_map().is_some() {
         return true;
@@ -171,12 +171,12 @@ fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
         Some(node) => {
             let items = flat_list(node, at, problems).unwrap_or_default();
             if items.is_empty() && node.as_list().is_some() {
-                problems.wrong(node.span, at, "config should contain at least one stage");
+                problems.report(node.span, at, "config should contain at least one stage");
             }
             for item in items {
                 match item.as_str() {
                     Some(name) => check_stage(name, item.span, &mut names, problems),
-                    None => problems.wrong(
+                    None => problems.report(
                         item.span,
                         at,
                         format_args!("config should be an array of strings, but it contains {}", item.kind()),
@@ -194,9 +194,13 @@ fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
 fn check_stage(name: &str, span: Span, names: &mut Vec<String>, problems: &mut Problems) {
     let at = Path::root("stages");
     if name.trim().is_empty() {
-        problems.wrong(span, at, "config has a blank name");
+        problems.report(span, at, "config has a blank name");
     } else if name.chars().count() > MAX_NAME {
-        problems.wrong(span, at, format_args!("config has a name that is too long (maximum is {MAX_NAME} characters)"));
+        problems.report(
+            span,
+            at,
+            format_args!("config has a name that is too long (maximum is {MAX_NAME} characters)"),
+        );
     } else {
         names.push(name.to_owned());
     }

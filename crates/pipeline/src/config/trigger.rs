@@ -7,7 +7,7 @@ use crate::limits::MAX_CHILD_INCLUDES;
 use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
 use crate::node::{Node, Span, Value};
 
-/// Keys of which an include entry needs exactly one.
+/// Keys that say where an include entry comes from. Each entry needs exactly one of them.
 const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remote", "artifact"];
 
 /// A bridge as written, with the jobs that produce the files of the child pipeline.
@@ -21,14 +21,14 @@ pub(crate) struct BridgeEntry {
 pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<BridgeEntry> {
     if let Some(project) = node.as_str() {
         if project.trim().is_empty() {
-            problems.wrong(node.span, at, "config can't be blank");
+            problems.report(node.span, at, "config can't be blank");
             return None;
         }
         let target = BridgeTarget::Project { project: project.to_owned(), branch: None, inputs: Vec::new() };
-        return Some(plain(target));
+        return Some(default_bridge(target));
     }
     if node.as_map().is_none() {
-        problems.wrong(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a hash or a string, but it is {}", node.kind()));
         return None;
     }
     let fields = Fields::parse(node, at, keywords::TRIGGER, problems)?;
@@ -42,17 +42,17 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
         (None, Some(include)) => {
             for key in ["branch", "inputs"].into_iter().filter(|key| fields.get(key).is_some()) {
                 let help = if key == "inputs" { "move `inputs` to the entry of `include`" } else { "remove it" };
-                let what = format!("config has `{key}`, which belongs to `project`, not to `include`");
-                problems.wrong_help(fields.key_span(key), at, what, help);
+                let message = format!("config has `{key}`, which is valid only with `project`, not with `include`");
+                problems.report_with_help(fields.key_span(key), at, message, help);
             }
             BridgeTarget::Child(includes(include, at.key("include"), &mut producers, problems))
         }
         (Some(_), Some(_)) => {
-            problems.wrong(node.span, at, "config uses both `project` and `include`, which are mutually exclusive");
+            problems.report(node.span, at, "config uses both `project` and `include`, which are mutually exclusive");
             return None;
         }
         (None, None) => {
-            problems.wrong(node.span, at, "config should have the key `project` or `include`");
+            problems.report(node.span, at, "config should have the key `project` or `include`");
             return None;
         }
     };
@@ -76,10 +76,10 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
 /// Creates the bridge that mirrors a pipeline of another project (`needs: {pipeline: group/project}` without
 /// `trigger`).
 pub(crate) fn mirror(project: String) -> BridgeEntry {
-    plain(BridgeTarget::Mirror { project })
+    default_bridge(BridgeTarget::Mirror { project })
 }
 
-fn plain(target: BridgeTarget) -> BridgeEntry {
+fn default_bridge(target: BridgeTarget) -> BridgeEntry {
     let bridge =
         Bridge { target, strategy: Strategy::None, forward_yaml_variables: true, forward_pipeline_variables: false };
     BridgeEntry { bridge, producers: Vec::new() }
@@ -89,7 +89,7 @@ fn inputs(fields: &Fields<'_>, problems: &mut Problems) -> Vec<(String, serde_js
     let Some(node) = fields.get("inputs") else { return Vec::new() };
     let Some(map) = node.as_map() else {
         let at = fields.at();
-        problems.wrong(node.span, at.key("inputs"), format_args!("config should be a map, but it is {}", node.kind()));
+        problems.report(node.span, at.key("inputs"), format_args!("config should be a map, but it is {}", node.kind()));
         return Vec::new();
     };
     map.iter().map(|(name, entry)| (name.to_string(), json(&entry.node))).collect()
@@ -99,11 +99,11 @@ fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mu
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
     if items.is_empty() {
-        problems.wrong(node.span, at, "config can't be blank");
+        problems.report(node.span, at, "config can't be blank");
     }
     if items.len() > MAX_CHILD_INCLUDES {
-        let what = format!("config is too long (maximum is {MAX_CHILD_INCLUDES}, but it has {})", items.len());
-        problems.wrong(node.span, at, what);
+        let message = format!("config is too long (maximum is {MAX_CHILD_INCLUDES}, but it has {})", items.len());
+        problems.report(node.span, at, message);
     }
     items.iter().filter_map(|item| include(item, at, producers, problems)).collect()
 }
@@ -118,18 +118,18 @@ fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut
     match used.as_slice() {
         ["artifact"] => artifact(node.span, &fields, producers, problems),
         ["project"] if fields.get("file").is_none() => {
-            problems.wrong(node.span, at, "config must specify the file where to fetch the config from");
+            problems.report(node.span, at, "config must specify the file where to fetch the config from");
             None
         }
         [_] => {
             if fields.get("job").is_some() {
-                problems.wrong(fields.key_span("job"), at, "config has `job`, which belongs to `artifact`");
+                problems.report(fields.key_span("job"), at, "config has `job`, which is valid only with `artifact`");
             }
             Some(ChildInclude::Entry(json(node)))
         }
         _ => {
-            let what = format!("needs to match exactly one accessor of: {}", ACCESSORS.join(", "));
-            problems.wrong(node.span, at, what);
+            let message = format!("needs to match exactly one accessor of: {}", ACCESSORS.join(", "));
+            problems.report(node.span, at, message);
             None
         }
     }
@@ -144,7 +144,7 @@ fn artifact(
     let at = fields.at();
     let path = fields.text("artifact", problems);
     let Some(node) = fields.get("job") else {
-        problems.wrong(span, at, "config must specify the job where to fetch the artifact from");
+        problems.report(span, at, "config must specify the job where to fetch the artifact from");
         return None;
     };
     let job = text(node, at.key("job"), problems)?;

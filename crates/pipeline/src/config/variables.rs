@@ -12,9 +12,9 @@ pub(crate) struct GlobalVariable {
     pub(crate) span: Span,
 }
 
-/// Keys that a variable in the form of a map may have.
+/// Part of the configuration that defines variables. It determines which keys a variable in the form of a map may have.
 #[derive(Clone, Copy)]
-enum Form {
+enum VariablesParent {
     Global,
     Job,
     Rule,
@@ -22,32 +22,32 @@ enum Form {
 
 /// Parses global `variables`.
 pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<GlobalVariable> {
-    read(node, at, Form::Global, problems)
+    read(node, at, VariablesParent::Global, problems)
 }
 
 /// Parses `variables` of a job or service: values, or `{value, expand}`.
 pub(crate) fn of_job(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
-    read(node, at, Form::Job, problems).into_iter().map(|global| global.variable).collect()
+    read(node, at, VariablesParent::Job, problems).into_iter().map(|entry| entry.variable).collect()
 }
 
 /// Parses `variables` of a rule: plain values only.
 pub(crate) fn of_rule(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
-    read(node, at, Form::Rule, problems).into_iter().map(|global| global.variable).collect()
+    read(node, at, VariablesParent::Rule, problems).into_iter().map(|entry| entry.variable).collect()
 }
 
-fn read(node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Vec<GlobalVariable> {
+fn read(node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Problems) -> Vec<GlobalVariable> {
     let Some(map) = node.as_map() else {
-        problems.wrong(node.span, at, format_args!("config should be a map of variables, but it is {}", node.kind()));
+        problems.report(node.span, at, format_args!("config should be a map of variables, but it is {}", node.kind()));
         return Vec::new();
     };
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
         if !is_name(name) {
-            let what = format!("config has the invalid name `{name}`; use letters, digits, `_` and `-`");
-            problems.wrong(entry.key_span, at, what);
+            let message = format!("config has the invalid name `{name}`; use letters, digits, `_` and `-`");
+            problems.report(entry.key_span, at, message);
             continue;
         }
-        if let Some(variable) = value(name, &entry.node, at, form, problems) {
+        if let Some(variable) = value(name, &entry.node, at, parent, problems) {
             all.push(GlobalVariable { variable, span: entry.key_span });
         }
     }
@@ -59,7 +59,7 @@ pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }
 
-fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Problems) -> Option<Variable> {
+fn value(name: &str, node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Problems) -> Option<Variable> {
     if node.is_null() {
         return Some(Variable::public(name, ""));
     }
@@ -67,11 +67,11 @@ fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Probl
         return Some(Variable::public(name, text));
     }
     let at = at.key(name);
-    let allowed: &[&str] = match (form, node.as_map()) {
-        (Form::Global, Some(_)) => &["value", "description", "options", "expand"],
-        (Form::Job, Some(_)) => &["value", "expand"],
-        (Form::Rule, _) | (_, None) => {
-            problems.wrong(node.span, at, format_args!("config should be a scalar value, but it is {}", node.kind()));
+    let allowed: &[&str] = match (parent, node.as_map()) {
+        (VariablesParent::Global, Some(_)) => &["value", "description", "options", "expand"],
+        (VariablesParent::Job, Some(_)) => &["value", "expand"],
+        (VariablesParent::Rule, _) | (_, None) => {
+            problems.report(node.span, at, format_args!("config should be a scalar value, but it is {}", node.kind()));
             return None;
         }
     };
@@ -93,16 +93,16 @@ fn value(name: &str, node: &Node, at: Path<'_>, form: Form, problems: &mut Probl
 fn check_options(fields: &Fields<'_>, node: &Node, value: &str, problems: &mut Problems) {
     let at = fields.at();
     let Some(list) = node.as_list() else {
-        problems.wrong(node.span, at.key("options"), format_args!("should be an array, but it is {}", node.kind()));
+        problems.report(node.span, at.key("options"), format_args!("should be an array, but it is {}", node.kind()));
         return;
     };
     let options: Vec<String> = list.iter().filter_map(Node::scalar_text).collect();
     let mut unique = std::collections::HashSet::new();
     if options.len() != list.len() || !options.iter().all(|option| unique.insert(option)) {
-        problems.wrong(node.span, at.key("options"), "should be an array of unique strings");
+        problems.report(node.span, at.key("options"), "should be an array of unique strings");
     }
     if !options.iter().any(|option| option == value) {
-        let what = format!("value `{value}` should be one of the options: {}", options.join(", "));
-        problems.wrong(fields.key_span("value"), at, what);
+        let message = format!("value `{value}` should be one of the options: {}", options.join(", "));
+        problems.report(fields.key_span("value"), at, message);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems};
-use crate::config::rules::{self, Expressions, Rule, RulesOf};
+use crate::config::rules::{self, Expressions, Rule, RulesParent};
 use crate::model::{AutoCancel, OnNewCommit};
 use crate::node::Node;
 
@@ -14,7 +14,7 @@ const MAX_NAME: usize = 255;
 pub(crate) struct Workflow {
     /// `name`. Its variables are not expanded yet.
     pub(crate) name: Option<String>,
-    /// `rules`. `None` if there are none; every event then creates a pipeline.
+    /// `rules`. `None` means that every event creates a pipeline.
     pub(crate) rules: Option<Vec<Rule>>,
     /// `auto_cancel`
     pub(crate) auto_cancel: AutoCancelEntry,
@@ -28,11 +28,11 @@ pub(crate) struct AutoCancelEntry {
 }
 
 impl AutoCancelEntry {
-    /// Combines the values of the matched rule (`self`) with those of `workflow` (`base`).
-    pub(crate) fn over(self, base: Self) -> AutoCancel {
+    /// Uses the values of `workflow` (`fallback`) for keys that the matched rule (`self`) does not set.
+    pub(crate) fn with_fallback(self, fallback: Self) -> AutoCancel {
         AutoCancel {
-            on_new_commit: self.on_new_commit.or(base.on_new_commit).unwrap_or_default(),
-            on_job_failure: self.on_job_failure.or(base.on_job_failure).unwrap_or_default(),
+            on_new_commit: self.on_new_commit.or(fallback.on_new_commit).unwrap_or_default(),
+            on_job_failure: self.on_job_failure.or(fallback.on_job_failure).unwrap_or_default(),
         }
     }
 }
@@ -49,12 +49,12 @@ pub(crate) fn workflow(
     if let Some(length) = name.as_ref().map(|name| name.chars().count())
         && !(1..=MAX_NAME).contains(&length)
     {
-        let what = format!("should have 1 to {MAX_NAME} characters, but it has {length}");
-        problems.wrong(fields.key_span("name"), at.key("name"), what);
+        let message = format!("should have 1 to {MAX_NAME} characters, but it has {length}");
+        problems.report(fields.key_span("name"), at.key("name"), message);
     }
     let rules = fields
         .get("rules")
-        .and_then(|node| rules::rules(node, at.key("rules"), RulesOf::Workflow, expressions, problems));
+        .and_then(|node| rules::rules(node, at.key("rules"), RulesParent::Workflow, expressions, problems));
     let auto_cancel =
         fields.get("auto_cancel").map(|node| auto_cancel(node, at.key("auto_cancel"), problems)).unwrap_or_default();
     Some(Workflow { name, rules, auto_cancel })

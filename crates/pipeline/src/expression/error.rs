@@ -10,15 +10,15 @@ use super::MAX_TOKENS;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}")]
 pub struct ExpressionError {
-    /// What is wrong with the expression.
+    /// Kind of the error.
     pub kind: ExpressionErrorKind,
     /// Position of the error: a byte offset into the text of the expression.
     pub offset: usize,
-    /// How to fix common mistakes.
+    /// How to fix the error, for common mistakes.
     pub help: Option<String>,
 }
 
-/// What is wrong with an expression.
+/// Kind of an error in an expression.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionErrorKind {
     /// The text at the position does not start a token.
@@ -53,7 +53,8 @@ impl ExpressionError {
         Self { kind, offset, help: None }
     }
 
-    /// Returns the wrong bytes of the expression's text. The range is empty if something is missing at its start.
+    /// Returns the range of the invalid bytes in the expression's text. The range is empty if something is missing at that
+    /// position.
     #[must_use]
     pub fn range(&self) -> Range<usize> {
         let length = match &self.kind {

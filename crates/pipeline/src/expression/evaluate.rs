@@ -21,9 +21,9 @@ pub enum Value {
 }
 
 impl Value {
-    /// Returns true if an expression with this value holds. Null, false and blank texts do not hold.
+    /// Returns true if a condition with this value is met. Null, false and blank texts mean that it is not met.
     #[must_use]
-    pub fn holds_as_condition(&self) -> bool {
+    pub fn meets_condition(&self) -> bool {
         match self {
             Self::Null => false,
             Self::Bool(value) => *value,
@@ -62,7 +62,7 @@ pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, Expres
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Text(text) => Ok(Value::Text(text.clone())),
-        // A pattern that is not an operand of `=~` or `!~` is a value like any other, and not null.
+        // A pattern that is not an operand of `=~` or `!~` is an ordinary value, which is not null.
         Node::Pattern(regex) => Ok(Value::Text(format!("/{}/", regex.as_str()))),
         Node::Variable(name) => Ok((lookup.variable)(name).map_or(Value::Null, Value::Text)),
         Node::Input(id) => Ok((lookup.input)(id)),
@@ -91,7 +91,7 @@ fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Re
     let Some(right) = right.text() else { return Ok(false) };
     match regexp::split_literal(right) {
         Some((pattern, flags)) => Ok(compile_value(pattern, flags, offset, lookup)?.is_match(text)),
-        // GitLab searches a right side that is not a pattern for the text on the left.
+        // If the right side is not a pattern, GitLab checks whether it contains the text on the left side.
         None => Ok(right.contains(text)),
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<
             return Err(ExpressionError::new(ExpressionErrorKind::TooManyTokens, offset).with_help(help));
         }
         let Some((kind, length)) = token(trimmed, mode, offset, patterns)? else {
-            return Err(unknown(trimmed, mode, offset));
+            return Err(unknown_lexeme(trimmed, mode, offset));
         };
         tokens.push(Token { kind, offset, text: trimmed[..length].to_owned() });
         offset += length;
@@ -150,7 +150,7 @@ fn pattern_body(text: &str) -> Option<&str> {
 }
 
 /// Returns the error for text that starts no token, with help for common mistakes.
-fn unknown(text: &str, mode: Mode, offset: usize) -> ExpressionError {
+fn unknown_lexeme(text: &str, mode: Mode, offset: usize) -> ExpressionError {
     let end = text.find(|char: char| char.is_ascii_whitespace()).unwrap_or(text.len());
     let excerpt: String = text[..end].chars().take(EXCERPT_CHARS).collect();
     let help = help_for(text, mode);
@@ -177,7 +177,7 @@ fn help_for(text: &str, mode: Mode) -> Option<String> {
     } else if text.starts_with('|') {
         "\"or\" is written `||`".to_owned()
     } else if text.starts_with(['<', '>']) {
-        "`~values have no order: compare with `==` and `!=`, or match a pattern with `=~`~`".to_owned()
+        "values have no order: compare with `==` and `!=`, or match a pattern with `=~`".to_owned()
     } else if text.starts_with('/') && pattern_body(text).is_some() {
         "a pattern needs at least two characters between its slashes; `/^.$/` matches one character".to_owned()
     } else if text.starts_with('/') {

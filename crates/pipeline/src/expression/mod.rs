@@ -99,7 +99,7 @@ impl Expression {
         patterns: &mut Patterns,
     ) -> Result<bool, ExpressionError> {
         let lookup = evaluate::Lookup { variable, input, patterns: patterns.into() };
-        Ok(evaluate::value_of(&self.root, &lookup)?.holds_as_condition())
+        Ok(evaluate::value_of(&self.root, &lookup)?.meets_condition())
     }
 
     /// Returns the names of the variables in the expression, each once, in order of appearance.

@@ -28,7 +28,7 @@ pub(super) enum Operator {
 }
 
 impl Operator {
-    fn of(kind: &TokenKind) -> Option<Self> {
+    fn from_token(kind: &TokenKind) -> Option<Self> {
         Some(match kind {
             TokenKind::Equal => Self::Equal,
             TokenKind::NotEqual => Self::NotEqual,
@@ -95,7 +95,7 @@ impl<'a> Parser<'a> {
     fn binary(&mut self, precedence: u8) -> Result<Node, ExpressionError> {
         let mut left = self.primary()?;
         while let Some(token) = self.peek()
-            && let Some(operator) = Operator::of(&token.kind)
+            && let Some(operator) = Operator::from_token(&token.kind)
             && operator.precedence() >= precedence
         {
             self.next += 1;

@@ -1,11 +1,11 @@
-//! Tests errors, their position and their help. The language itself is tested in `crates/pipeline/tests/it/c_expression.rs`.
+//! Tests errors, their position and their help. The language itself is tested in `crates/pipeline/tests/it/conformance_expression.rs`.
 
 use super::*;
 
 #[track_caller]
 fn error(text: &str) -> ExpressionError {
     match parse(text) {
-        Ok(_) => panic!("{text} parses"),
+        Ok(_) => panic!("parsing `{text}` should fail"),
         Err(error) => error,
     }
 }
@@ -66,7 +66,7 @@ fn evaluation_fails_for_invalid_pattern_value() {
 #[test]
 fn input_rules_compare_types() {
     let rule = parse_input_rule("$[[ inputs.flag ]] == true && $[[ inputs.size ]] != 'big'").unwrap();
-    let holds = |flag: bool, size: &str| {
+    let evaluate_rule = |flag: bool, size: &str| {
         let size = size.to_owned();
         rule.evaluate_with_inputs(&|_| None, &move |id| match id {
             "flag" => Value::Bool(flag),
@@ -74,7 +74,7 @@ fn input_rules_compare_types() {
             _ => Value::Null,
         })
     };
-    assert_eq!(holds(true, "small"), Ok(true));
-    assert_eq!(holds(true, "big"), Ok(false));
-    assert_eq!(holds(false, "small"), Ok(false));
+    assert_eq!(evaluate_rule(true, "small"), Ok(true));
+    assert_eq!(evaluate_rule(true, "big"), Ok(false));
+    assert_eq!(evaluate_rule(false, "small"), Ok(false));
 }

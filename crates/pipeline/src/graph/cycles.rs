@@ -6,8 +6,8 @@ use crate::node::Span;
 /// Progress of the search for a node.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
-    New,
-    Open,
+    Unvisited,
+    OnPath,
     Done,
 }
 
@@ -15,13 +15,13 @@ enum Mark {
 ///
 /// Follows each link once, without recursion.
 pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize) -> I) -> Option<Vec<usize>> {
-    let mut marks = vec![Mark::New; count];
+    let mut marks = vec![Mark::Unvisited; count];
     for start in 0..count {
-        if marks.get(start) != Some(&Mark::New) {
+        if marks.get(start) != Some(&Mark::Unvisited) {
             continue;
         }
         let mut path: Vec<(usize, I)> = Vec::new();
-        set(&mut marks, start, Mark::Open);
+        set(&mut marks, start, Mark::OnPath);
         path.push((start, links(start)));
         while let Some((node, rest)) = path.last_mut() {
             let node = *node;
@@ -31,11 +31,11 @@ pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize
                 continue;
             };
             match marks.get(next) {
-                Some(Mark::New) => {
-                    set(&mut marks, next, Mark::Open);
+                Some(Mark::Unvisited) => {
+                    set(&mut marks, next, Mark::OnPath);
                     path.push((next, links(next)));
                 }
-                Some(Mark::Open) => {
+                Some(Mark::OnPath) => {
                     return Some(path.iter().map(|(node, _)| *node).skip_while(|node| *node != next).collect());
                 }
                 Some(Mark::Done) | None => {}
@@ -53,9 +53,9 @@ fn set(marks: &mut [Mark], node: usize, mark: Mark) {
 
 /// Creates the error for a cycle of `needs`.
 pub(crate) fn cycle_message(span: Option<Span>, names: &[&str]) -> Diagnostic {
-    let mut circle = names.to_vec();
-    circle.extend(names.first());
-    let message = format!("the pipeline has circular dependencies: {}", circle.join(" needs "));
+    let mut cycle = names.to_vec();
+    cycle.extend(names.first());
+    let message = format!("the pipeline has circular dependencies: {}", cycle.join(" needs "));
     Diagnostic::error(span, message).help("remove one of these `needs`")
 }
 
@@ -63,16 +63,16 @@ pub(crate) fn cycle_message(span: Option<Span>, names: &[&str]) -> Diagnostic {
 mod tests {
     use super::find;
 
-    fn circle(links: &[&[usize]]) -> Option<Vec<usize>> {
+    fn find_cycle(links: &[&[usize]]) -> Option<Vec<usize>> {
         find(links.len(), |node| links[node].iter().copied())
     }
 
     #[test]
     fn returns_cycle_in_order() {
-        assert_eq!(circle(&[&[1], &[2], &[3, 1], &[]]), Some(vec![1, 2]));
-        assert_eq!(circle(&[&[0]]), Some(vec![0]));
-        assert_eq!(circle(&[&[1, 2], &[3], &[3], &[]]), None);
-        assert_eq!(circle(&[]), None);
+        assert_eq!(find_cycle(&[&[1], &[2], &[3, 1], &[]]), Some(vec![1, 2]));
+        assert_eq!(find_cycle(&[&[0]]), Some(vec![0]));
+        assert_eq!(find_cycle(&[&[1, 2], &[3], &[3], &[]]), None);
+        assert_eq!(find_cycle(&[]), None);
     }
 
     #[test]

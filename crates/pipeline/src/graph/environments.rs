@@ -18,15 +18,15 @@ pub(crate) fn check(config: &Config, problems: &mut Problems) {
             continue;
         }
         let stop = jobs.get(on_stop.as_str());
-        let stops = stop.and_then(|job| job.environment.as_ref());
-        let what = match (stop, stops) {
+        let environment = stop.and_then(|job| job.environment.as_ref());
+        let reason = match (stop, environment) {
             (None, _) => "is not defined",
             (Some(_), None) => "does not have environment defined",
             (_, Some(other)) if other.environment.name != entry.environment.name => "have different environment name",
             (_, Some(other)) if other.environment.action != "stop" => "needs to have action stop defined",
             _ => continue,
         };
-        let message = format!("{} job: on_stop job {on_stop} {what}", job.name);
+        let message = format!("{} job: on_stop job {on_stop} {reason}", job.name);
         let mut diagnostic = Diagnostic::error(entry.on_stop_span, message);
         if let Some(stop) = stop {
             let span = stop.environment.as_ref().map_or(stop.span, |environment| environment.span);

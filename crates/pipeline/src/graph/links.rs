@@ -11,20 +11,20 @@ use crate::config::parallel::{self, Cell, MatrixEntry};
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
 
-use super::instances::cell_name;
-use super::{Instance, Link, MAX_LINKS, Names, Problems};
+use super::parallel_jobs::cell_name;
+use super::{ExpandedJob, Link, MAX_LINKS, Names, Problems};
 
 /// Number of errors after which the remaining jobs are not checked.
 const MAX_ERRORS: usize = 10_000;
 
 /// Resolves the links of all instances. Returns false if there are too many links.
-pub(crate) fn link(config: &Config, instances: &mut [Instance], names: &Names<'_>, problems: &mut Problems) -> bool {
+pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names<'_>, problems: &mut Problems) -> bool {
     let mut total = 0_usize;
     for job in &config.jobs {
-        let Some(group) = names.groups.get(&*job.name).cloned() else { continue };
+        let Some(group) = names.by_job_name.get(&*job.name).cloned() else { continue };
         let linked = {
             let linker = Linker { config, instances, names, job, group: group.clone() };
-            linker.job(problems)
+            linker.links_of_job(problems)
         };
         for (index, links) in group.clone().zip(linked) {
             total += links.count();
@@ -65,7 +65,7 @@ impl Links {
 /// Resolves the links of a job.
 struct Linker<'a> {
     config: &'a Config,
-    instances: &'a [Instance],
+    instances: &'a [ExpandedJob],
     names: &'a Names<'a>,
     job: &'a JobEntry,
     /// The instances of the job.
@@ -74,19 +74,19 @@ struct Linker<'a> {
 
 impl Linker<'_> {
     /// Returns the links of each instance of the job, in order.
-    fn job(&self, problems: &mut Problems) -> Vec<Links> {
+    fn links_of_job(&self, problems: &mut Problems) -> Vec<Links> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
         let lists: Vec<Option<&Needs>> = std::iter::once(self.job.needs.as_ref()).chain(rule_needs).collect();
         let dependencies = self.dependencies(problems);
         self.producers(problems);
-        let own = self.instances.get(self.group.clone()).unwrap_or_default();
+        let instances = self.instances.get(self.group.clone()).unwrap_or_default();
         if !lists.iter().flatten().any(|needs| uses_matrix(needs)) {
             // All instances have the same links.
-            let links = self.links(&lists, &dependencies, own.first().map(|instance| &instance.cell), problems);
-            return vec![links; own.len()];
+            let links = self.links(&lists, &dependencies, instances.first().map(|instance| &instance.cell), problems);
+            return vec![links; instances.len()];
         }
-        own.iter().map(|instance| self.links(&lists, &dependencies, Some(&instance.cell), problems)).collect()
+        instances.iter().map(|instance| self.links(&lists, &dependencies, Some(&instance.cell), problems)).collect()
     }
 
     fn links(
@@ -118,7 +118,7 @@ impl Linker<'_> {
         }
         if !repeated.is_empty() {
             let message = format!("{} has the following needs duplicated: {}.", self.job.name, repeated.join(", "));
-            problems.push(Diagnostic::error(needs.span, message).help("name each job once"));
+            problems.push(Diagnostic::error(needs.span, message).help("list each job once"));
         }
         links.into()
     }
@@ -139,29 +139,29 @@ impl Linker<'_> {
         let Some(range) = self.names.find(name) else {
             if !optional {
                 let message = format!("{} job: undefined need: {name}", self.job.name);
-                self.undefined(message, name, entry.span, problems);
+                self.report_undefined(message, name, entry.span, problems);
             }
             return Vec::new();
         };
         if !self.is_early_enough(&range) {
             let message = format!("{} job: need {name} is not defined in current or prior stages", self.job.name);
-            problems.push(self.too_late(message, &range, entry.span));
+            problems.push(self.later_stage_error(message, &range, entry.span));
             return Vec::new();
         }
         // If the matrix of the needed job has errors, its cells are unknown.
         let Some(matrix) = matrix.filter(|_| !self.job.is_broken) else { return range.collect() };
-        let own = cell.filter(|cell| !cell.is_empty());
-        match with_own_values(matrix, own) {
-            Ok(matrix) => self.chosen(entry, name, optional, &matrix, range, problems),
-            Err(what) => {
-                problems.push(Diagnostic::error(entry.span, format!("{} job: need {name}: {what}", self.job.name)));
+        let cell = cell.filter(|cell| !cell.is_empty());
+        match replace_matrix_blocks(matrix, cell) {
+            Ok(matrix) => self.instances_of_cells(entry, name, optional, &matrix, range, problems),
+            Err(message) => {
+                problems.push(Diagnostic::error(entry.span, format!("{} job: need {name}: {message}", self.job.name)));
                 Vec::new()
             }
         }
     }
 
     /// Returns the instances of the cells that `needs:parallel:matrix` selects.
-    fn chosen(
+    fn instances_of_cells(
         &self,
         entry: &NeedEntry,
         name: &str,
@@ -171,24 +171,24 @@ impl Linker<'_> {
         problems: &mut Problems,
     ) -> Vec<usize> {
         let mut found = Vec::new();
-        for wanted in parallel::cells(matrix) {
-            let index = self.names.full.get(&cell_name(name, &wanted)).copied().filter(|index| {
-                range.contains(index) && self.instances.get(*index).is_some_and(|instance| instance.cell == wanted)
+        for cell in parallel::cells(matrix) {
+            let index = self.names.by_full_name.get(&cell_name(name, &cell)).copied().filter(|index| {
+                range.contains(index) && self.instances.get(*index).is_some_and(|instance| instance.cell == cell)
             });
             if let Some(index) = index {
                 found.push(index);
             } else if !optional {
-                problems.push(self.no_such_cell(entry.span, name, &wanted, &range));
+                problems.push(self.undefined_cell(entry.span, name, &cell, &range));
             }
         }
         found
     }
 
-    fn no_such_cell(&self, span: Span, name: &str, wanted: &Cell, range: &Range<usize>) -> Diagnostic {
-        let values: Vec<&str> = wanted.iter().map(|(_, value)| value.as_str()).collect();
+    fn undefined_cell(&self, span: Span, name: &str, cell: &Cell, range: &Range<usize>) -> Diagnostic {
+        let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
         let message = format!("{} job: undefined need: {name}: [{}]", self.job.name, values.join(", "));
-        let cell = self.instances.get(range.start).map(|instance| instance.cell.as_slice()).unwrap_or_default();
-        let order: Vec<&str> = cell.iter().map(|(identifier, _)| identifier.as_str()).collect();
+        let first_cell = self.instances.get(range.start).map(|instance| instance.cell.as_slice()).unwrap_or_default();
+        let order: Vec<&str> = first_cell.iter().map(|(identifier, _)| identifier.as_str()).collect();
         let help = if order.is_empty() {
             format!("`{name}` has no `parallel:matrix`")
         } else {
@@ -197,7 +197,8 @@ impl Linker<'_> {
         Diagnostic::error(span, message).help(help)
     }
 
-    /// Resolves `dependencies`: jobs of the same or an earlier stage. If the job has `needs`, they must be among them.
+    /// Resolves `dependencies`: jobs of the same or an earlier stage. If the job has `needs`, each dependency must be one of
+    /// them.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();
@@ -224,7 +225,7 @@ impl Linker<'_> {
         Some(all.into())
     }
 
-    /// Resolves the jobs of `trigger:include:job`.
+    /// Checks the jobs of `trigger:include:job`.
     fn producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
@@ -240,12 +241,12 @@ impl Linker<'_> {
         }
         let Some(range) = self.names.find(name) else {
             let message = format!("{} job: undefined dependency: {name}", self.job.name);
-            self.undefined(message, name, named.span, problems);
+            self.report_undefined(message, name, named.span, problems);
             return None;
         };
         if !self.is_early_enough(&range) {
             let message = format!("{} job: dependency {name} is not defined in current or prior stages", self.job.name);
-            problems.push(self.too_late(message, &range, named.span));
+            problems.push(self.later_stage_error(message, &range, named.span));
             return None;
         }
         Some(range)
@@ -260,12 +261,12 @@ impl Linker<'_> {
             self.names.stages.contains(job.stage.name.as_str()).then_some(instance.stage)
         };
         match (stage(range.start), stage(self.group.start)) {
-            (Some(other), Some(own)) => other <= own,
+            (Some(other), Some(this)) => other <= this,
             _ => true,
         }
     }
 
-    fn undefined(&self, message: String, name: &str, span: Span, problems: &mut Problems) {
+    fn report_undefined(&self, message: String, name: &str, span: Span, problems: &mut Problems) {
         let mut diagnostic = Diagnostic::error(span, message);
         if problems.may_suggest() {
             diagnostic.help = crate::suggest::did_you_mean(name, self.config.jobs.iter().map(|job| &*job.name));
@@ -273,7 +274,7 @@ impl Linker<'_> {
         problems.push(diagnostic);
     }
 
-    fn too_late(&self, message: String, range: &Range<usize>, span: Span) -> Diagnostic {
+    fn later_stage_error(&self, message: String, range: &Range<usize>, span: Span) -> Diagnostic {
         let other = self.instances.get(range.start).and_then(|instance| self.config.jobs.get(instance.job));
         let diagnostic = Diagnostic::error(span, message);
         match other {
@@ -290,9 +291,9 @@ fn uses_matrix(needs: &Needs) -> bool {
     needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
 }
 
-/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the dependent job's value of `X`.
-fn with_own_values(matrix: &[MatrixEntry], own: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
-    let value = |value: &String| own_value(value, own);
+/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the value of `X` in `cell`, the cell of the dependent job.
+fn replace_matrix_blocks(matrix: &[MatrixEntry], cell: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
+    let value = |value: &String| replace_blocks(value, cell);
     let list = |(name, values): &(String, Vec<String>)| {
         Ok((name.clone(), values.iter().map(value).collect::<Result<Vec<_>, String>>()?))
     };
@@ -300,7 +301,7 @@ fn with_own_values(matrix: &[MatrixEntry], own: Option<&Cell>) -> Result<Vec<Mat
 }
 
 /// Returns a value with each `$[[ matrix.X ]]` replaced.
-fn own_value(text: &str, own: Option<&Cell>) -> Result<String, String> {
+fn replace_blocks(text: &str, cell: Option<&Cell>) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, block)) = rest.split_once("$[[") {
@@ -308,10 +309,10 @@ fn own_value(text: &str, own: Option<&Cell>) -> Result<String, String> {
         let Some(identifier) = inner.trim().strip_prefix("matrix.") else {
             return Err(format!("unknown block `$[[{inner}]]`: only `matrix.<identifier>` can be used here"));
         };
-        let Some(own) = own else {
+        let Some(cell) = cell else {
             return Err(format!("`$[[{inner}]]` can be used only in a job with `parallel:matrix`"));
         };
-        let Some((_, value)) = own.iter().find(|(name, _)| name == identifier) else {
+        let Some((_, value)) = cell.iter().find(|(name, _)| name == identifier) else {
             return Err(format!("`{identifier}` is not an identifier of this job's matrix"));
         };
         out.push_str(before);

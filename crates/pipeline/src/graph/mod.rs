@@ -5,8 +5,8 @@
 
 mod cycles;
 mod environments;
-mod instances;
 mod links;
+mod parallel_jobs;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -18,7 +18,7 @@ use crate::config::parallel::Cell;
 use crate::config::parsing::Problems;
 use crate::node::Span;
 
-pub(crate) use cycles::{cycle_message, find as find_circle};
+pub(crate) use cycles::{cycle_message, find as find_cycle};
 
 /// Maximum number of jobs of a pipeline, including instances of parallel jobs.
 const MAX_JOBS: usize = 50_000;
@@ -28,12 +28,12 @@ const MAX_LINKS: usize = 1_000_000;
 /// All instances in creation order, with their links.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    pub(crate) instances: Vec<Instance>,
+    pub(crate) instances: Vec<ExpandedJob>,
 }
 
 /// A job that the pipeline may contain: an ordinary job, or an instance of a parallel job.
 #[derive(Debug)]
-pub(crate) struct Instance {
+pub(crate) struct ExpandedJob {
     /// Index in [`Config::jobs`].
     pub(crate) job: usize,
     /// Index in [`Config::stages`].
@@ -68,10 +68,10 @@ pub(crate) struct Link {
 /// Resolves names of jobs and stages.
 #[derive(Debug)]
 struct Names<'c> {
-    /// Instances of a job by its name as written.
-    groups: HashMap<&'c str, Range<usize>>,
-    /// Instance by its full name.
-    full: HashMap<String, usize>,
+    /// Instances of each job, by the name of the job as written.
+    by_job_name: HashMap<&'c str, Range<usize>>,
+    /// Instances by full name.
+    by_full_name: HashMap<String, usize>,
     /// Names of existing stages.
     stages: HashSet<&'c str>,
 }
@@ -79,13 +79,13 @@ struct Names<'c> {
 impl Names<'_> {
     /// Returns the instances that a name refers to: all instances of a job, or one by its full name.
     fn find(&self, name: &str) -> Option<Range<usize>> {
-        self.groups.get(name).cloned().or_else(|| self.full.get(name).map(|&one| one..one + 1))
+        self.by_job_name.get(name).cloned().or_else(|| self.by_full_name.get(name).map(|&index| index..index + 1))
     }
 }
 
 /// Builds the graph and reports all errors in it.
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
-    let Some(mut instances) = instances::instances(config, problems) else { return Graph::default() };
+    let Some(mut instances) = parallel_jobs::expand_all(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);
     let mark = problems.mark();
     let is_linked = links::link(config, &mut instances, &names, problems);
@@ -104,19 +104,19 @@ pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     graph
 }
 
-fn names<'c>(config: &'c Config, instances: &[Instance], problems: &mut Problems) -> Names<'c> {
-    let mut groups: HashMap<&str, Range<usize>> = HashMap::with_capacity(config.jobs.len());
-    let mut full = HashMap::with_capacity(instances.len());
+fn names<'c>(config: &'c Config, instances: &[ExpandedJob], problems: &mut Problems) -> Names<'c> {
+    let mut by_job_name: HashMap<&str, Range<usize>> = HashMap::with_capacity(config.jobs.len());
+    let mut by_full_name = HashMap::with_capacity(instances.len());
     for (index, instance) in instances.iter().enumerate() {
         let Some(job) = config.jobs.get(instance.job) else { continue };
-        let group = groups.entry(&job.name).or_insert(index..index);
+        let group = by_job_name.entry(&job.name).or_insert(index..index);
         group.end = index + 1;
-        if full.insert(instance.name.clone(), index).is_some() {
+        if by_full_name.insert(instance.name.clone(), index).is_some() {
             let message = format!("two jobs have the name `{}`: one is an instance of a parallel job", instance.name);
             problems.push(crate::diagnostic::Diagnostic::error(job.span, message).help("rename one of them"));
         }
     }
-    Names { groups, full, stages: config.stages.iter().map(String::as_str).collect() }
+    Names { by_job_name, by_full_name, stages: config.stages.iter().map(String::as_str).collect() }
 }
 
 impl Graph {
@@ -126,10 +126,10 @@ impl Graph {
             let needs = self.instances.get(index).and_then(|instance| instance.needs.as_deref());
             needs.unwrap_or_default().iter().map(|link| link.to)
         };
-        let Some(circle) = cycles::find(self.instances.len(), links) else { return };
+        let Some(cycle) = cycles::find(self.instances.len(), links) else { return };
         let names: Vec<&str> =
-            circle.iter().filter_map(|&index| self.instances.get(index)).map(|instance| &*instance.name).collect();
-        let first = circle.first().and_then(|&index| self.entry(config, index));
+            cycle.iter().filter_map(|&index| self.instances.get(index)).map(|instance| &*instance.name).collect();
+        let first = cycle.first().and_then(|&index| self.entry(config, index));
         let span = first.and_then(|job| job.needs.as_ref()).map(|needs| needs.span);
         problems.push(cycle_message(span, &names));
     }

@@ -63,7 +63,7 @@ pub(super) enum Function {
     PosixEscape,
 }
 
-/// What is wrong with a block, and how to fix it.
+/// Error in a block, with a hint how to fix it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockError {
     pub(super) message: String,
@@ -92,43 +92,44 @@ pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
         Some(("inputs", name)) if !name.is_empty() => Access::Input(name),
         Some(("component", field)) if !field.is_empty() => Access::Component(field),
         _ => {
-            let help = "a block starts with `inputs.<name>` or `component.<field>`";
+            let help = "a block must start with `inputs.<name>` or `component.<field>`";
             return Err(BlockError::new(format!("unknown interpolation key: `{path}`"), Some(help.to_owned())));
         }
     };
-    let written: Vec<&str> = parts.collect();
-    if written.len() > MAX_INTERPOLATION_FUNCTIONS {
-        let message = format!("too many functions in interpolation block: {}, at most 3", written.len());
+    let calls: Vec<&str> = parts.collect();
+    if calls.len() > MAX_INTERPOLATION_FUNCTIONS {
+        let message = format!("too many functions in interpolation block: {} (maximum is 3)", calls.len());
         return Err(BlockError::new(message, None));
     }
-    let functions = written.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
+    let functions = calls.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
     let escape = functions.iter().position(|function| *function == Function::PosixEscape);
     let expand = functions.iter().rposition(|function| *function == Function::ExpandVars);
     if let (Some(escape), Some(expand)) = (escape, expand)
         && escape < expand
     {
-        let help = "escape what was expanded: `expand_vars | posix_escape`".to_owned();
+        let help = "write `expand_vars | posix_escape`, so that the expanded value is escaped".to_owned();
         return Err(BlockError::new("`posix_escape` must follow `expand_vars`", Some(help)));
     }
     Ok(Block { access, functions })
 }
 
-fn function(written: &str) -> Result<Function, BlockError> {
-    let (name, arguments) = match written.split_once('(') {
+fn function(call: &str) -> Result<Function, BlockError> {
+    let (name, arguments) = match call.split_once('(') {
         Some((name, rest)) => match rest.strip_suffix(')') {
             Some(arguments) => (name.trim(), Some(arguments)),
-            None => return Err(BlockError::new(format!("`{written}` is missing a closing `)`"), None)),
+            None => return Err(BlockError::new(format!("`{call}` is missing a closing `)`"), None)),
         },
-        None => (written, None),
+        None => (call, None),
     };
     match (name, arguments) {
         ("expand_vars", None) => Ok(Function::ExpandVars),
         ("posix_escape", None) => Ok(Function::PosixEscape),
         ("truncate", Some(arguments)) => truncate(arguments),
         ("truncate", None) => truncate(""),
-        ("expand_vars" | "posix_escape", Some(_)) => {
-            Err(BlockError::new(format!("`{name}` takes no arguments"), Some(format!("write `{name}` alone"))))
-        }
+        ("expand_vars" | "posix_escape", Some(_)) => Err(BlockError::new(
+            format!("`{name}` takes no arguments"),
+            Some(format!("write `{name}` without parentheses")),
+        )),
         _ => Err(BlockError::new(
             format!("unknown function `{name}`"),
             did_you_mean(name, FUNCTIONS.iter().copied()).or_else(|| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::block;
 use super::entry::{Entry, Location};
 use super::header::{self, Declaration, Header};
-use super::inputs::{self, Given, GivenValue};
+use super::inputs::{self, GivenInput, GivenValue};
 use super::interpolate::Interpolator;
 use super::loader::Loader;
 use super::read::File;
@@ -17,7 +17,7 @@ use crate::source_map::span_at;
 
 impl Loader<'_> {
     /// Returns the body of a file with its blocks replaced.
-    pub(super) fn interpolated(&mut self, file: &File, given: &[Given], at: Option<Span>) -> Option<Arc<Map>> {
+    pub(super) fn interpolated(&mut self, file: &File, given: &[GivenInput], at: Option<Span>) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
         if let Some(map) = &file.header {
@@ -29,7 +29,7 @@ impl Loader<'_> {
             }
         }
         let given = self.with_run_inputs(&header.inputs, given, at.is_none() && file.origin == Origin::Root);
-        // Do not check values against declarations that are invalid.
+        // Values are not checked against invalid declarations.
         let values = if is_free_of_errors(&problems) {
             inputs::resolve(&file.name, &header.inputs, &given, at, &mut self.patterns, &mut problems)
         } else {
@@ -44,7 +44,7 @@ impl Loader<'_> {
             return Some(Arc::clone(&file.body));
         }
         if file.header.is_none() {
-            self.blocks_without_header(file);
+            self.report_blocks_without_header(file);
             return Some(Arc::clone(&file.body));
         }
         let mut interpolator = Interpolator {
@@ -56,7 +56,7 @@ impl Loader<'_> {
             limits: &self.limits,
             depth: 0,
             is_too_deep: false,
-            bytes_left: &mut self.interpolated_bytes_left,
+            remaining_bytes: &mut self.remaining_interpolation_bytes,
             budget: &mut self.budget,
             diagnostics: &mut self.diagnostics,
         };
@@ -64,26 +64,26 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// Returns the given values and those of the run request. The latter apply to the root file if it declares them,
-    /// otherwise to every file that declares them.
-    fn with_run_inputs(&mut self, declared: &[Declaration], given: &[Given], is_root: bool) -> Vec<Given> {
+    /// Returns the given inputs and those of the run request. An input of the run request applies to the root file if that
+    /// declares it, otherwise to every file that declares it.
+    fn with_run_inputs(&mut self, declared: &[Declaration], given: &[GivenInput], is_root: bool) -> Vec<GivenInput> {
         let mut all = given.to_vec();
         for (name, value) in &self.context.inputs {
             let is_declared = declared.iter().any(|input| *input.name == **name);
-            let is_of_root = self.run_inputs.get(name).copied().unwrap_or(false);
-            if !is_declared || is_of_root && !is_root {
+            let belongs_to_root = self.run_inputs.get(name).copied().unwrap_or(false);
+            if !is_declared || belongs_to_root && !is_root {
                 continue;
             }
             self.run_inputs.entry(name.clone()).or_insert(is_root);
             all.retain(|given| given.name != *name);
             let value = GivenValue::Input(value.clone());
-            all.push(Given { name: name.clone(), named_at: None, span: None, value });
+            all.push(GivenInput { name: name.clone(), named_at: None, span: None, value });
         }
         all
     }
 
     /// Warns about blocks in a file without a header. GitLab does not replace them, which is rarely intended.
-    fn blocks_without_header(&mut self, file: &File) {
+    fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
             let span = || span_at(file.source, &file.text, offset, block::OPEN.len());
@@ -96,7 +96,7 @@ impl Loader<'_> {
                 let problem =
                     Diagnostic::warning(span(), "the block is not replaced, because the file declares no inputs");
                 self.diagnostics
-                    .push(problem.help("add a header with `spec: {inputs: ...}`, ended by a line with `---`"));
+                    .push(problem.help("add a header with `spec: {inputs: ...}`, followed by a line with `---`"));
                 return;
             }
         }
@@ -108,16 +108,16 @@ impl Loader<'_> {
         if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
             problems.push(Diagnostic::error(
                 entry.span,
-                "`spec:include` takes files by `local`, `remote` or `project`, without `inputs` and `rules`",
+                "`spec:include` supports only `local`, `remote` and `project`, without `inputs` and `rules`",
             ));
             return Vec::new();
         }
         let mut declarations = Vec::new();
-        for (target, place) in self.targets(entry, origin) {
-            let Some(file) = self.fetch(&target, place, entry) else { continue };
+        for (target, span) in self.targets(entry, origin) {
+            let Some(file) = self.fetch(&target, span, entry) else { continue };
             for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
                 let message = format!("`{}` can contain only `inputs`, not `{key}`", file.name);
-                problems.push(Diagnostic::error(extra.key_span, message).related(place, "included in the header here"));
+                problems.push(Diagnostic::error(extra.key_span, message).related(span, "included in the header here"));
             }
             if let Some(inputs) = file.body.get("inputs") {
                 let more = header::declarations(inputs, &mut self.patterns, problems);

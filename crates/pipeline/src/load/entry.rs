@@ -40,7 +40,7 @@ pub(super) struct Text {
     pub(super) span: Span,
 }
 
-/// Parses the entries of `include`. Reports invalid ones.
+/// Parses the entries of `include`. Reports invalid entries.
 pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
     let nodes = match &include.value {
         Value::Null => &[],
@@ -64,10 +64,10 @@ pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
         Value::Map(map) => map,
         Value::Reference(_) => {
             return Err(error(span, "`!reference` cannot be used in `include`")
-                .help("files are included before references are resolved; write the entry itself")
+                .help("files are included before references are resolved; write the entry instead of the reference")
                 .into());
         }
-        _ => return Err(error(span, &format!("`include` takes a path or a map, not {}", node.kind())).into()),
+        _ => return Err(error(span, &format!("`include` must be a path or a map, not {}", node.kind())).into()),
     };
     check_keys(map)?;
     let location = location(map, span)?;
@@ -75,7 +75,7 @@ pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
         Some(entry) => match &entry.node.value {
             Value::Map(inputs) => Some((Arc::clone(inputs), entry.key_span)),
             Value::Null => None,
-            _ => return Err(wrong_kind(&entry.node, "inputs", "a map of names and values").into()),
+            _ => return Err(type_error(&entry.node, "inputs", "a map of names and values").into()),
         },
         None => None,
     };
@@ -88,7 +88,7 @@ fn check_keys(map: &Map) -> Result<(), Box<Diagnostic>> {
         if !known().any(|name| name == &**key) {
             let mut problem = error(entry.key_span, &format!("include config contains unknown keys: `{key}`"));
             problem.help = did_you_mean(key, known()).or_else(|| {
-                Some("an entry has one of `local`, `project`, `remote`, `template`, `component`".to_owned())
+                Some("an entry must have one of `local`, `project`, `remote`, `template`, `component`".to_owned())
             });
             return Err(problem.into());
         }
@@ -97,16 +97,16 @@ fn check_keys(map: &Map) -> Result<(), Box<Diagnostic>> {
 }
 
 fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
-    let named: Vec<(&str, &Node)> =
+    let accessors: Vec<(&str, &Node)> =
         ACCESSORS.iter().filter_map(|accessor| map.get(accessor).map(|value| (*accessor, value))).collect();
-    let &[(accessor, value)] = named.as_slice() else {
-        let named: Vec<&str> = named.iter().map(|(accessor, _)| *accessor).collect();
-        let found = if named.is_empty() {
-            "it has none of them".to_owned()
+    let &[(accessor, value)] = accessors.as_slice() else {
+        let accessors: Vec<&str> = accessors.iter().map(|(accessor, _)| *accessor).collect();
+        let found = if accessors.is_empty() {
+            "has none of them".to_owned()
         } else {
-            format!("it has `{}`", named.join("`, `"))
+            format!("has `{}`", accessors.join("`, `"))
         };
-        return Err(error(span, &format!("an include needs to match exactly one accessor, {found}"))
+        return Err(error(span, &format!("an include needs to match exactly one accessor, but it {found}"))
             .help("write one entry for each of `local`, `project`, `remote`, `template`, `component`")
             .into());
     };
@@ -114,9 +114,11 @@ fn location(map: &Map, span: Span) -> Result<Location, Box<Diagnostic>> {
         if let Some(entry) = map.entry(key)
             && owner != accessor
         {
-            return Err(
-                error(entry.key_span, &format!("`{key}` can be used with `{owner}`, not with `{accessor}`")).into()
-            );
+            return Err(error(
+                entry.key_span,
+                &format!("`{key}` can be used only with `{owner}`, not with `{accessor}`"),
+            )
+            .into());
         }
     }
     let value = as_text(value, accessor)?;
@@ -137,7 +139,7 @@ fn files(map: &Map, span: Span) -> Result<Vec<Text>, Box<Diagnostic>> {
     };
     let nodes = node.as_list().unwrap_or(std::slice::from_ref(node));
     if nodes.is_empty() {
-        return Err(wrong_kind(node, "file", "a path or a list of paths").into());
+        return Err(type_error(node, "file", "a path or a list of paths").into());
     }
     nodes.iter().map(|node| as_text(node, "file")).collect()
 }
@@ -149,17 +151,17 @@ fn optional_text(map: &Map, key: &str) -> Result<Option<Text>, Box<Diagnostic>> 
 fn as_text(node: &Node, key: &str) -> Result<Text, Box<Diagnostic>> {
     match node.scalar_text() {
         Some(text) if !text.trim().is_empty() => Ok(Text { text, span: node.span }),
-        _ => Err(wrong_kind(node, key, "text").into()),
+        _ => Err(type_error(node, key, "text").into()),
     }
 }
 
-fn wrong_kind(node: &Node, key: &str, wanted: &str) -> Diagnostic {
+fn type_error(node: &Node, key: &str, expected: &str) -> Diagnostic {
     let found = match &node.value {
         Value::String(text) if text.trim().is_empty() => "a blank string",
         Value::List(items) if items.is_empty() => "an empty list",
         _ => node.kind(),
     };
-    error(node.span, &format!("`include:{key}` takes {wanted}, not {found}"))
+    error(node.span, &format!("`include:{key}` must be {expected}, not {found}"))
 }
 
 fn error(span: Span, message: &str) -> Diagnostic {

@@ -18,7 +18,7 @@ use crate::suggest::did_you_mean;
 struct Child {
     parents: Vec<Parent>,
     /// Number of parents that have `extends` themselves and have not been merged yet.
-    waiting: usize,
+    unmerged_parents: usize,
     /// Number of levels of inheritance, including the key itself.
     levels: usize,
 }
@@ -32,16 +32,16 @@ pub(super) fn resolve(
 ) -> (Map, BTreeMap<String, Vec<Parent>>) {
     let mut merged = root.clone();
     let mut children = children(root, gaps, diagnostics);
-    let mut below: HashMap<String, Vec<Arc<str>>> = HashMap::new();
+    let mut children_by_parent: HashMap<String, Vec<Arc<str>>> = HashMap::new();
     let names: HashSet<Arc<str>> = children.iter().map(|(name, _)| Arc::clone(name)).collect();
     for (name, child) in &mut children {
         for parent in child.parents.iter().filter(|parent| names.contains(parent.name.as_str())) {
-            below.entry(parent.name.clone()).or_default().push(Arc::clone(name));
-            child.waiting += 1;
+            children_by_parent.entry(parent.name.clone()).or_default().push(Arc::clone(name));
+            child.unmerged_parents += 1;
         }
     }
     let mut ready: Vec<Arc<str>> =
-        children.iter().filter(|(_, child)| child.waiting == 0).map(|(name, _)| Arc::clone(name)).collect();
+        children.iter().filter(|(_, child)| child.unmerged_parents == 0).map(|(name, _)| Arc::clone(name)).collect();
     let mut children: HashMap<Arc<str>, Child> = children.into_iter().collect();
     let mut parents = BTreeMap::new();
     while let Some(name) = ready.pop() {
@@ -54,12 +54,12 @@ pub(super) fn resolve(
         } else if child.levels == MAX_EXTENDS_LEVELS + 1 {
             diagnostics.push(too_deep(&name, &child));
         }
-        for waiting in below.get(&*name).into_iter().flatten() {
-            if let Some(next) = children.get_mut(waiting) {
+        for child_name in children_by_parent.get(&*name).into_iter().flatten() {
+            if let Some(next) = children.get_mut(child_name) {
                 next.levels = next.levels.max(child.levels + 1);
-                next.waiting -= 1;
-                if next.waiting == 0 {
-                    ready.push(Arc::clone(waiting));
+                next.unmerged_parents -= 1;
+                if next.unmerged_parents == 0 {
+                    ready.push(Arc::clone(child_name));
                 }
             }
         }
@@ -89,7 +89,7 @@ fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> V
         let parents: Vec<Parent> = named.iter().filter_map(parent).collect();
         // A parent without `extends` adds one level.
         let levels = 1 + usize::from(!parents.is_empty());
-        found.push((Arc::clone(name), Child { parents, waiting: 0, levels }));
+        found.push((Arc::clone(name), Child { parents, unmerged_parents: 0, levels }));
     }
     found
 }
@@ -98,10 +98,12 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
     let Some(name) = node.as_str() else {
         let problem = Diagnostic::error(
             node.span,
-            format!("`{child}`: `extends` takes a job's name or a list of names, not {}", node.kind()),
+            format!("`{child}`: `extends` must be a job's name or a list of names, not {}", node.kind()),
         );
         diagnostics.push(match node.value {
-            Value::Reference(_) => problem.help("`extends` is resolved before `!reference`; write the name itself"),
+            Value::Reference(_) => {
+                problem.help("`extends` is resolved before `!reference`; write the name instead of the reference")
+            }
             _ => problem,
         });
         return None;
@@ -118,7 +120,7 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
             .related(entry.key_span, format!("`{name}` is defined here")),
         ),
         // The parent may be in a file that could not be read, which has been reported.
-        None if gaps.lacks_a_file => {}
+        None if gaps.has_missing_file => {}
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
             let known = if diagnostics.len() < MAX_SUGGESTIONS { root.len() } else { 0 };
@@ -137,11 +139,11 @@ fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget)
             merge_into(&mut result, map, budget);
         }
     }
-    // `extends` of the result is that of the key itself, not of a parent.
+    // The result keeps the `extends` of the key itself, not of its parents.
     result.remove("extends");
     let Some(Entry { key_span, node }) = merged.entry(name).cloned() else { return };
-    if let Some(own) = node.as_map() {
-        merge_into(&mut result, own, budget);
+    if let Some(child_map) = node.as_map() {
+        merge_into(&mut result, child_map, budget);
     }
     merged.insert(Arc::clone(name), key_span, Node::new(Value::Map(Arc::new(result)), node.span));
 }
@@ -154,14 +156,14 @@ fn too_deep(name: &str, child: &Child) -> Diagnostic {
     .help("extend several parents at once instead of a chain: `extends: [.a, .b]`")
 }
 
-/// The remaining keys are part of a cycle or depend on one. Reports each cycle once.
-fn report_cycles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
+/// Reports each cycle once. Every key in `unresolved` is part of a cycle or depends on one.
+fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
     let mut seen: HashSet<&str> = HashSet::new();
     for start in root.keys() {
         let mut path: Vec<&Parent> = Vec::new();
         let mut on_path: HashMap<&str, usize> = HashMap::new();
         let mut name: &str = start;
-        while let Some(child) = left.get(name) {
+        while let Some(child) = unresolved.get(name) {
             if let Some(&first) = on_path.get(name) {
                 diagnostics.push(cycle(path.get(first..).unwrap_or_default()));
                 break;
@@ -170,7 +172,9 @@ fn report_cycles(root: &Map, left: &HashMap<Arc<str>, Child>, diagnostics: &mut 
                 break;
             }
             on_path.insert(name, path.len());
-            let Some(next) = child.parents.iter().find(|parent| left.contains_key(parent.name.as_str())) else { break };
+            let Some(next) = child.parents.iter().find(|parent| unresolved.contains_key(parent.name.as_str())) else {
+                break;
+            };
             path.push(next);
             name = &next.name;
         }

@@ -26,7 +26,7 @@ pub(super) struct Header {
     pub(super) inputs: Vec<Declaration>,
     /// Fields that `spec:component` declares.
     pub(super) component: Vec<String>,
-    /// Files with further declarations of inputs.
+    /// Files that declare further inputs.
     pub(super) includes: Vec<Entry>,
 }
 
@@ -73,7 +73,7 @@ impl Kind {
 
     /// Converts a scalar to this type if GitLab does so: numbers and booleans to text, `"true"` and `"false"` to
     /// booleans.
-    pub(super) fn converted(self, node: Node) -> Node {
+    pub(super) fn convert(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
                 node.scalar_text().map(|text| Value::String(text.into()))
@@ -88,15 +88,15 @@ impl Kind {
     }
 
     /// Converts a default. `default: null` of a string is the empty string.
-    fn default(self, node: &Node) -> Node {
+    fn convert_default(self, node: &Node) -> Node {
         match (self, &node.value) {
             (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
-            _ => self.converted(node.clone()),
+            _ => self.convert(node.clone()),
         }
     }
 
     /// Returns true if a value has this type.
-    pub(super) fn fits(self, value: &Node) -> bool {
+    pub(super) fn matches(self, value: &Node) -> bool {
         matches!(
             (self, &value.value),
             (Self::String, Value::String(_))
@@ -118,7 +118,7 @@ pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<
     let mut header = Header::default();
     let Some(spec) = root.get("spec") else { return header };
     let Some(map) = map_or_null(spec, "spec", diagnostics) else { return header };
-    unknown_keys(map, SPEC_KEYS, "header:spec", diagnostics);
+    report_unknown_keys(map, SPEC_KEYS, "header:spec", diagnostics);
     if let Some(inputs) = map.get("inputs") {
         header.inputs = declarations(inputs, patterns, diagnostics);
     }
@@ -156,20 +156,20 @@ fn declaration(
     patterns: &mut Patterns,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Declaration {
-    unknown_keys(map, INPUT_KEYS, &format!("spec:inputs:{name}"), diagnostics);
+    report_unknown_keys(map, INPUT_KEYS, &format!("spec:inputs:{name}"), diagnostics);
     let kind = kind(name, map, diagnostics);
     let regex = map.get("regex").and_then(|node| regex(name, kind, node, patterns, diagnostics));
     let declaration = Declaration {
         name: Arc::clone(name),
         span,
         kind,
-        default: map.get("default").map(|node| kind.default(node)),
+        default: map.get("default").map(|node| kind.convert_default(node)),
         options: options(name, kind, map, diagnostics),
         regex,
         rules: rules(name, kind, map, patterns, diagnostics),
     };
-    let own = std::iter::once((&declaration.default, &declaration.options));
-    for (default, options) in own.chain(declaration.rules.iter().map(|rule| (&rule.default, &rule.options))) {
+    let declared = std::iter::once((&declaration.default, &declaration.options));
+    for (default, options) in declared.chain(declaration.rules.iter().map(|rule| (&rule.default, &rule.options))) {
         if let Some(default) = default
             && let Err(reason) = declaration.accepts(default, options.as_deref())
         {
@@ -183,15 +183,15 @@ impl Declaration {
     /// Checks the type of a value, the options and the pattern.
     ///
     /// # Errors
-    /// Returns what is wrong as the end of a sentence that starts with the value.
+    /// Returns the reason as the rest of a sentence whose subject is the value.
     pub(super) fn accepts(&self, value: &Node, options: Option<&[Node]>) -> Result<(), String> {
-        if !self.kind.fits(value) {
+        if !self.kind.matches(value) {
             let article = if self.kind == Kind::Array { "an" } else { "a" };
             return Err(format!("is not {article} {}: it is {}", self.kind.name(), value.kind()));
         }
         let elements = value.as_list().unwrap_or(std::slice::from_ref(value));
         if let Some(options) = options
-            && !elements.iter().all(|element| options.iter().any(|option| same(option, element)))
+            && !elements.iter().all(|element| options.iter().any(|option| values_equal(option, element)))
         {
             let listed: Vec<String> = options.iter().filter_map(Node::scalar_text).collect();
             return Err(format!("is not one of the options: {}", listed.join(", ")));
@@ -223,9 +223,9 @@ fn options(name: &str, kind: Kind, map: &Map, diagnostics: &mut Vec<Diagnostic>)
     let problem = match node.as_list() {
         Some(_) if kind == Kind::Boolean => "`options` cannot be used with a boolean".to_owned(),
         Some(options) if options.len() > MAX_INPUT_OPTIONS => {
-            format!("there are more than {MAX_INPUT_OPTIONS} options")
+            format!("`options` has more than {MAX_INPUT_OPTIONS} entries")
         }
-        Some(options) => return Some(options.iter().map(|option| kind.converted(option.clone())).collect()),
+        Some(options) => return Some(options.iter().map(|option| kind.convert(option.clone())).collect()),
         None => format!("`options` should be a list of values, not {}", node.kind()),
     };
     diagnostics.push(Diagnostic::error(node.span, format!("`{name}` input: {problem}")));
@@ -279,7 +279,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
             ));
             continue;
         };
-        unknown_keys(map, RULE_KEYS, &format!("spec:inputs:{name}:rules"), diagnostics);
+        report_unknown_keys(map, RULE_KEYS, &format!("spec:inputs:{name}:rules"), diagnostics);
         let condition = match map.get("if").map(|node| condition(name, node, patterns)).transpose() {
             Ok(condition) => condition,
             Err(problem) => {
@@ -287,7 +287,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
                 continue;
             }
         };
-        let default = map.get("default").map(|node| kind.default(node));
+        let default = map.get("default").map(|node| kind.convert_default(node));
         rules.push(Rule { condition, span: item.span, options: options(name, kind, map, diagnostics), default });
     }
     rules
@@ -296,7 +296,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
 /// Parses `if` of a rule.
 fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Expression, Box<Diagnostic>> {
     let Value::String(text) = &node.value else {
-        let message = format!("`{name}` input: `if` takes an expression, not {}", node.kind());
+        let message = format!("`{name}` input: `if` must be an expression, not {}", node.kind());
         return Err(Diagnostic::error(node.span, message).into());
     };
     expression::parse_input_rule_within(text, patterns).map_err(|error| {
@@ -325,17 +325,17 @@ fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
     fields
 }
 
-/// Returns the map. Null counts as an empty map, other values are reported.
-fn map_or_null<'a>(node: &'a Node, what: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
+/// Returns the map. Returns `None` for null, which counts as an empty map, and for other values, which are reported.
+fn map_or_null<'a>(node: &'a Node, path: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
     if node.as_map().is_none() && !node.is_null() {
-        diagnostics.push(Diagnostic::error(node.span, format!("`{what}` should be a map, not {}", node.kind())));
+        diagnostics.push(Diagnostic::error(node.span, format!("`{path}` should be a map, not {}", node.kind())));
     }
     node.as_map()
 }
 
-fn unknown_keys(map: &Map, known: &[&str], what: &str, diagnostics: &mut Vec<Diagnostic>) {
+fn report_unknown_keys(map: &Map, known: &[&str], path: &str, diagnostics: &mut Vec<Diagnostic>) {
     for (key, entry) in map.iter().filter(|(key, _)| !known.contains(&&***key)) {
-        let mut problem = Diagnostic::error(entry.key_span, format!("{what} config contains unknown keys: `{key}`"));
+        let mut problem = Diagnostic::error(entry.key_span, format!("{path} config contains unknown keys: `{key}`"));
         problem.help = did_you_mean(key, known.iter().copied())
             .or_else(|| Some(format!("valid keys are `{}`", known.join("`, `"))));
         diagnostics.push(problem);
@@ -343,14 +343,14 @@ fn unknown_keys(map: &Map, known: &[&str], what: &str, diagnostics: &mut Vec<Dia
 }
 
 /// Returns a list as JSON. `None` if it is too long.
-fn text_of(node: &Node) -> Option<String> {
+fn list_as_json(node: &Node) -> Option<String> {
     let mut text = String::new();
     push_json(&mut text, &node.value);
     (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }
 
-/// Returns true if an option equals the value. Numbers are compared by value: `1.0` equals `1`.
-fn same(option: &Node, value: &Node) -> bool {
+/// Returns true if an option is equal to the value. Numbers are compared by value: `1.0` equals `1`.
+fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {
         Value::Int(value) => Some(value as f64),
@@ -359,7 +359,7 @@ fn same(option: &Node, value: &Node) -> bool {
     };
     match (&option.value, &value.value) {
         (Value::String(option), Value::String(value)) => option == value,
-        (Value::List(_), Value::List(_)) => text_of(option).is_some_and(|text| text_of(value) == Some(text)),
+        (Value::List(_), Value::List(_)) => list_as_json(option).is_some_and(|text| list_as_json(value) == Some(text)),
         _ => number(option).is_some_and(|option| number(value) == Some(option)),
     }
 }

@@ -16,11 +16,11 @@ use crate::patterns::Patterns;
 use crate::suggest::{did_you_mean, listed};
 
 /// Maximum number of unknown inputs that get a suggestion.
-const MAX_SEARCHES: usize = 20;
+const MAX_SUGGESTIONS: usize = 20;
 
-/// A value for an input.
+/// A value that an include entry or the run request gives for an input.
 #[derive(Debug, Clone)]
-pub(super) struct Given {
+pub(super) struct GivenInput {
     pub(super) name: String,
     /// Position of the name. `None` for inputs of the run request.
     pub(super) named_at: Option<Span>,
@@ -45,12 +45,12 @@ pub(super) type Values = HashMap<Arc<str>, Option<Node>>;
 struct Resolution<'a> {
     file: &'a str,
     declarations: &'a [Declaration],
-    given: &'a [Given],
+    given: &'a [GivenInput],
     /// Position of the include entry.
     at: Option<Span>,
     values: Values,
     /// Inputs whose rules are being evaluated.
-    open: Vec<Arc<str>>,
+    in_progress: Vec<Arc<str>>,
     patterns: &'a mut Patterns,
     diagnostics: &'a mut Vec<Diagnostic>,
 }
@@ -59,21 +59,21 @@ struct Resolution<'a> {
 pub(super) fn resolve(
     file: &str,
     declarations: &[Declaration],
-    given: &[Given],
+    given: &[GivenInput],
     at: Option<Span>,
     patterns: &mut Patterns,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Values {
     let known: HashSet<&str> = declarations.iter().map(|input| &*input.name).collect();
-    for (index, surplus) in given.iter().filter(|given| !known.contains(&*given.name)).enumerate() {
+    for (index, unknown) in given.iter().filter(|given| !known.contains(&*given.name)).enumerate() {
         let mut problem = Diagnostic::error(
-            surplus.named_at.or(at),
-            format!("`{file}`: unknown input arguments: `{}`", surplus.name),
+            unknown.named_at.or(at),
+            format!("`{file}`: unknown input arguments: `{}`", unknown.name),
         );
         let names = || declarations.iter().map(|input| &*input.name);
-        // Each search takes time. A file with this many unknown names does not have typos.
-        let meant = if index < MAX_SEARCHES { did_you_mean(&surplus.name, names()) } else { None };
-        problem.help = meant.or_else(|| {
+        // A suggestion takes time. If this many names are unknown, they are probably not typing errors.
+        let suggestion = if index < MAX_SUGGESTIONS { did_you_mean(&unknown.name, names()) } else { None };
+        problem.help = suggestion.or_else(|| {
             Some(if declarations.is_empty() {
                 "the file declares no inputs: add a header with `spec:inputs`, followed by a line with `---`".to_owned()
             } else {
@@ -82,8 +82,16 @@ pub(super) fn resolve(
         });
         diagnostics.push(problem);
     }
-    let mut resolution =
-        Resolution { file, declarations, given, at, values: Values::new(), open: Vec::new(), patterns, diagnostics };
+    let mut resolution = Resolution {
+        file,
+        declarations,
+        given,
+        at,
+        values: Values::new(),
+        in_progress: Vec::new(),
+        patterns,
+        diagnostics,
+    };
     for declaration in declarations {
         resolution.value(declaration);
     }
@@ -104,26 +112,26 @@ impl Resolution<'_> {
         let (options, default) = if declaration.rules.is_empty() {
             (declaration.options.as_deref(), declaration.default.as_ref())
         } else {
-            self.by_rules(declaration)?
+            self.options_and_default(declaration)?
         };
         let given = self.given.iter().rev().find(|given| *given.name == *declaration.name);
         let Some(given) = given else {
             if default.is_none() {
-                self.missing(declaration);
+                self.report_missing(declaration);
             }
             return default.cloned();
         };
-        let place = given.span.or(self.at);
-        let checked = read(given, declaration.kind, place.unwrap_or(declaration.span))
+        let span = given.span.or(self.at);
+        let checked = read(given, declaration.kind, span.unwrap_or(declaration.span))
             .and_then(|value| declaration.accepts(&value, options).map(|()| value));
         checked
             .map_err(|reason| {
                 let name = &declaration.name;
                 let problem = Diagnostic::error(
-                    place.or(Some(declaration.span)),
+                    span.or(Some(declaration.span)),
                     format!("`{}`: `{name}` input: provided value {reason}", self.file),
                 );
-                let problem = match place {
+                let problem = match span {
                     Some(_) => problem.related(declaration.span, format!("`{name}` is declared here")),
                     None => problem,
                 };
@@ -132,7 +140,7 @@ impl Resolution<'_> {
             .ok()
     }
 
-    fn missing(&mut self, declaration: &Declaration) {
+    fn report_missing(&mut self, declaration: &Declaration) {
         let name = &declaration.name;
         let message = format!("`{}`: `{name}` input: required value has not been provided", self.file);
         self.diagnostics.push(match self.at {
@@ -140,13 +148,16 @@ impl Resolution<'_> {
                 .related(declaration.span, format!("`{name}` is declared here, without a default"))
                 .help(format!("add `inputs: {{{name}: ...}}` to the include")),
             None => Diagnostic::error(declaration.span, message)
-                .help(format!("give a value for `{name}` when starting the pipeline, or add a `default`")),
+                .help(format!("provide a value for `{name}` when starting the pipeline, or add a `default`")),
         });
     }
 
     /// Returns the options and the default of the first matching rule, or those of the input if no rule matches.
-    fn by_rules<'d>(&mut self, declaration: &'d Declaration) -> Option<(Option<&'d [Node]>, Option<&'d Node>)> {
-        if self.open.len() >= MAX_INPUT_RULES_CHAIN {
+    fn options_and_default<'d>(
+        &mut self,
+        declaration: &'d Declaration,
+    ) -> Option<(Option<&'d [Node]>, Option<&'d Node>)> {
+        if self.in_progress.len() >= MAX_INPUT_RULES_CHAIN {
             let message = format!(
                 "`{}`: `{}` input: its rules depend on a chain of more than {MAX_INPUT_RULES_CHAIN} inputs",
                 self.file, declaration.name
@@ -154,25 +165,25 @@ impl Resolution<'_> {
             self.diagnostics.push(Diagnostic::error(declaration.span, message));
             return None;
         }
-        if self.open.contains(&declaration.name) {
+        if self.in_progress.contains(&declaration.name) {
             let message =
                 format!("`{}`: `{}` input: its rules depend on the input itself", self.file, declaration.name);
             self.diagnostics.push(Diagnostic::error(declaration.span, message));
             return None;
         }
-        self.open.push(Arc::clone(&declaration.name));
+        self.in_progress.push(Arc::clone(&declaration.name));
         let mut chosen = (declaration.options.as_deref(), declaration.default.as_ref());
         for rule in &declaration.rules {
-            if rule.condition.as_ref().is_none_or(|condition| self.holds(condition, rule.span)) {
+            if rule.condition.as_ref().is_none_or(|condition| self.is_met(condition, rule.span)) {
                 chosen = (rule.options.as_deref(), rule.default.as_ref());
                 break;
             }
         }
-        self.open.pop();
+        self.in_progress.pop();
         Some(chosen)
     }
 
-    fn holds(&mut self, condition: &expression::Expression, span: Span) -> bool {
+    fn is_met(&mut self, condition: &expression::Expression, span: Span) -> bool {
         let mut values: HashMap<&str, expression::Value> = HashMap::new();
         for name in condition.inputs() {
             let declarations = self.declarations;
@@ -201,7 +212,7 @@ fn as_expression_value(value: Option<Node>) -> expression::Value {
 }
 
 /// Converts a given value to a node, and to the declared type if possible.
-fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
+fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     let node = match &given.value {
         GivenValue::Node(node) => node.clone(),
         GivenValue::Input(InputValue::Json(json)) => from_json(json, span),
@@ -209,7 +220,7 @@ fn read(given: &Given, kind: Kind, span: Span) -> Result<Node, String> {
     };
     match (&node.value, kind) {
         (Value::String(text), Kind::Array) => from_text(text, kind, node.span),
-        _ => Ok(kind.converted(node)),
+        _ => Ok(kind.convert(node)),
     }
 }
 

@@ -16,7 +16,8 @@ use crate::limits::{Limits, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// Maximum number of blocks per scalar that get a position of their own in errors. Later ones use that of the scalar.
+/// Maximum number of blocks per scalar whose own position is shown in errors. Errors of later blocks show the position of
+/// the scalar.
 const MAX_BLOCKS_WITH_SPAN: usize = 50;
 /// Maximum number of inputs to compare with an unknown name.
 const MAX_COMPARED_INPUTS: usize = 100;
@@ -38,14 +39,14 @@ pub(super) struct Interpolator<'a> {
     pub(super) is_too_deep: bool,
     /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded, which has
     /// been reported.
-    pub(super) bytes_left: &'a mut usize,
+    pub(super) remaining_bytes: &'a mut usize,
     /// Number of values that the compilation may still create.
     pub(super) budget: &'a mut Budget,
     pub(super) diagnostics: &'a mut Vec<Diagnostic>,
 }
 
 impl Interpolator<'_> {
-    /// Returns the node with its blocks replaced. `None` if it has none.
+    /// Returns the node with its blocks replaced. Returns `None` if it has no blocks.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -58,9 +59,9 @@ impl Interpolator<'_> {
                 self.depth += 1;
                 for (index, item) in items.iter().enumerate() {
                     if let Some(changed) = self.node(item)
-                        && let Some(place) = result.get_or_insert_with(|| items.to_vec()).get_mut(index)
+                        && let Some(slot) = result.get_or_insert_with(|| items.to_vec()).get_mut(index)
                     {
-                        *place = changed;
+                        *slot = changed;
                     }
                 }
                 self.depth -= 1;
@@ -77,7 +78,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// Returns the map with the blocks in its keys and values replaced. `None` if it has none.
+    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if it has no blocks.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
@@ -105,9 +106,9 @@ impl Interpolator<'_> {
         }
     }
 
-    /// Returns the value of a text with blocks. `None` if it has none, or only blocks that are not replaced.
+    /// Returns the value of a text with blocks. Returns `None` if it has no blocks, or only blocks that are not replaced.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
-        if !text.contains(block::OPEN) || *self.bytes_left == 0 {
+        if !text.contains(block::OPEN) || *self.remaining_bytes == 0 {
             return None;
         }
         if text.len() > MAX_INTERPOLATED_TEXT_BYTES {
@@ -142,14 +143,14 @@ impl Interpolator<'_> {
                 return None;
             }
         }
-        *self.bytes_left = self.bytes_left.saturating_sub(result.len());
+        *self.remaining_bytes = self.remaining_bytes.saturating_sub(result.len());
         (result != text).then(|| Value::String(result.into()))
     }
 
     /// Checks that a text of this length is within the limits. After the first failure, interpolation stops.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
-        if bytes > *self.bytes_left {
-            *self.bytes_left = 0;
+        if bytes > *self.remaining_bytes {
+            *self.remaining_bytes = 0;
             return Err(BlockError::new("the configuration is too long after interpolation", None));
         }
         if bytes > MAX_INTERPOLATED_TEXT_BYTES {
@@ -159,13 +160,13 @@ impl Interpolator<'_> {
         Ok(())
     }
 
-    /// Returns the value of a block. `number` is its index in the scalar at `span`. `None` if it is not replaced, or
-    /// was reported.
+    /// Returns the value of a block. `number` is its index in the scalar at `span`. Returns `None` if the block is not
+    /// replaced, or if an error was reported.
     fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
             Err(problem) => {
-                self.report(problem, self.place(span, number));
+                self.report(problem, self.block_span(span, number));
                 None
             }
         }
@@ -175,7 +176,7 @@ impl Interpolator<'_> {
         let value = match block.access {
             Access::Matrix => return Ok(None),
             Access::Input(name) => match self.inputs.get(name) {
-                Some(Some(node)) if self.fits(&node.value, self.depth) => node.value.clone(),
+                Some(Some(node)) if self.is_within_depth(&node.value, self.depth) => node.value.clone(),
                 Some(Some(_)) => return Err(self.too_deep(name)),
                 Some(None) => return Ok(None),
                 None => {
@@ -191,16 +192,16 @@ impl Interpolator<'_> {
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
     }
 
-    /// Returns true if a value fits below `depth` lists and maps within the limit for a file. Inputs that are passed on
-    /// from include to include could otherwise grow without bound.
-    fn fits(&mut self, value: &Value, depth: usize) -> bool {
+    /// Returns true if a value inside of `depth` lists and maps does not exceed the depth limit of a file. Without this
+    /// check, inputs that are passed on from include to include could grow without bound.
+    fn is_within_depth(&mut self, value: &Value, depth: usize) -> bool {
         self.budget.spend(1);
         if depth > self.limits.depth {
             return false;
         }
         match value {
-            Value::List(items) => items.iter().all(|item| self.fits(&item.value, depth + 1)),
-            Value::Map(map) => map.iter().all(|(_, entry)| self.fits(&entry.node.value, depth + 1)),
+            Value::List(items) => items.iter().all(|item| self.is_within_depth(&item.value, depth + 1)),
+            Value::Map(map) => map.iter().all(|(_, entry)| self.is_within_depth(&entry.node.value, depth + 1)),
             _ => true,
         }
     }
@@ -208,7 +209,7 @@ impl Interpolator<'_> {
     fn too_deep(&mut self, name: &str) -> BlockError {
         self.is_too_deep = true;
         let levels = self.limits.depth;
-        let message = format!("the value of `{name}` makes lists and maps nest more than {levels} levels deep");
+        let message = format!("the value of `{name}` nests lists and maps more than {levels} levels deep");
         BlockError::new(message, Some("flatten the value; no keyword needs such depth".to_owned()))
     }
 
@@ -233,7 +234,10 @@ impl Interpolator<'_> {
     fn apply(&mut self, function: &Function, value: Value) -> Result<Value, BlockError> {
         let Value::String(text) = value else {
             let kind = Node::new(value, NO_SPAN).kind();
-            return Err(BlockError::new(format!("interpolation functions take text, not {kind}"), None));
+            return Err(BlockError::new(
+                format!("interpolation functions can be used only with text, not with {kind}"),
+                None,
+            ));
         };
         let result = match function {
             Function::ExpandVars => self.expand(&text)?,
@@ -241,12 +245,12 @@ impl Interpolator<'_> {
             Function::PosixEscape => posix_escape(&text),
         };
         self.check_length(result.len())?;
-        *self.bytes_left = self.bytes_left.saturating_sub(result.len());
+        *self.remaining_bytes = self.remaining_bytes.saturating_sub(result.len());
         Ok(Value::String(result.into()))
     }
 
     fn expand(&self, text: &str) -> Result<String, BlockError> {
-        self.variables.expand_shown(text).map_err(|name| {
+        self.variables.expand_visible(text).map_err(|name| {
             BlockError::new(
                 format!("`expand_vars` cannot use the masked variable `{name}`"),
                 Some(
@@ -257,7 +261,7 @@ impl Interpolator<'_> {
     }
 
     /// Returns the position of a block in a scalar, or that of the scalar if the block cannot be located.
-    fn place(&self, span: Span, number: usize) -> Span {
+    fn block_span(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
         if number >= MAX_BLOCKS_WITH_SPAN {
             return span;
@@ -269,8 +273,8 @@ impl Interpolator<'_> {
         found.unwrap_or(span)
     }
 
-    fn report(&mut self, problem: BlockError, place: Span) {
-        let mut diagnostic = Diagnostic::error(place, problem.message);
+    fn report(&mut self, problem: BlockError, span: Span) {
+        let mut diagnostic = Diagnostic::error(span, problem.message);
         diagnostic.help = problem.help;
         self.diagnostics.push(diagnostic);
     }
@@ -322,13 +326,13 @@ fn posix_escape(text: &str) -> String {
         return "''".to_owned();
     }
     let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
+    for char in text.chars() {
+        match char {
             '\n' => escaped.push_str("'\n'"),
-            _ if letter.is_ascii_alphanumeric() || "_-.,:+/@".contains(letter) => escaped.push(letter),
+            _ if char.is_ascii_alphanumeric() || "_-.,:+/@".contains(char) => escaped.push(char),
             _ => {
                 escaped.push('\\');
-                escaped.push(letter);
+                escaped.push(char);
             }
         }
     }

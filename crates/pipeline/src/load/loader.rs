@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::entry::{self, Entry, Location};
-use super::inputs::{Given, GivenValue};
+use super::inputs::{GivenInput, GivenValue};
 use super::interpolate::push_json;
 use super::merge::{Budget, merge_into};
 use super::read::{File, read, start_of};
@@ -20,7 +20,7 @@ use crate::source_map::SourceMap;
 use crate::yaml;
 
 /// Maximum number of bytes that interpolation may produce in one compilation.
-const INTERPOLATED_BYTES: usize = 64 * 1024 * 1024;
+const MAX_INTERPOLATION_BYTES: usize = 64 * 1024 * 1024;
 
 /// State of loading a configuration.
 pub(super) struct Loader<'a> {
@@ -34,17 +34,18 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by target. `None` for files that could not be read, which has been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// Inputs of the run request that a file declares. True if the root file declares the input, and other files do not
-    /// get it.
+    /// Inputs of the run request that a file declares. True means that the root file declares the input, so that other
+    /// files do not get it.
     pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that were skipped because this machine cannot reach them.
     skipped: HashSet<IncludeTarget>,
-    /// Files that lead to the current one, with their inputs as text, to detect cycles. `None` if the inputs are long.
+    /// Chain of includes that leads to the current file: the target and inputs of each file, to detect cycles. `None` means
+    /// that the inputs are too long to compare.
     stack: Vec<(IncludeTarget, Option<String>)>,
     included: usize,
     is_over_limit: bool,
     pub(super) budget: Budget,
-    pub(super) interpolated_bytes_left: usize,
+    pub(super) remaining_interpolation_bytes: usize,
     pub(super) patterns: Patterns,
 }
 
@@ -66,7 +67,7 @@ impl<'a> Loader<'a> {
             included: 0,
             is_over_limit: false,
             budget: Budget::new(limits.merged_nodes),
-            interpolated_bytes_left: INTERPOLATED_BYTES,
+            remaining_interpolation_bytes: MAX_INTERPOLATION_BYTES,
             patterns: Patterns::default(),
         }
     }
@@ -74,11 +75,11 @@ impl<'a> Loader<'a> {
     /// Loads a configuration from the text of its root file.
     pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
         let name = self.context.config_path.clone();
-        self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, shown_inputs(&[])));
-        let blank = format!("please provide content of `{name}`");
-        let map = self.given_file(name.clone(), bytes.to_vec(), &blank, &[]).unwrap_or_default();
-        let lost = |name: &&String| !self.run_inputs.contains_key(*name);
-        for input in self.context.inputs.iter().map(|(name, _)| name).filter(lost) {
+        self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, inputs_as_text(&[])));
+        let blank_message = format!("please provide content of `{name}`");
+        let map = self.given_file(name.clone(), bytes.to_vec(), &blank_message, &[]).unwrap_or_default();
+        let is_undeclared = |name: &&String| !self.run_inputs.contains_key(*name);
+        for input in self.context.inputs.iter().map(|(name, _)| name).filter(is_undeclared) {
             let message = format!("`{name}`: unknown input arguments: `{input}`");
             let help = "declare it in a header with `spec:inputs`, in this file or in one that it includes";
             self.diagnostics.push(Diagnostic::error(start_of(SourceId(0)), message).help(help));
@@ -97,8 +98,8 @@ impl<'a> Loader<'a> {
             let map = match child {
                 ChildSource::Entry(json) => self.child_entry(json),
                 ChildSource::Artifact { name, bytes, inputs } => {
-                    let given: Vec<Given> = (inputs.iter())
-                        .map(|(name, value)| Given {
+                    let given: Vec<GivenInput> = (inputs.iter())
+                        .map(|(name, value)| GivenInput {
                             name: name.clone(),
                             named_at: None,
                             span: None,
@@ -130,10 +131,10 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a file whose content is given.
-    fn given_file(&mut self, name: String, bytes: Vec<u8>, blank: &str, given: &[Given]) -> Option<Map> {
+    fn given_file(&mut self, name: String, bytes: Vec<u8>, blank_message: &str, given: &[GivenInput]) -> Option<Map> {
         let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
         let limits = self.limits;
-        match read(included, blank, None, &limits, &mut self.texts, &mut self.diagnostics) {
+        match read(included, blank_message, None, &limits, &mut self.texts, &mut self.diagnostics) {
             Ok(file) => {
                 self.budget.spend(file.nodes);
                 self.file(&file, given, None, 1)
@@ -149,8 +150,8 @@ impl<'a> Loader<'a> {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
         let is_stub = self.includes.iter().any(skipped);
-        let lacks_a_file = is_stub || self.includes.iter().any(failed);
-        let mut gaps = Gaps::of_files(lacks_a_file, is_stub);
+        let has_missing_file = is_stub || self.includes.iter().any(failed);
+        let mut gaps = Gaps::new(has_missing_file, is_stub);
         let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut gaps, &mut self.diagnostics);
         let limits = self.limits;
         let referenced = reference::resolve(&extended, &limits, &mut self.budget, &mut gaps, &mut self.diagnostics);
@@ -162,7 +163,8 @@ impl<'a> Loader<'a> {
                 self.limits.merged_nodes
             );
             self.diagnostics.push(
-                Diagnostic::error(start, message).help("reuse less, or split the configuration into child pipelines"),
+                Diagnostic::error(start, message)
+                    .help("use fewer `extends` and `!reference`, or split the configuration into child pipelines"),
             );
             map = Map::default();
         }
@@ -188,66 +190,69 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Returns the map of a file with everything that it includes. `None` if its inputs are invalid.
-    fn file(&mut self, file: &File, given: &[Given], at: Option<Span>, depth: usize) -> Option<Map> {
+    /// Returns the map of a file with everything that it includes. Returns `None` if its inputs are invalid.
+    fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
         let body = self.interpolated(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
-        let mut own = Map::clone(&body);
-        if let Some(spec) = own.remove("spec") {
+        let mut own_keys = Map::clone(&body);
+        if let Some(spec) = own_keys.remove("spec") {
             let problem =
                 Diagnostic::error(spec.key_span, "`spec` is only allowed in the header, the first document of a file");
             self.diagnostics.push(problem.help("put `spec` first and separate it from the jobs with a line `---`"));
         }
-        let mut merged = match own.remove("include") {
+        let mut merged = match own_keys.remove("include") {
             Some(include) => self.include(&include.node, &file.origin, depth),
             None => Map::default(),
         };
-        merge_into(&mut merged, &own, &mut self.budget);
+        merge_into(&mut merged, &own_keys, &mut self.budget);
         Some(merged)
     }
 
     /// Merges the entries of `include`.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
-        let mut asked = Vec::new();
+        let mut selected = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
-            let let_in = entry.rules.as_ref().is_none_or(|rules| {
+            let passes_rules = entry.rules.as_ref().is_none_or(|rules| {
                 let (patterns, diagnostics) = (&mut self.patterns, &mut self.diagnostics);
                 rules::is_included(rules, self.context, self.sources, origin, patterns, diagnostics)
             });
-            let targets =
-                if let_in || self.context.ignores_include_rules { Some(self.targets(&entry, origin)) } else { None };
-            asked.push((entry, targets));
+            let targets = if passes_rules || self.context.ignores_include_rules {
+                Some(self.targets(&entry, origin))
+            } else {
+                None
+            };
+            selected.push((entry, targets));
         }
-        let mut targets = asked.iter().filter_map(|(_, targets)| targets.as_ref()).flatten();
-        let left = self.limits.includes.saturating_sub(self.included);
-        let new: Vec<IncludeTarget> = (targets.by_ref().take(left))
+        let mut targets = selected.iter().filter_map(|(_, targets)| targets.as_ref()).flatten();
+        let remaining = self.limits.includes.saturating_sub(self.included);
+        let new: Vec<IncludeTarget> = (targets.by_ref().take(remaining))
             .filter(|(target, _)| !self.files.contains_key(target))
             .map(|(target, _)| target.clone())
             .collect();
         self.sources.prefetch(&new);
 
         let mut merged = Map::default();
-        for (entry, targets) in asked {
+        for (entry, targets) in selected {
             let Some(targets) = targets else {
-                let what = target::described(&entry.location);
+                let description = target::location_description(&entry.location);
                 let outcome = IncludeOutcome::ExcludedByRules;
-                self.includes.push(IncludeRecord { what, included_at: entry.span, depth, outcome });
+                self.includes.push(IncludeRecord { description, included_at: entry.span, depth, outcome });
                 continue;
             };
-            let given: Vec<Given> = (entry.inputs.iter())
+            let given: Vec<GivenInput> = (entry.inputs.iter())
                 .flat_map(|(map, _)| map.iter())
-                .map(|(name, value)| Given {
+                .map(|(name, value)| GivenInput {
                     name: name.to_string(),
                     named_at: Some(value.key_span),
                     span: Some(value.node.span),
                     value: GivenValue::Node(value.node.clone()),
                 })
                 .collect();
-            for (target, place) in targets {
+            for (target, target_span) in targets {
                 if self.is_over_limit {
                     return merged;
                 }
-                if let Some(map) = self.one(&entry, target, place, &given, depth) {
+                if let Some(map) = self.include_target(&entry, target, target_span, &given, depth) {
                     merge_into(&mut merged, &map, &mut self.budget);
                 }
             }
@@ -256,17 +261,25 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a file of an entry with everything that it includes.
-    fn one(&mut self, entry: &Entry, target: IncludeTarget, place: Span, given: &[Given], depth: usize) -> Option<Map> {
+    fn include_target(
+        &mut self,
+        entry: &Entry,
+        target: IncludeTarget,
+        target_span: Span,
+        given: &[GivenInput],
+        depth: usize,
+    ) -> Option<Map> {
         self.included += 1;
         if self.included > self.limits.includes {
             self.is_over_limit = true;
             let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
-            self.diagnostics.push(Diagnostic::error(place, message).help("nested and repeated includes count, too"));
+            self.diagnostics
+                .push(Diagnostic::error(target_span, message).help("nested and repeated includes count, too"));
             return None;
         }
-        let asked = (target.clone(), shown_inputs(given));
-        let again = |known: &(IncludeTarget, Option<String>)| known.1.is_some() && *known == asked;
-        if let Some(first) = self.stack.iter().position(again) {
+        let inclusion = (target.clone(), inputs_as_text(given));
+        let is_repeated = |known: &(IncludeTarget, Option<String>)| known.1.is_some() && *known == inclusion;
+        if let Some(first) = self.stack.iter().position(is_repeated) {
             let names: Vec<String> = (self.stack.get(first..).unwrap_or_default().iter())
                 .map(|(target, _)| target::name(target))
                 .chain([target::name(&target)])
@@ -274,7 +287,7 @@ impl<'a> Loader<'a> {
             let message = format!("files include each other in a cycle: {}", names.join(" -> "));
             let limit = self.limits.includes;
             self.diagnostics.push(
-                Diagnostic::error(place, message)
+                Diagnostic::error(target_span, message)
                     .help(format!("remove one of the includes; maximum of {limit} nested includes are allowed")),
             );
             return None;
@@ -282,20 +295,20 @@ impl<'a> Loader<'a> {
         let index = self.includes.len();
         let outcome = IncludeOutcome::Failed;
         self.includes.push(IncludeRecord {
-            what: self.variables.hide(&target::what(&target)),
+            description: self.variables.hide(&target::description(&target)),
             included_at: entry.span,
             depth,
             outcome,
         });
-        let file = self.fetch(&target, place, entry);
+        let file = self.fetch(&target, target_span, entry);
         if let (None, Some(record)) = (&file, self.includes.get_mut(index))
             && self.skipped.contains(&target)
         {
             record.outcome = IncludeOutcome::Skipped;
         }
         let file = file?;
-        self.stack.push(asked);
-        let map = self.file(&file, given, Some(place), depth + 1);
+        self.stack.push(inclusion);
+        let map = self.file(&file, given, Some(target_span), depth + 1);
         self.stack.pop();
         if let (Some(record), true) = (self.includes.get_mut(index), map.is_some()) {
             record.outcome = IncludeOutcome::Merged(file.source);
@@ -303,39 +316,39 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns the file of a target. Reads it if that has not been done.
-    pub(super) fn fetch(&mut self, target: &IncludeTarget, place: Span, entry: &Entry) -> Option<Arc<File>> {
+    /// Returns the file of a target. Reads the file on first use.
+    pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),
             None => {
-                let file = self.read(target, place).map(Arc::new);
+                let file = self.read(target, target_span).map(Arc::new);
                 self.budget.spend(file.as_ref().map_or(0, |file| file.nodes));
                 self.files.insert(target.clone(), file.clone());
                 file
             }
         }?;
-        if let Location::Remote { integrity: Some(wanted), .. } = &entry.location
-            && wanted.text != file.digest
+        if let Location::Remote { integrity: Some(expected), .. } = &entry.location
+            && expected.text != file.digest
         {
             let message = format!("integrity check of `{}` failed", file.name);
-            let help = format!("check what changed in the file, then set `integrity` to `{}`", file.digest);
-            self.diagnostics.push(Diagnostic::error(wanted.span, message).help(help));
+            let help = format!("check how the file changed, then set `integrity` to `{}`", file.digest);
+            self.diagnostics.push(Diagnostic::error(expected.span, message).help(help));
             return None;
         }
         Some(file)
     }
 
-    fn read(&mut self, target: &IncludeTarget, place: Span) -> Option<File> {
+    fn read(&mut self, target: &IncludeTarget, target_span: Span) -> Option<File> {
         let included = match self.sources.read(target) {
             Ok(included) => IncludedFile { name: self.variables.hide(&included.name), ..included },
-            Err(SourceError::Unreachable(why)) if self.context.stubs_includes => {
-                let message = format!("skipped {}: {why}", self.variables.hide(&target::what(target)));
-                self.diagnostics.push(Diagnostic::warning(place, message));
+            Err(SourceError::Unreachable(reason)) if self.context.stubs_includes => {
+                let message = format!("skipped {}: {reason}", self.variables.hide(&target::description(target)));
+                self.diagnostics.push(Diagnostic::warning(target_span, message));
                 self.skipped.insert(target.clone());
                 return None;
             }
             Err(error) => {
-                let mut problem = Diagnostic::error(place, error.to_string());
+                let mut problem = Diagnostic::error(target_span, error.to_string());
                 if let IncludeTarget::Local { origin: Origin::Root, path } = target {
                     let is_yaml = |known: &&String| target::has_yaml_extension(known);
                     let known = self.context.tracked_paths.iter().filter(is_yaml).map(String::as_str);
@@ -345,12 +358,12 @@ impl<'a> Loader<'a> {
                 return None;
             }
         };
-        let blank = format!("included file `{}` is empty", included.name);
+        let blank_message = format!("included file `{}` is empty", included.name);
         let limits = self.limits;
-        read(included, &blank, Some(place), &limits, &mut self.texts, &mut self.diagnostics)
+        read(included, &blank_message, Some(target_span), &limits, &mut self.texts, &mut self.diagnostics)
             .map_err(|problems| {
                 let related = |problem: Diagnostic| match problem.span {
-                    Some(span) if span != place => problem.related(place, "included here"),
+                    Some(span) if span != target_span => problem.related(target_span, "included here"),
                     _ => problem,
                 };
                 self.diagnostics.extend(problems.into_iter().map(related));
@@ -366,8 +379,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Returns inputs as text, to distinguish inclusions of the same file. `None` if they are too long.
-fn shown_inputs(given: &[Given]) -> Option<String> {
+/// Returns inputs as text, to distinguish inclusions of the same file. Returns `None` if the text is too long.
+fn inputs_as_text(given: &[GivenInput]) -> Option<String> {
     let mut text = String::new();
     for given in given {
         text.push_str(&given.name);

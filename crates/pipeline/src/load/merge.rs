@@ -7,40 +7,40 @@ use crate::node::{Map, Node, Value};
 /// Number of values that loading may still copy or visit.
 #[derive(Debug)]
 pub(super) struct Budget {
-    left: usize,
+    remaining: usize,
 }
 
 impl Budget {
     pub(super) fn new(values: usize) -> Self {
-        Self { left: values }
+        Self { remaining: values }
     }
 
     /// Subtracts `values` from the budget. [`Budget::is_spent`] returns true once it is exceeded.
     pub(super) fn spend(&mut self, values: usize) {
-        self.left = self.left.saturating_sub(values);
+        self.remaining = self.remaining.saturating_sub(values);
     }
 
     /// Returns true if the budget is exceeded. The caller must stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
-        self.left == 0
+        self.remaining == 0
     }
 }
 
 /// Merges `over` into `base`: maps are merged by key, and any other value, including null, replaces the previous one.
 ///
-/// Costs the number of entries that are copied or visited. Subtrees are shared and cost nothing.
+/// Spends the number of entries that are copied or visited. Subtrees are shared and cost nothing.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {
         if budget.is_spent() {
             return;
         }
-        let below = base.get(key).and_then(Node::as_map);
-        let node = match (below, entry.node.as_map()) {
-            (Some(below), Some(above)) => {
-                budget.spend(below.len());
-                let mut merged = below.clone();
-                merge_into(&mut merged, above, budget);
+        let base_map = base.get(key).and_then(Node::as_map);
+        let node = match (base_map, entry.node.as_map()) {
+            (Some(base_map), Some(over_map)) => {
+                budget.spend(base_map.len());
+                let mut merged = base_map.clone();
+                merge_into(&mut merged, over_map, budget);
                 Node::new(Value::Map(Arc::new(merged)), entry.node.span)
             }
             _ => entry.node.clone(),

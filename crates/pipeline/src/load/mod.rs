@@ -68,11 +68,11 @@ impl Loaded {
     }
 }
 
-/// Result of an include entry, or of one file if the entry refers to several.
+/// Result of an include entry. An entry that refers to several files has one result per file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncludeRecord {
     /// The file, such as `local ci/build.yml`.
-    pub what: String,
+    pub description: String,
     /// Position of the entry.
     pub included_at: Span,
     /// Nesting level: 1 for an entry of the root file, 2 for an entry of a file that it includes.
@@ -88,9 +88,10 @@ pub enum IncludeOutcome {
     Merged(SourceId),
     /// The rules of the entry excluded it.
     ExcludedByRules,
-    /// The file could not be read. There is a diagnostic.
+    /// The file could not be read, which a diagnostic reports.
     Failed,
-    /// The file cannot be reached from this machine and was skipped ([`Context::stubs_includes`]). There is a warning.
+    /// The file cannot be reached from this machine and was skipped with a warning
+    /// ([`Context::stubs_includes`]).
     Skipped,
 }
 

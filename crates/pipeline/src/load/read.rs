@@ -31,13 +31,13 @@ pub(super) struct File {
     pub(super) digest: String,
 }
 
-/// Reads a file into `sources`. `blank` is the message for an empty file, `at` the position of the include entry.
+/// Reads a file into `sources`. `blank_message` is the error for an empty file, `at` the position of the include entry.
 ///
 /// # Errors
 /// Returns all errors in the text. Warnings are added to `warnings`.
 pub(super) fn read(
     included: IncludedFile,
-    blank: &str,
+    blank_message: &str,
     at: Option<Span>,
     limits: &Limits,
     sources: &mut SourceMap,
@@ -47,8 +47,8 @@ pub(super) fn read(
     let text: Arc<str> = match yaml::decode(&name, &bytes, limits) {
         Ok(text) => text.into(),
         Err(problem) => {
-            let place = at.unwrap_or_else(|| start_of(sources.add(name.as_str(), "")));
-            return Err(vec![Diagnostic { span: Some(place), ..*problem }]);
+            let span = at.unwrap_or_else(|| start_of(sources.add(name.as_str(), "")));
+            return Err(vec![Diagnostic { span: Some(span), ..*problem }]);
         }
     };
     let source = sources.add(name.as_str(), Arc::clone(&text));
@@ -62,9 +62,9 @@ pub(super) fn read(
         let map = Arc::new(map.clone());
         root = documents.next().map(|document| document.root);
         if root.is_none() && map.len() > 1 {
-            let place = map.entry("spec").map(|entry| entry.key_span);
+            let span = map.entry("spec").map(|entry| entry.key_span);
             return Err(vec![
-                Diagnostic::error(place, "`spec` must be in a separate header")
+                Diagnostic::error(span, "`spec` must be in a separate header")
                     .help("put `spec` first and separate it from the jobs with a line `---`"),
             ]);
         }
@@ -85,7 +85,7 @@ pub(super) fn read(
     };
     if body.is_none() && header.is_none() {
         return Err(vec![
-            Diagnostic::error(at.unwrap_or(start_of(source)), blank.to_owned())
+            Diagnostic::error(at.unwrap_or(start_of(source)), blank_message.to_owned())
                 .help("the file is empty, or contains only comments"),
         ]);
     }

@@ -1,7 +1,7 @@
 //! Replaces `!reference [key, sub, ...]` by the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
 //! section 2.5).
 //!
-//! A reference as an item of a list becomes a nested list, which the parser of the keyword flattens. Each target is
+//! A reference in a list becomes a nested list, which the parser of the keyword flattens. Each target is
 //! resolved once and shared. The number of values that references expand to is limited.
 
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ struct Resolver<'a> {
     gaps: &'a mut Gaps,
     diagnostics: &'a mut Vec<Diagnostic>,
     /// Targets by path. `None` for targets that cannot be resolved, which has been reported.
-    known: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
+    targets: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
     /// References that lead to the current one.
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
@@ -51,7 +51,7 @@ pub(super) fn resolve(
     gaps: &mut Gaps,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Map> {
-    let mut resolver = Resolver { root, limits, budget, gaps, diagnostics, known: HashMap::new(), stack: Vec::new() };
+    let mut resolver = Resolver { root, limits, budget, gaps, diagnostics, targets: HashMap::new(), stack: Vec::new() };
     let mut changed: Option<Map> = None;
     for (key, entry) in root.iter() {
         let resolved = resolver.node(&entry.node, 1);
@@ -79,12 +79,12 @@ impl Resolver<'_> {
                 for (index, item) in items.iter().enumerate() {
                     let inner = self.node(item, depth + 1);
                     resolved.add(&inner);
-                    let is_lost = inner.has_gap && matches!(item.value, Value::Reference(_)) && is_null(&inner);
+                    let is_missing = inner.has_gap && matches!(item.value, Value::Reference(_)) && is_null(&inner);
                     if inner.changed.is_some() && result.is_none() {
                         result = Some(items.iter().take(index).cloned().collect());
                     }
                     let Some(result) = &mut result else { continue };
-                    if !is_lost {
+                    if !is_missing {
                         result.push(Node::new(inner.changed.unwrap_or_else(|| item.value.clone()), item.span));
                     }
                 }
@@ -124,7 +124,7 @@ impl Resolver<'_> {
             self.diagnostics.push(circular(self.stack.get(first..).unwrap_or_default(), path, span));
             return None;
         }
-        let found = match self.known.get(path) {
+        let found = match self.targets.get(path) {
             Some(known) => {
                 let known = known.clone();
                 self.budget.spend(known.as_ref().map_or(0, |(_, resolved)| resolved.nodes));
@@ -142,7 +142,7 @@ impl Resolver<'_> {
                     resolved.chain += 1;
                     (resolved.changed.take().unwrap_or(node.value), resolved)
                 });
-                self.known.insert(Arc::clone(path), found.clone());
+                self.targets.insert(Arc::clone(path), found.clone());
                 found
             }
         }?;
@@ -172,13 +172,14 @@ impl Resolver<'_> {
         let mut found: Option<&Node> = None;
         for (index, key) in path.iter().enumerate() {
             let Some(next) = map.and_then(|map| map.get(key)) else {
-                let walked = path.get(..index).unwrap_or_default();
-                let follows = self.gaps.lacks_a_file || walked.first().is_some_and(|first| self.gaps.has(first));
-                if follows {
+                let existing_path = path.get(..index).unwrap_or_default();
+                let is_consequence =
+                    self.gaps.has_missing_file || existing_path.first().is_some_and(|first| self.gaps.has(first));
+                if is_consequence {
                     return None;
                 }
                 let known = map.filter(|_| self.diagnostics.len() < MAX_SUGGESTIONS);
-                self.diagnostics.push(missing(path, walked, found, known, span));
+                self.diagnostics.push(missing(path, existing_path, found, known, span));
                 return None;
             };
             map = next.as_map();
@@ -186,8 +187,8 @@ impl Resolver<'_> {
         }
         found.filter(|node| !node.is_null()).cloned().or_else(|| {
             self.diagnostics.push(
-                Diagnostic::error(span, format!("`{}` could not be found: its value is null", shown(path)))
-                    .help("give it a value, or remove the reference"),
+                Diagnostic::error(span, format!("`{}` could not be found: its value is null", reference_text(path)))
+                    .help("set a value there, or remove the reference"),
             );
             None
         })
@@ -196,7 +197,10 @@ impl Resolver<'_> {
     fn chain_too_long(&self, path: &[String], span: Span) -> Diagnostic {
         let problem = Diagnostic::error(
             span,
-            format!("`{}` is referred to by a chain of more than {MAX_REFERENCE_CHAIN} references", shown(path)),
+            format!(
+                "`{}` is referred to by a chain of more than {MAX_REFERENCE_CHAIN} references",
+                reference_text(path)
+            ),
         );
         match self.stack.first() {
             Some((_, start)) => problem.related(*start, "the chain starts here"),
@@ -218,35 +222,41 @@ fn is_null(resolved: &Resolved) -> bool {
     matches!(resolved.changed, Some(Value::Null))
 }
 
-fn shown(path: &[String]) -> String {
+fn reference_text(path: &[String]) -> String {
     format!("!reference [{}]", path.join(", "))
 }
 
-fn missing(path: &[String], walked: &[String], parent: Option<&Node>, map: Option<&Map>, span: Span) -> Diagnostic {
-    let key = path.get(walked.len()).map_or("", String::as_str);
-    let mut problem = Diagnostic::error(span, format!("`{}` could not be found", shown(path)));
+fn missing(
+    path: &[String],
+    existing_path: &[String],
+    parent: Option<&Node>,
+    map: Option<&Map>,
+    span: Span,
+) -> Diagnostic {
+    let key = path.get(existing_path.len()).map_or("", String::as_str);
+    let mut problem = Diagnostic::error(span, format!("`{}` could not be found", reference_text(path)));
     problem.help = match (map, parent) {
         (Some(map), _) => did_you_mean(key, map.keys().map(|key| &**key)).or_else(|| {
-            Some(match walked {
+            Some(match existing_path {
                 [] => format!("the merged configuration has no key `{key}`"),
-                _ => format!("`{}` has no key `{key}`", walked.join(":")),
+                _ => format!("`{}` has no key `{key}`", existing_path.join(":")),
             })
         }),
         (None, Some(parent)) if parent.as_map().is_none() => {
-            Some(format!("`{}` is {}, not a map", walked.join(":"), parent.kind()))
+            Some(format!("`{}` is {}, not a map", existing_path.join(":"), parent.kind()))
         }
         (None, _) => None,
     };
     match parent {
-        Some(parent) => problem.related(parent.span, format!("`{}` is defined here", walked.join(":"))),
+        Some(parent) => problem.related(parent.span, format!("`{}` is defined here", existing_path.join(":"))),
         None => problem,
     }
 }
 
 fn circular(stack: &[(Arc<Vec<String>>, Span)], path: &[String], span: Span) -> Diagnostic {
-    let problem = Diagnostic::error(span, format!("`{}` is part of a circular chain", shown(path)));
+    let problem = Diagnostic::error(span, format!("`{}` is part of a circular chain", reference_text(path)));
     stack
         .iter()
         .skip(1)
-        .fold(problem, |problem, (path, place)| problem.related(*place, format!("through `{}`", shown(path))))
+        .fold(problem, |problem, (path, span)| problem.related(*span, format!("through `{}`", reference_text(path))))
 }

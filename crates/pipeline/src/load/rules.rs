@@ -1,10 +1,10 @@
 //! `include:rules` (docs/spec/pipeline-yaml.md, section 1.1). They are parsed and evaluated like the rules of jobs.
-//! They can use only variables from outside the configuration, and `exists` looks in the tree of the including file.
+//! They can use only variables from outside the configuration, and `exists` searches the tree of the including file.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::{Base, Scope};
 use crate::config::parsing::{Path, Problems};
-use crate::config::rules::{self, Expressions, RuleWhen, RulesOf};
+use crate::config::rules::{self, Expressions, RuleWhen, RulesParent};
 use crate::context::{Context, Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::node::Node;
@@ -22,13 +22,13 @@ pub(super) fn is_included(
     let mut problems = Problems::default();
     problems.patterns = std::mem::take(patterns);
     let at = Path::root("include");
-    let rules = rules::rules(node, at.key("rules"), RulesOf::Include, &mut Expressions::default(), &mut problems);
+    let rules = rules::rules(node, at.key("rules"), RulesParent::Include, &mut Expressions::default(), &mut problems);
     let base = Base::new(context);
     let scope = Scope::new(&base, &[], None);
     let clauses = Clauses::new(context, sources, origin);
-    // If a rule is invalid, ignore all of them: the rules after it depend on it.
+    // If a rule is invalid, all rules are ignored, because the effect of later rules depends on it.
     let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
-    let matched = usable.iter().find(|rule| clauses.hold(rule, &scope, &mut problems));
+    let matched = usable.iter().find(|rule| clauses.matches(rule, &scope, &mut problems));
     let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;
     *patterns = std::mem::take(&mut problems.patterns);
     diagnostics.extend(problems.into_list());

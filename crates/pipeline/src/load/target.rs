@@ -19,25 +19,25 @@ pub(super) struct Resolver<'a> {
 }
 
 impl Resolver<'_> {
-    /// Returns the targets of a location, with the position of each. Reports invalid ones.
+    /// Returns the targets of a location, with the position of each. Reports invalid targets.
     pub(super) fn targets(&self, location: &Location, diagnostics: &mut Vec<Diagnostic>) -> Vec<(IncludeTarget, Span)> {
         let found = match location {
             Location::Local(path) => self.local(path, diagnostics),
             Location::Project { project, git_ref, files } => {
-                let project = self.expanded(project);
-                let git_ref = git_ref.as_ref().map(|git_ref| self.expanded(git_ref)).filter(|name| !name.is_empty());
+                let project = self.expand(project);
+                let git_ref = git_ref.as_ref().map(|git_ref| self.expand(git_ref)).filter(|name| !name.is_empty());
                 let target = |file: &Text| {
-                    let path = relative(&self.expanded(file));
+                    let path = relative(&self.expand(file));
                     let (project, git_ref) = (project.clone(), git_ref.clone());
                     (IncludeTarget::Project { project, git_ref, path }, file.span)
                 };
                 files.iter().map(target).collect()
             }
-            Location::Remote { url, .. } => vec![(IncludeTarget::Remote { url: self.expanded(url) }, url.span)],
-            Location::Template(name) => vec![(IncludeTarget::Template { name: self.expanded(name) }, name.span)],
+            Location::Remote { url, .. } => vec![(IncludeTarget::Remote { url: self.expand(url) }, url.span)],
+            Location::Template(name) => vec![(IncludeTarget::Template { name: self.expand(name) }, name.span)],
             Location::Component(address) => self.component(address, diagnostics),
         };
-        found.into_iter().filter(|(target, place)| has_right_extension(target, *place, diagnostics)).collect()
+        found.into_iter().filter(|(target, span)| check_extension(target, *span, diagnostics)).collect()
     }
 
     fn local(&self, written: &Text, diagnostics: &mut Vec<Diagnostic>) -> Vec<(IncludeTarget, Span)> {
@@ -49,7 +49,7 @@ impl Resolver<'_> {
             );
             return Vec::new();
         }
-        let path = relative(&self.expanded(written));
+        let path = relative(&self.expand(written));
         let target = |path: String| (IncludeTarget::Local { origin: self.origin.clone(), path }, span);
         if !path.contains('*') {
             return vec![target(path)];
@@ -80,7 +80,7 @@ impl Resolver<'_> {
     }
 
     fn component(&self, written: &Text, diagnostics: &mut Vec<Diagnostic>) -> Vec<(IncludeTarget, Span)> {
-        let text = self.expanded(written);
+        let text = self.expand(written);
         match text.rsplit_once('@') {
             Some((address, version)) if address.matches('/').count() >= 2 && !version.is_empty() => {
                 let (address, version) = (address.to_owned(), version.to_owned());
@@ -96,7 +96,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn expanded(&self, text: &Text) -> String {
+    fn expand(&self, text: &Text) -> String {
         self.variables.expand(&text.text, Unknown::Empty)
     }
 }
@@ -112,21 +112,21 @@ pub(super) fn has_yaml_extension(name: &str) -> bool {
     lower.ends_with(".yml") || lower.ends_with(".yaml")
 }
 
-fn has_right_extension(target: &IncludeTarget, place: Span, diagnostics: &mut Vec<Diagnostic>) -> bool {
+fn check_extension(target: &IncludeTarget, span: Span, diagnostics: &mut Vec<Diagnostic>) -> bool {
     let file = match target {
         IncludeTarget::Local { path, .. } | IncludeTarget::Project { path, .. } => path,
         IncludeTarget::Remote { url } => url,
         IncludeTarget::Template { name } => name,
         IncludeTarget::Component { .. } => return true,
     };
-    let fits = has_yaml_extension(file);
-    if !fits {
+    let is_yaml = has_yaml_extension(file);
+    if !is_yaml {
         diagnostics.push(
-            Diagnostic::error(place, format!("included file `{file}` does not have YAML extension"))
+            Diagnostic::error(span, format!("included file `{file}` does not have YAML extension"))
                 .help("the name must end with `.yml` or `.yaml`"),
         );
     }
-    fits
+    is_yaml
 }
 
 /// Returns the name of a target without its accessor.
@@ -141,8 +141,8 @@ pub(super) fn name(target: &IncludeTarget) -> String {
     }
 }
 
-/// Returns a target with its accessor, such as `local ci/build.yml`.
-pub(super) fn what(target: &IncludeTarget) -> String {
+/// Returns the accessor and name of a target, such as `local ci/build.yml`.
+pub(super) fn description(target: &IncludeTarget) -> String {
     let accessor = match target {
         IncludeTarget::Local { .. } => "local",
         IncludeTarget::Project { .. } => "project",
@@ -153,8 +153,8 @@ pub(super) fn what(target: &IncludeTarget) -> String {
     format!("{accessor} {}", name(target))
 }
 
-/// Returns a location as written, with its accessor.
-pub(super) fn described(location: &Location) -> String {
+/// Returns the accessor and location of an entry as written.
+pub(super) fn location_description(location: &Location) -> String {
     match location {
         Location::Local(path) => format!("local {}", path.text),
         Location::Project { project, files, .. } => {

@@ -14,7 +14,7 @@ use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 /// Minimum length in bytes of masked values to hide. Shorter values would match parts of other words.
 const MIN_SECRET_BYTES: usize = 4;
 
-/// Predefined, project and pipeline variables by name; later ones win. YAML variables are not included, because they
+/// Predefined, project and pipeline variables by name. Later variables replace earlier ones. YAML variables are not included, because they
 /// are read after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
@@ -38,14 +38,14 @@ impl Variables {
     ///
     /// # Errors
     /// Returns the name of a masked variable that the text refers to.
-    pub(super) fn expand_shown(&self, text: &str) -> Result<String, String> {
+    pub(super) fn expand_visible(&self, text: &str) -> Result<String, String> {
         let masked = RefCell::new(None);
-        let note = |variable: &Variable| {
+        let record_masked = |variable: &Variable| {
             if variable.masked {
                 masked.borrow_mut().get_or_insert_with(|| variable.key.clone());
             }
         };
-        let expanded = self.replace(text, Unknown::Keep, &note);
+        let expanded = self.replace(text, Unknown::Keep, &record_masked);
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
@@ -58,12 +58,12 @@ impl Variables {
         })
     }
 
-    fn replace(&self, text: &str, unknown: Unknown, used: &dyn Fn(&Variable)) -> String {
-        let left = Cell::new(MAX_INTERPOLATED_TEXT_BYTES);
+    fn replace(&self, text: &str, unknown: Unknown, on_use: &dyn Fn(&Variable)) -> String {
+        let remaining = Cell::new(MAX_INTERPOLATED_TEXT_BYTES);
         let lookup = |name: &str| {
             let variable = self.by_name.get(name)?;
-            used(variable);
-            left.set(left.get().checked_sub(variable.value.len())?);
+            on_use(variable);
+            remaining.set(remaining.get().checked_sub(variable.value.len())?);
             Some(variable.value.clone())
         };
         expand_text(text, &lookup, unknown)

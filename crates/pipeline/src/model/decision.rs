@@ -1,4 +1,4 @@
-//! Decisions: why a job or a pipeline exists or not.
+//! Decisions: the reasons why a job or a pipeline was created or not.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ pub struct SourceLocation {
     pub column: u32,
 }
 
-/// A line of the output of `muster ci explain`: something that shaped, included or excluded a job.
+/// A line of the output of `muster ci explain`: an effect that changed, included or excluded a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     /// Mechanism that had the effect.
@@ -49,10 +49,10 @@ pub struct Decision {
     pub location: Option<SourceLocation>,
 }
 
-/// Mechanism that shapes, includes or excludes a job.
+/// Mechanism that changes, includes or excludes a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names are keywords, or say what happened")]
+#[expect(missing_docs, reason = "the names are keywords or describe the effect")]
 pub enum DecisionKind {
     Include,
     /// Parts of the job are missing because their include was skipped.
@@ -69,7 +69,7 @@ pub enum DecisionKind {
     Needs,
 }
 
-/// The reason and the details when a valid configuration creates no pipeline for an event
+/// Explanation why a valid configuration creates no pipeline for an event
 /// (`docs/spec/pipeline-yaml.md`, section 2.1, items 10 to 12).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotCreated {

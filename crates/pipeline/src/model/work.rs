@@ -1,9 +1,9 @@
-//! What a job does: run scripts on a runner, or start another pipeline.
+//! The work of a job: to run scripts on a runner, or to start another pipeline.
 
 use muster_job::Variable;
 use serde::{Deserialize, Serialize};
 
-/// What a job does: run scripts or start another pipeline.
+/// Work of a job.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {

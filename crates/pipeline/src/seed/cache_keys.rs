@@ -9,7 +9,7 @@ use crate::conditions::clauses::Clauses;
 use crate::config::cache::{CacheEntry, CacheKey};
 use crate::model::Cache;
 
-/// Replaces the digest if none of the files exists.
+/// Text that replaces the digest if none of the files exists.
 const NO_FILES: &str = "default";
 
 /// Computes keys. The digest of each set of files is computed once.

@@ -14,7 +14,7 @@ use crate::source_map::SourceMap;
 /// Maximum length of a condition in a decision, in characters. Every job stores it for each of its rules.
 pub(crate) const MAX_CONDITION_CHARS: usize = 1000;
 /// Text for a rule without clauses.
-pub(crate) const NO_CLAUSE: &str = "no clause";
+pub(crate) const NO_CLAUSE: &str = "it has no condition";
 
 /// Converts spans to locations, and the origins of a job to decisions.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl<'a> DecisionTrace<'a> {
     /// Creates the trace for a configuration.
     pub(crate) fn new(loaded: &'a Loaded) -> Self {
         let includes = loaded.includes.iter().filter_map(|record| match record.outcome {
-            IncludeOutcome::Merged(source) => Some((source, (record.what.as_str(), record.included_at))),
+            IncludeOutcome::Merged(source) => Some((source, (record.description.as_str(), record.included_at))),
             IncludeOutcome::ExcludedByRules | IncludeOutcome::Failed | IncludeOutcome::Skipped => None,
         });
         Self { loaded, includes: includes.collect() }
@@ -52,10 +52,10 @@ impl<'a> DecisionTrace<'a> {
     /// Returns the origins of a job, without its rules: its include, parents, defaults and matrix cell.
     pub(crate) fn origins(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
         let mut all = Vec::new();
-        if let Some((what, span)) = self.includes.get(&job.span.source) {
-            all.push(self.decision(DecisionKind::Include, format!("comes from the include of {what}"), Some(*span)));
+        if let Some((include, span)) = self.includes.get(&job.span.source) {
+            all.push(self.decision(DecisionKind::Include, format!("comes from the include of {include}"), Some(*span)));
         }
-        if job.lacks_parts {
+        if job.is_incomplete {
             let text = "lacks parts, because includes were skipped";
             all.push(self.decision(DecisionKind::LacksParts, text, Some(job.span)));
         }

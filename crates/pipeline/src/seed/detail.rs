@@ -1,4 +1,4 @@
-//! Describes what a rule compared, for `muster ci explain`: each clause with the values it used.
+//! Describes the comparisons of a rule for `muster ci explain`: each clause with the values that it used.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::Scope;
@@ -11,39 +11,39 @@ use crate::seed::decision_trace::{MAX_CONDITION_CHARS, NO_CLAUSE};
 /// Maximum length of a value in characters.
 const MAX_VALUE_CHARS: usize = 80;
 /// Maximum number of paths and patterns to list.
-const MAX_SHOWN: usize = 5;
+const MAX_LISTED: usize = 5;
 
 /// Returns the clauses of a rule with the values they used. If the rule does not match, returns the first clause that
 /// fails.
 pub(crate) fn detail(
     clauses: &Clauses<'_>,
     rule: &Rule,
-    holds: bool,
+    rule_matches: bool,
     scope: &Scope<'_>,
     problems: &mut Problems,
 ) -> String {
     let mut parts = Vec::new();
     if let Some(found) = &rule.condition
-        && (holds || !clauses.condition(found, scope, problems))
+        && (rule_matches || !clauses.condition(found, scope, problems))
     {
         parts.push(condition(found, scope));
     }
     if let Some(found) = &rule.changes
-        && (holds || parts.is_empty() && !clauses.changes(found, scope, problems))
+        && (rule_matches || parts.is_empty() && !clauses.changes(found, scope, problems))
     {
         parts.push(changes(clauses, found, scope, problems));
     }
     if let Some(found) = &rule.exists
-        && (holds || parts.is_empty() && !clauses.exists(found, scope, problems))
+        && (rule_matches || parts.is_empty() && !clauses.exists(found, scope, problems))
     {
-        parts.push(exists(found, holds, scope));
+        parts.push(exists(found, rule_matches, scope));
     }
     if parts.is_empty() { NO_CLAUSE.to_owned() } else { parts.join(", ") }
 }
 
 /// Returns text such as `if $A == "b" (A is "c", B is not set)`.
 fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
-    let values = condition.expression.variables().into_iter().map(|name| match scope.shown(name) {
+    let values = condition.expression.variables().into_iter().map(|name| match scope.masked(name) {
         Some(value) => format!("{name} is {value:?}", value = shortened(&value, MAX_VALUE_CHARS)),
         None => format!("{name} is not set"),
     });
@@ -75,15 +75,15 @@ fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems
         count => format!("{count} files differ"),
     };
     let since = since.map(|since| format!(" from {since}")).unwrap_or_default();
-    let names = if paths.is_empty() { String::new() } else { format!(": {}", some_of(&paths)) };
+    let names = if paths.is_empty() { String::new() } else { format!(": {}", first_of_list(&paths)) };
     format!("changes {tests} ({files}{since}{names})")
 }
 
-fn exists(exists: &Exists, holds: bool, scope: &Scope<'_>) -> String {
+fn exists(exists: &Exists, rule_matches: bool, scope: &Scope<'_>) -> String {
     let project = exists.project.as_ref().map(|project| scope.expand(project, Unknown::Empty));
-    let place = project.map(|project| format!(" of {project}")).unwrap_or_default();
-    let found = if holds { "a tracked file" } else { "no tracked file" };
-    format!("exists {} ({found}{place})", patterns(&exists.paths, scope))
+    let project_suffix = project.map(|project| format!(" of {project}")).unwrap_or_default();
+    let found = if rule_matches { "a tracked file" } else { "no tracked file" };
+    format!("exists {} ({found}{project_suffix})", patterns(&exists.paths, scope))
 }
 
 fn patterns(test: &PathTest, scope: &Scope<'_>) -> String {
@@ -91,14 +91,14 @@ fn patterns(test: &PathTest, scope: &Scope<'_>) -> String {
         PathTest::Regexp(regexp) => format!("/{}/", regexp.as_str()),
         PathTest::Globs(globs) => {
             let globs: Vec<String> = globs.iter().map(|glob| scope.expand(glob, Unknown::Keep)).collect();
-            some_of(&globs)
+            first_of_list(&globs)
         }
     }
 }
 
-fn some_of(texts: &[String]) -> String {
-    let shown: Vec<&str> = texts.iter().take(MAX_SHOWN).map(String::as_str).collect();
-    let more = texts.len().saturating_sub(MAX_SHOWN);
+fn first_of_list(texts: &[String]) -> String {
+    let listed: Vec<&str> = texts.iter().take(MAX_LISTED).map(String::as_str).collect();
+    let more = texts.len().saturating_sub(MAX_LISTED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", shown.join(", "))
+    format!("{}{more}", listed.join(", "))
 }

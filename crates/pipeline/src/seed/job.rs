@@ -9,7 +9,7 @@ use crate::config::job::{JobEntry, WorkEntry};
 use crate::config::parsing::Problems;
 use crate::config::rules::Rule;
 use crate::expand::Unknown;
-use crate::graph::{Graph, Instance};
+use crate::graph::{ExpandedJob, Graph};
 use crate::layers::{self, JobFacts};
 use crate::model::{Decision, DecisionKind, Environment, ExcludedJob, Job, When, Work};
 use crate::seed::cache_keys::CacheKeys;
@@ -20,9 +20,9 @@ use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 #[derive(Debug)]
 pub(crate) enum Seeded {
     /// The job is part of the pipeline. Its needs, which depend on the matched rule, are not resolved yet.
-    In { job: Box<Job>, rule: Option<usize> },
+    Included { job: Box<Job>, rule: Option<usize> },
     /// Rules exclude the job.
-    Out(ExcludedJob),
+    Excluded(ExcludedJob),
 }
 
 /// Creates jobs from instances.
@@ -38,20 +38,20 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// Returns all instances as excluded by `workflow`, whose decisions are given.
-    pub(crate) fn none(
+    /// Returns all instances as excluded. `workflow` contains the decisions of `workflow`, which excluded them.
+    pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,
         graph: &Graph,
         workflow: &[Decision],
     ) -> Vec<ExcludedJob> {
         let instances = graph.instances.iter().filter_map(|instance| Some((instance, config.jobs.get(instance.job)?)));
-        let out = instances.map(|(instance, entry)| {
+        let excluded = instances.map(|(instance, entry)| {
             let mut decisions = trace.origins(entry, &instance.cell, instance.node);
             decisions.extend_from_slice(workflow);
-            excluded(entry, instance, decisions)
+            excluded_job(entry, instance, decisions)
         });
-        out.collect()
+        excluded.collect()
     }
 
     /// Evaluates the instance with this index in the graph.
@@ -61,13 +61,13 @@ impl Seeder<'_> {
         let mut decisions = self.evaluator.trace.origins(entry, &instance.cell, instance.node);
         decisions.extend(self.workflow.clone());
         let yaml = self.variables(entry, instance, &mut decisions);
-        let judged = {
+        let outcome = {
             let scope = self.scope(entry, instance, &yaml);
             let has_workflow_rules = self.config.workflow.rules.is_some();
             self.evaluator.job(entry, has_workflow_rules, &scope, &mut decisions, problems)
         };
-        let RuleOutcome::In(matched) = judged else {
-            return Some(Seeded::Out(excluded(entry, instance, decisions)));
+        let RuleOutcome::Included(matched) = outcome else {
+            return Some(Seeded::Excluded(excluded_job(entry, instance, decisions)));
         };
         let rule = matched.and_then(|index| entry.rules.as_ref()?.get(index));
         let yaml = match rule.filter(|rule| !rule.variables.is_empty()) {
@@ -79,14 +79,14 @@ impl Seeder<'_> {
             }
         };
         let job = self.job(entry, instance, rule, yaml, decisions, keys);
-        Some(Seeded::In { job: Box::new(job), rule: matched })
+        Some(Seeded::Included { job: Box::new(job), rule: matched })
     }
 
     /// Returns the YAML variables of an instance before its rules: global, `workflow:rules`, job, matrix.
-    fn variables(&self, entry: &JobEntry, instance: &Instance, decisions: &mut Vec<Decision>) -> Vec<Variable> {
+    fn variables(&self, entry: &JobEntry, instance: &ExpandedJob, decisions: &mut Vec<Decision>) -> Vec<Variable> {
         let inherits = &entry.inherit_variables;
         let global: Vec<Variable> =
-            self.variables.iter().filter(|variable| inherits.takes(&variable.key)).cloned().collect();
+            self.variables.iter().filter(|variable| inherits.selects(&variable.key)).cloned().collect();
         if *inherits != Filter::All && global.len() < self.variables.len() {
             let text = format!("`inherit` excludes {} of the global variables", self.variables.len() - global.len());
             decisions.push(self.evaluator.trace.decision(DecisionKind::Variables, text, Some(entry.span)));
@@ -101,7 +101,7 @@ impl Seeder<'_> {
     }
 
     /// Returns the variables that are visible to the rules of an instance and to the server's expansion.
-    fn scope<'s>(&'s self, entry: &JobEntry, instance: &Instance, yaml: &'s [Variable]) -> Scope<'s> {
+    fn scope<'s>(&'s self, entry: &JobEntry, instance: &ExpandedJob, yaml: &'s [Variable]) -> Scope<'s> {
         let facts =
             JobFacts { name: &instance.name, group_name: &entry.name, stage: &entry.stage.name, node: instance.node };
         let scope = Scope::new(self.base, yaml, Some(facts));
@@ -117,7 +117,7 @@ impl Seeder<'_> {
     fn job(
         &self,
         entry: &JobEntry,
-        instance: &Instance,
+        instance: &ExpandedJob,
         rule: Option<&Rule>,
         yaml: Vec<Variable>,
         decisions: Vec<Decision>,
@@ -172,7 +172,7 @@ impl Seeder<'_> {
     }
 }
 
-fn excluded(entry: &JobEntry, instance: &Instance, decisions: Vec<Decision>) -> ExcludedJob {
+fn excluded_job(entry: &JobEntry, instance: &ExpandedJob, decisions: Vec<Decision>) -> ExcludedJob {
     let (name, group_name) = (instance.name.clone(), entry.name.to_string());
     ExcludedJob { name, group_name, stage: entry.stage.name.clone(), decisions }
 }

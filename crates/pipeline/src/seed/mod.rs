@@ -30,7 +30,7 @@ use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
 use crate::seed::rule_evaluator::RuleEvaluator;
 
-/// Result for an event. Errors are reported to the collector; if there are any, the result is meaningless.
+/// Result for an event. It is valid only if no errors were reported to the collector of problems.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The event creates a pipeline.
@@ -52,7 +52,7 @@ pub(crate) fn seed(
     let clauses = Clauses::new(context, sources, &Origin::Root);
     let trace = DecisionTrace::new(loaded);
     let evaluator = RuleEvaluator { clauses: &clauses, trace: &trace };
-    warn_of_duplicates(config, problems);
+    warn_about_duplicate_pipelines(config, problems);
 
     let mut globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
     unset(&mut globals, context);
@@ -60,7 +60,7 @@ pub(crate) fn seed(
         Ok(matched) => matched,
         Err(decisions) => {
             let reason = NotCreatedReason::WorkflowRules;
-            let excluded = Seeder::none(&trace, config, graph, &decisions);
+            let excluded = Seeder::all_excluded(&trace, config, graph, &decisions);
             return Outcome::NotCreated(NotCreated { reason, decisions, excluded });
         }
     };
@@ -75,11 +75,11 @@ pub(crate) fn seed(
     let (jobs, excluded) = needs::resolve(config, graph, &trace, seeded, problems);
 
     if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
-        let decisions = edge_stages_only(&jobs);
+        let decisions = only_edge_stages(&jobs);
         return Outcome::NotCreated(NotCreated { reason: NotCreatedReason::NoJobs, decisions, excluded });
     }
     let base_cancel = config.workflow.auto_cancel;
-    let auto_cancel = matched.rule.map(|rule| rule.auto_cancel).unwrap_or_default().over(base_cancel);
+    let auto_cancel = matched.rule.map(|rule| rule.auto_cancel).unwrap_or_default().with_fallback(base_cancel);
     let scope = Scope::new(&base, &variables, None);
     let name = config.workflow.name.as_ref().map(|name| scope.expand(name, Unknown::Empty).trim().to_owned());
     Outcome::Created(Box::new(Pipeline {
@@ -126,8 +126,8 @@ fn workflow<'a>(
     Ok(Matched { rule: Some(rule), decision })
 }
 
-/// Explains why jobs in `.pre` and `.post` alone create no pipeline.
-fn edge_stages_only(jobs: &[crate::model::Job]) -> Vec<Decision> {
+/// Returns decisions which explain that jobs in `.pre` and `.post` alone create no pipeline.
+fn only_edge_stages(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,
         text: format!(
@@ -141,7 +141,7 @@ fn edge_stages_only(jobs: &[crate::model::Job]) -> Vec<Decision> {
 
 /// Warns about a last rule that contains only `when`. Without `workflow:rules`, it adds the job to both the branch
 /// pipeline and the merge request pipeline of a push.
-fn warn_of_duplicates(config: &Config, problems: &mut Problems) {
+fn warn_about_duplicate_pipelines(config: &Config, problems: &mut Problems) {
     if config.workflow.rules.is_some() {
         return;
     }

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::config::needs::{NeedTarget, Needs};
 use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
-use crate::graph::{Graph, Instance, Link, cycle_message, find_circle};
+use crate::graph::{ExpandedJob, Graph, Link, cycle_message, find_cycle};
 use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
@@ -19,19 +19,19 @@ pub(crate) fn resolve(
     seeded: Vec<Seeded>,
     problems: &mut Problems,
 ) -> (Vec<Job>, Vec<ExcludedJob>) {
-    let present: Vec<bool> = seeded.iter().map(|seeded| matches!(seeded, Seeded::In { .. })).collect();
-    let resolver = Resolver { config, graph, trace, present };
+    let included: Vec<bool> = seeded.iter().map(|seeded| matches!(seeded, Seeded::Included { .. })).collect();
+    let resolver = Resolver { config, graph, trace, included };
     resolver.check_cycles(&seeded, problems);
     let mut jobs = Vec::with_capacity(seeded.len());
     let mut excluded = Vec::new();
     for (seeded, instance) in seeded.into_iter().zip(&graph.instances) {
         match seeded {
-            Seeded::In { mut job, rule } => {
+            Seeded::Included { mut job, rule } => {
                 job.needs = resolver.needs(instance, rule, &mut job.decisions, problems);
                 job.dependencies = resolver.dependencies(instance);
                 jobs.push(*job);
             }
-            Seeded::Out(job) => excluded.push(job),
+            Seeded::Excluded(job) => excluded.push(job),
         }
     }
     (jobs, excluded)
@@ -41,13 +41,13 @@ struct Resolver<'a> {
     config: &'a Config,
     graph: &'a Graph,
     trace: &'a DecisionTrace<'a>,
-    /// Whether each instance is in the pipeline.
-    present: Vec<bool>,
+    /// For each instance, whether it is in the pipeline.
+    included: Vec<bool>,
 }
 
 impl Resolver<'_> {
-    fn is_present(&self, index: usize) -> bool {
-        self.present.get(index).copied().unwrap_or(false)
+    fn is_included(&self, index: usize) -> bool {
+        self.included.get(index).copied().unwrap_or(false)
     }
 
     fn name(&self, index: usize) -> &str {
@@ -55,13 +55,17 @@ impl Resolver<'_> {
     }
 
     /// Returns the needs that apply to an instance, as written and as links: those of the matched rule, or of the job.
-    fn effective<'s>(&'s self, instance: &'s Instance, rule: Option<usize>) -> (Option<&'s Needs>, Option<&'s [Link]>) {
+    fn effective_needs<'s>(
+        &'s self,
+        instance: &'s ExpandedJob,
+        rule: Option<usize>,
+    ) -> (Option<&'s Needs>, Option<&'s [Link]>) {
         let Some(entry) = self.config.jobs.get(instance.job) else { return (None, None) };
-        let of_rule = rule.and_then(|index| {
+        let rule_needs = rule.and_then(|index| {
             let needs = entry.rules.as_ref()?.get(index)?.needs.as_ref()?;
             Some((needs, instance.rule_needs.get(index)?.as_deref()?))
         });
-        match of_rule {
+        match rule_needs {
             Some((needs, links)) => (Some(needs), Some(links)),
             None => (entry.needs.as_ref(), instance.needs.as_deref()),
         }
@@ -69,30 +73,30 @@ impl Resolver<'_> {
 
     fn needs(
         &self,
-        instance: &Instance,
+        instance: &ExpandedJob,
         rule: Option<usize>,
         decisions: &mut Vec<Decision>,
         problems: &mut Problems,
     ) -> Option<Vec<Need>> {
-        let (written, links) = self.effective(instance, rule);
+        let (entries, links) = self.effective_needs(instance, rule);
         let mut needs = Vec::new();
         for link in links? {
             let name = self.name(link.to);
-            if self.is_present(link.to) {
+            if self.is_included(link.to) {
                 let name = name.to_owned();
                 needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
             } else if link.optional || self.config.is_stub {
                 let text = format!("the need on `{name}` was dropped: that job is not in the pipeline");
                 decisions.push(self.trace.decision(DecisionKind::Needs, text, Some(link.span)));
             } else {
-                problems.push(self.missing(instance, link));
+                problems.push(self.excluded_need_error(instance, link));
             }
         }
-        needs.extend(written.into_iter().flat_map(elsewhere));
+        needs.extend(entries.into_iter().flat_map(external_needs));
         Some(needs)
     }
 
-    fn missing(&self, instance: &Instance, link: &Link) -> Diagnostic {
+    fn excluded_need_error(&self, instance: &ExpandedJob, link: &Link) -> Diagnostic {
         let name = self.name(link.to);
         let message = format!(
             "'{}' job needs '{name}' job, but '{name}' does not exist in the pipeline: its rules exclude it",
@@ -106,10 +110,10 @@ impl Resolver<'_> {
         diagnostic
     }
 
-    fn dependencies(&self, instance: &Instance) -> Option<Vec<String>> {
+    fn dependencies(&self, instance: &ExpandedJob) -> Option<Vec<String>> {
         let dependencies = instance.dependencies.as_deref()?;
-        let present = dependencies.iter().filter(|&&index| self.is_present(index));
-        Some(present.map(|&index| self.name(index).to_owned()).collect())
+        let included = dependencies.iter().filter(|&&index| self.is_included(index));
+        Some(included.map(|&index| self.name(index).to_owned()).collect())
     }
 
     /// Checks for cycles again, because needs of rules can add links that the needs of jobs do not have.
@@ -118,25 +122,25 @@ impl Resolver<'_> {
             .iter()
             .enumerate()
             .filter_map(|(index, seeded)| match seeded {
-                Seeded::In { rule: Some(rule), .. } => Some((index, *rule)),
+                Seeded::Included { rule: Some(rule), .. } => Some((index, *rule)),
                 _ => None,
             })
             .collect();
         let links = |index: usize| {
             let instance = self.graph.instances.get(index);
-            let links = instance.and_then(|instance| self.effective(instance, rules.get(&index).copied()).1);
+            let links = instance.and_then(|instance| self.effective_needs(instance, rules.get(&index).copied()).1);
             links.unwrap_or_default().iter().map(|link| link.to)
         };
-        if let Some(circle) = find_circle(self.graph.instances.len(), links) {
-            let names: Vec<&str> = circle.iter().map(|&index| self.name(index)).collect();
-            let span = circle.first().and_then(|&index| self.graph.entry(self.config, index)).map(|entry| entry.span);
+        if let Some(cycle) = find_cycle(self.graph.instances.len(), links) {
+            let names: Vec<&str> = cycle.iter().map(|&index| self.name(index)).collect();
+            let span = cycle.first().and_then(|&index| self.graph.entry(self.config, index)).map(|entry| entry.span);
             problems.push(cycle_message(span, &names));
         }
     }
 }
 
 /// Returns the needs on jobs of other pipelines and projects.
-fn elsewhere(needs: &Needs) -> impl Iterator<Item = Need> {
+fn external_needs(needs: &Needs) -> impl Iterator<Item = Need> {
     needs.entries.iter().filter_map(|entry| match &entry.target {
         NeedTarget::Project { project, job, git_ref } => Some(Need::Project {
             project: project.clone(),

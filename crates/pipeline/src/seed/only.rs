@@ -5,18 +5,23 @@ use crate::conditions::scope::Scope;
 use crate::config::only::RefPolicy;
 use crate::config::parsing::Problems;
 
-/// Returns true if `only` includes a job: all of its keys hold.
+/// Returns true if `only` includes a job, which requires that all of its keys match.
 pub(crate) fn includes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
-    parts(policy, clauses, scope, problems).into_iter().flatten().all(|holds| holds)
+    key_results(policy, clauses, scope, problems).into_iter().flatten().all(|matches| matches)
 }
 
-/// Returns true if `except` excludes a job: any of its keys holds.
+/// Returns true if `except` excludes a job, for which one matching key is enough.
 pub(crate) fn excludes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
-    parts(policy, clauses, scope, problems).into_iter().flatten().any(|holds| holds)
+    key_results(policy, clauses, scope, problems).into_iter().flatten().any(|matches| matches)
 }
 
-/// Returns the result of each key that is present: `refs`, `variables`, `changes`, `kubernetes`.
-fn parts(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> [Option<bool>; 4] {
+/// Returns for each key that is set whether it matches: `refs`, `variables`, `changes`, `kubernetes`.
+fn key_results(
+    policy: &RefPolicy,
+    clauses: &Clauses<'_>,
+    scope: &Scope<'_>,
+    problems: &mut Problems,
+) -> [Option<bool>; 4] {
     let refs = policy.refs.as_ref().map(|refs| refs.iter().any(|pattern| pattern.matches(clauses.context())));
     let variables = policy
         .variables

@@ -16,9 +16,9 @@ use crate::seed::only as policy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleOutcome {
     /// The rules include the job. Contains the index of the matched rule, if the job has rules.
-    In(Option<usize>),
+    Included(Option<usize>),
     /// The rules exclude the job.
-    Out,
+    Excluded,
 }
 
 /// Evaluates rules for an event and records the decisions.
@@ -28,34 +28,34 @@ pub(crate) struct RuleEvaluator<'a> {
 }
 
 impl RuleEvaluator<'_> {
-    /// Returns the index of the first rule whose clauses hold. Adds decisions for the evaluated rules. `of` is the
-    /// keyword for messages: `workflow:rules` or `rules`.
+    /// Returns the index of the first rule whose clauses are true. Adds decisions for the evaluated rules. `keyword`
+    /// is the name of the rules in messages: `workflow:rules` or `rules`.
     pub(crate) fn first_match(
         &self,
-        of: &str,
+        keyword: &str,
         rules: &[Rule],
         scope: &Scope<'_>,
         decisions: &mut Vec<Decision>,
         problems: &mut Problems,
     ) -> Option<usize> {
         for (index, rule) in rules.iter().enumerate() {
-            let holds = self.clauses.hold(rule, scope, problems);
-            let (kind, verb) = if holds {
+            let rule_matches = self.clauses.matches(rule, scope, problems);
+            let (kind, verb) = if rule_matches {
                 (DecisionKind::RuleMatched, "matched")
             } else {
                 (DecisionKind::RuleNotMatched, "did not match")
             };
             let clauses = if self.clauses.context().explains {
-                detail(self.clauses, rule, holds, scope, problems)
+                detail(self.clauses, rule, rule_matches, scope, problems)
             } else {
                 clauses_text(rule)
             };
-            let mut text = format!("{of}[{index}] {verb}: {clauses}");
-            if holds && rule.when == Some(RuleWhen::Never) {
+            let mut text = format!("{keyword}[{index}] {verb}: {clauses}");
+            if rule_matches && rule.when == Some(RuleWhen::Never) {
                 text.push_str("; when: never");
             }
             decisions.push(self.trace.decision(kind, text, rule.span));
-            if holds {
+            if rule_matches {
                 return Some(index);
             }
         }
@@ -74,10 +74,10 @@ impl RuleEvaluator<'_> {
         if let Some(rules) = &job.rules {
             let Some(index) = self.first_match("rules", rules, scope, decisions, problems) else {
                 decisions.push(self.trace.decision(DecisionKind::RuleNotMatched, "no rule matched", Some(job.span)));
-                return RuleOutcome::Out;
+                return RuleOutcome::Excluded;
             };
             let never = rules.get(index).is_some_and(|rule| rule.when == Some(RuleWhen::Never));
-            return if never { RuleOutcome::Out } else { RuleOutcome::In(Some(index)) };
+            return if never { RuleOutcome::Excluded } else { RuleOutcome::Included(Some(index)) };
         }
         let implicit = (!has_workflow_rules && job.only.is_none()).then(only::default_only);
         if let Some(only) = job.only.as_ref().or(implicit.as_ref())
@@ -89,20 +89,20 @@ impl RuleEvaluator<'_> {
                 "jobs without rules run only in branch and tag pipelines"
             };
             decisions.push(self.trace.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
-            return RuleOutcome::Out;
+            return RuleOutcome::Excluded;
         }
         if let Some(except) = &job.except
             && policy::excludes(except, self.clauses, scope, problems)
         {
             decisions.push(self.trace.decision(DecisionKind::Except, "`except` excludes the job", except.span));
-            return RuleOutcome::Out;
+            return RuleOutcome::Excluded;
         }
-        self.note("`only` includes the job", DecisionKind::Only, job.only.as_ref(), decisions);
-        self.note("`except` does not exclude the job", DecisionKind::Except, job.except.as_ref(), decisions);
-        RuleOutcome::In(None)
+        self.add_decision("`only` includes the job", DecisionKind::Only, job.only.as_ref(), decisions);
+        self.add_decision("`except` does not exclude the job", DecisionKind::Except, job.except.as_ref(), decisions);
+        RuleOutcome::Included(None)
     }
 
-    fn note(&self, text: &str, kind: DecisionKind, policy: Option<&RefPolicy>, decisions: &mut Vec<Decision>) {
+    fn add_decision(&self, text: &str, kind: DecisionKind, policy: Option<&RefPolicy>, decisions: &mut Vec<Decision>) {
         if let Some(policy) = policy {
             decisions.push(self.trace.decision(kind, text, policy.span));
         }
@@ -122,8 +122,8 @@ pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
 /// The rule's value takes precedence over that of the job. If neither is set, a job that is manual by its own `when`
 /// may fail. A job that only a rule made manual may not, so that it blocks the pipeline.
 pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
-    let of_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
-    let of_rule = rule.and_then(|rule| rule.allow_failure).map(of_flag);
-    let of_job = || job.allow_failure.clone().unwrap_or_else(|| of_flag(job.when == Some(When::Manual)));
-    of_rule.unwrap_or_else(of_job)
+    let from_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
+    let rule_value = rule.and_then(|rule| rule.allow_failure).map(from_flag);
+    let job_value = || job.allow_failure.clone().unwrap_or_else(|| from_flag(job.when == Some(When::Manual)));
+    rule_value.unwrap_or_else(job_value)
 }

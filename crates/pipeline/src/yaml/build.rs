@@ -22,7 +22,7 @@ struct Built {
     nodes: usize,
     /// Nesting depth of lists and maps in it.
     height: usize,
-    /// True for a plain `<<`, which merges if it is a key.
+    /// True for a plain `<<`. As a key, it merges its value into the map.
     is_merge_key: bool,
 }
 
@@ -46,7 +46,7 @@ enum Key {
     Text(Arc<str>, Span),
     Merge,
     /// An invalid key. It has been reported, and its value is ignored.
-    Dropped,
+    Invalid,
 }
 
 /// Builds the documents of one text.
@@ -77,32 +77,32 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Handles an event. An error ends the parsing.
-    pub(super) fn event(&mut self, event: Event<'_>, span: granit_parser::Span) -> Result<(), Diagnostic> {
-        let place = self.positions.span(&span);
+    /// Handles an event of the parser. An error ends parsing.
+    pub(super) fn event(&mut self, event: Event<'_>, parser_span: granit_parser::Span) -> Result<(), Diagnostic> {
+        let span = self.positions.span(&parser_span);
         match event {
             Event::DocumentStart(..) => {
                 self.anchors.clear();
                 Ok(())
             }
             Event::Scalar(text, style, anchor, tag) => {
-                let value = self.scalar(&text, style, tag.as_deref(), place);
+                let value = self.scalar(&text, style, tag.as_deref(), span);
                 let is_merge_key = style == ScalarStyle::Plain && tag.is_none() && text == "<<";
-                self.complete(Built { node: Node::new(value, place), nodes: 1, height: 0, is_merge_key }, anchor, 1)
+                self.complete(Built { node: Node::new(value, span), nodes: 1, height: 0, is_merge_key }, anchor, 1)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                let is_reference = self.is_reference(tag.as_deref(), "seq", place);
-                self.open(Collection::List { items: Vec::new(), is_reference }, anchor, place)
+                let is_reference = self.is_reference(tag.as_deref(), "seq", span);
+                self.open(Collection::List { items: Vec::new(), is_reference }, anchor, span)
             }
             Event::MappingStart(_, anchor, tag) => {
-                if self.is_reference(tag.as_deref(), "map", place) {
-                    self.problems.push(bad_reference(place));
+                if self.is_reference(tag.as_deref(), "map", span) {
+                    self.problems.push(invalid_reference(span));
                 }
                 let map = Collection::Map { map: Map::default(), merged: HashSet::new(), key: Key::None };
-                self.open(map, anchor, place)
+                self.open(map, anchor, span)
             }
-            Event::SequenceEnd | Event::MappingEnd => self.close(place),
-            Event::Alias(anchor) => self.alias(anchor, place),
+            Event::SequenceEnd | Event::MappingEnd => self.close(span),
+            Event::Alias(anchor) => self.alias(anchor, span),
             // Start and end of the stream and of documents. The parser emits no comments.
             _ => Ok(()),
         }
@@ -118,7 +118,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns the errors that were found before `fatal`, followed by `fatal`.
-    pub(super) fn failed(mut self, fatal: Diagnostic) -> Vec<Diagnostic> {
+    pub(super) fn into_errors(mut self, fatal: Diagnostic) -> Vec<Diagnostic> {
         self.problems.push(fatal);
         self.problems
     }
@@ -162,8 +162,8 @@ impl<'a> Builder<'a> {
         if self.stack.len() + built.height > self.limits.depth {
             return Err(syntax::too_deep(span, self.limits));
         }
-        let written_out = built.nodes;
-        self.complete(built, 0, written_out)
+        let expanded_nodes = built.nodes;
+        self.complete(built, 0, expanded_nodes)
     }
 
     /// Adds a finished value to its parent: the document, a list, or a map as key or value. `added` is the number of
@@ -183,16 +183,16 @@ impl<'a> Builder<'a> {
         match &mut frame.collection {
             Collection::List { items, .. } => items.push(built.node),
             Collection::Map { map, merged, key } => match std::mem::replace(key, Key::None) {
-                Key::None => *key = usable_key(&built, self.text, &mut self.problems),
+                Key::None => *key = parse_key(&built, self.text, &mut self.problems),
                 Key::Text(text, span) => {
                     if let Some(earlier) = map.insert(Arc::clone(&text), span, built.node)
                         && !merged.remove(&text)
                     {
-                        self.warnings.push(repeated(&text, span, earlier.key_span));
+                        self.warnings.push(duplicate_key_warning(&text, span, earlier.key_span));
                     }
                 }
                 Key::Merge => merge_into(map, merged, &built.node, &mut self.problems, &mut self.warnings),
-                Key::Dropped => {}
+                Key::Invalid => {}
             },
         }
         Ok(())
@@ -207,7 +207,7 @@ impl<'a> Builder<'a> {
             span,
             format!("the file has more than {} values after its aliases are expanded", self.limits.file_nodes),
         )
-        .help("aliases of aliases multiply; share less, or split the file with `include`"))
+        .help("nested aliases multiply; use fewer aliases, or split the file with `include`"))
     }
 
     fn scalar(&mut self, text: &str, style: ScalarStyle, tag: Option<&Tag>, span: Span) -> Value {
@@ -228,18 +228,18 @@ impl<'a> Builder<'a> {
         let is_plain_mark =
             (tag.handle().is_empty() && tag.suffix() == "!") || (tag.handle() == "!" && tag.suffix().is_empty());
         if !is_plain_mark && self.is_reference(Some(tag), "str", span) {
-            self.problems.push(bad_reference(span));
+            self.problems.push(invalid_reference(span));
         }
         Value::String(text.into())
     }
 
     /// Returns true if the tag is `!reference`. Reports any other tag except the collection's default tag.
-    fn is_reference(&mut self, tag: Option<&Tag>, own: &str, span: Span) -> bool {
+    fn is_reference(&mut self, tag: Option<&Tag>, default_tag: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {
             return true;
         }
-        if !tag.is_yaml_core_schema_tag(own) {
+        if !tag.is_yaml_core_schema_tag(default_tag) {
             let written = match tag.suffix_in_namespace(CORE_TAGS) {
                 Some(suffix) => format!("!!{suffix}"),
                 None => tag.original(),
@@ -258,7 +258,7 @@ impl<'a> Builder<'a> {
         match path {
             Some(path) if !path.is_empty() => Value::Reference(Arc::new(path)),
             _ => {
-                self.problems.push(bad_reference(span));
+                self.problems.push(invalid_reference(span));
                 Value::Null
             }
         }
@@ -274,7 +274,7 @@ fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
     if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
 }
 
-fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
+fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
     let span = built.node.span;
     if built.is_merge_key {
         return Key::Merge;
@@ -291,7 +291,7 @@ fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key 
                     Diagnostic::error(span, format!("keys must be text, not {}", built.node.kind()))
                         .help("put it into quotes to make it text"),
                 );
-                Key::Dropped
+                Key::Invalid
             }
         },
     }
@@ -299,8 +299,8 @@ fn usable_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key 
 
 /// Merges the value of `<<` into `map`. Of a list of maps, the first map that contains a key wins.
 ///
-/// As in Psych, which GitLab uses, the position decides: the merged keys replace keys before `<<` and are replaced by
-/// keys after it. The merged values have already been counted with the alias.
+/// As in Psych, which GitLab uses, the position of `<<` matters: merged keys replace the keys before it, and the keys
+/// after it replace merged keys. The merged values have already been counted with the alias.
 fn merge_into(
     map: &mut Map,
     merged: &mut HashSet<Arc<str>>,
@@ -313,32 +313,32 @@ fn merge_into(
         Value::List(list) => list,
         _ => &[],
     };
-    let unusable = match &from.value {
+    let invalid = match &from.value {
         Value::Map(_) | Value::List(_) => sources.iter().find(|source| source.as_map().is_none()),
         _ => Some(from),
     };
-    if let Some(node) = unusable {
+    if let Some(node) = invalid {
         problems.push(
             Diagnostic::error(
                 node.span,
-                format!("the merge key `<<` takes a map or a list of maps, not {}", node.kind()),
+                format!("the merge key `<<` must be a map or a list of maps, not {}", node.kind()),
             )
-            .help("name an anchor of a map: `<<: *name`; for another job's keys there is `extends`"),
+            .help("use an anchor of a map: `<<: *name`; to reuse the keys of another job, use `extends`"),
         );
     }
-    let mut brought = HashSet::new();
+    let mut seen = HashSet::new();
     for (key, entry) in sources.iter().filter_map(Node::as_map).flat_map(Map::iter) {
-        if !brought.insert(key) {
+        if !seen.insert(key) {
             continue;
         }
         let replaced = map.insert(Arc::clone(key), entry.key_span, entry.node.clone());
-        if let Some(written) = replaced.filter(|_| !merged.contains(key)) {
+        if let Some(replaced) = replaced.filter(|_| !merged.contains(key)) {
             warnings.push(
                 Diagnostic::warning(
                     from.span,
                     format!("`<<` replaces the earlier `{key}`: later keys win, as on GitLab"),
                 )
-                .related(written.key_span, "written here")
+                .related(replaced.key_span, "the earlier key is here")
                 .help("put `<<` first to keep the keys of this map"),
             );
         }
@@ -346,13 +346,13 @@ fn merge_into(
     }
 }
 
-fn repeated(key: &str, span: Span, earlier: Span) -> Diagnostic {
+fn duplicate_key_warning(key: &str, span: Span, earlier: Span) -> Diagnostic {
     Diagnostic::warning(span, format!("duplicate key `{key}`; the last one is used"))
         .related(earlier, "first written here")
         .help("remove or rename one of them")
 }
 
-fn bad_reference(span: Span) -> Diagnostic {
+fn invalid_reference(span: Span) -> Diagnostic {
     Diagnostic::error(span, "`!reference` must be a list of strings".to_owned())
         .help("write the path to the value: `!reference [.setup, script]`")
 }

@@ -64,10 +64,10 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
             Ok((Event::StreamEnd, _)) => break,
             Ok((event, span)) => {
                 if let Err(fatal) = builder.event(event, span) {
-                    return Err(builder.failed(fatal));
+                    return Err(builder.into_errors(fatal));
                 }
             }
-            Err(error) => return Err(builder.failed(syntax::explain(text, &positions, limits, &error))),
+            Err(error) => return Err(builder.into_errors(syntax::explain(text, &positions, limits, &error))),
         }
     }
     builder.finish()
@@ -80,7 +80,7 @@ fn grammar(limits: &Limits) -> Options {
     options.bom_inside_document_as_content = true;
     options.block_scalar_eof_without_line_feed = true;
     options.set_emit_comments(false);
-    // Allow one more level than the builder, so that the builder's error is reported.
+    // The parser allows one more level than the builder, so that the builder reports the error.
     options.flow_nesting_limit = limits.depth + 1;
     options.block_nesting_limit = limits.depth + 1;
     options

@@ -39,7 +39,7 @@ impl Positions {
         span_at(self.source, text, offset, length)
     }
 
-    /// Markers into a text in memory always have byte offsets.
+    /// Returns the byte offset of a position. Positions in a text in memory always have one.
     fn offset(&self, marker: &Marker) -> u32 {
         marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }

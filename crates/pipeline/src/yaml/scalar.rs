@@ -94,19 +94,19 @@ fn sexagesimal_digit(part: &str) -> Option<i64> {
 fn float(text: &str) -> Option<f64> {
     let (_, unsigned) = split_sign(text);
     let (whole, rest) = unsigned.split_once('.')?;
-    let whole_is_fine = whole.is_empty()
+    let is_whole_valid = whole.is_empty()
         || (whole.starts_with(|letter: char| letter.is_ascii_digit())
             && whole.bytes().all(|byte| byte.is_ascii_digit() || matches!(byte, b'_' | b',')));
     let (fraction, exponent) = match rest.find(['e', 'E']) {
         Some(at) => (rest.get(..at)?, Some(rest.get(at + 1..)?)),
         None => (rest, None),
     };
-    let exponent_is_fine = exponent.is_none_or(|exponent| {
+    let is_exponent_valid = exponent.is_none_or(|exponent| {
         let digits = exponent.strip_prefix(['+', '-']).unwrap_or_default();
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
     });
     let has_digits = !(whole.is_empty() && fraction.is_empty());
-    if !whole_is_fine || !exponent_is_fine || !has_digits || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+    if !is_whole_valid || !is_exponent_valid || !has_digits || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
     text.replace(['_', ','], "").parse().ok()

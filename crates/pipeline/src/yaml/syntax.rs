@@ -17,7 +17,7 @@ pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<D
         format!("invalid YAML: control character U+{code:04X} is not allowed"),
     );
     Some(match code {
-        0 => problem.help("the file looks binary, or is UTF-16: a configuration is UTF-8 text"),
+        0 => problem.help("the file seems to be binary or UTF-16; save the configuration as UTF-8 text"),
         _ => problem.help(format!("inside double quotes it can be written as `\\x{code:02x}`")),
     })
 }
@@ -33,9 +33,9 @@ pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error:
         ErrorKind::RecursionLimitExceeded => return too_deep(span, limits),
         ErrorKind::UnknownAnchor => {
             let name = alias_at(text, span.start as usize);
-            return Diagnostic::error(widened(span, name.len() + 1), format!("unknown alias `{name}`")).help(
-                "an alias needs its anchor earlier in the same file: anchors do not cross `include`. `extends` and \
-                 `!reference` do",
+            return Diagnostic::error(with_length(span, name.len() + 1), format!("unknown alias `{name}`")).help(
+                "define the anchor earlier in the same file; to reuse keys of an included file, use `extends` or \
+                 `!reference`",
             );
         }
         _ => {}
@@ -76,7 +76,7 @@ fn help_for(kind: &ErrorKind, line: &str) -> Option<&'static str> {
         | ErrorKind::SimpleKeyExpected
         | ErrorKind::InvalidSimpleKey
         | ErrorKind::InvalidColonPlacement => {
-            Some("put text that holds `: ` into quotes, and check the indentation of this line and the one before")
+            Some("put text that contains `: ` into quotes, and check the indentation of this line and the one before")
         }
         ErrorKind::UnexpectedCharacter { .. } => Some("put text that starts with `@`, `` ` `` or `%` into quotes"),
         ErrorKind::ExpectedFlowSequenceSeparator
@@ -104,6 +104,6 @@ fn alias_at(text: &str, offset: usize) -> &str {
     rest.get(..end).unwrap_or_default()
 }
 
-fn widened(span: Span, bytes: usize) -> Span {
+fn with_length(span: Span, bytes: usize) -> Span {
     Span { end: span.start.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)), ..span }
 }

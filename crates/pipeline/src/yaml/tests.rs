@@ -128,8 +128,8 @@ fn merge_key_replaces_earlier_keys_with_warning() {
 
 #[test]
 fn merge_key_requires_maps() {
-    assert_eq!(errors("a: {<<: text}"), ["the merge key `<<` takes a map or a list of maps, not text"]);
-    assert_eq!(errors("a: {<<: [{b: 1}, 2]}"), ["the merge key `<<` takes a map or a list of maps, not a number"]);
+    assert_eq!(errors("a: {<<: text}"), ["the merge key `<<` must be a map or a list of maps, not text"]);
+    assert_eq!(errors("a: {<<: [{b: 1}, 2]}"), ["the merge key `<<` must be a map or a list of maps, not a number"]);
 }
 
 #[test]
@@ -239,19 +239,19 @@ fn trees() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-fn same(json: &serde_json::Value, node: &Node) -> bool {
+fn is_equal(json: &serde_json::Value, node: &Node) -> bool {
     match (json, &node.value) {
         (serde_json::Value::Null, Value::Null) => true,
         (serde_json::Value::Bool(expected), Value::Bool(found)) => expected == found,
         (serde_json::Value::Number(expected), Value::Int(found)) => expected.as_i64() == Some(*found),
         (serde_json::Value::String(expected), Value::String(found)) => **expected == **found,
         (serde_json::Value::Array(expected), Value::List(found)) => {
-            expected.len() == found.len() && expected.iter().zip(found.iter()).all(|(json, node)| same(json, node))
+            expected.len() == found.len() && expected.iter().zip(found.iter()).all(|(json, node)| is_equal(json, node))
         }
         (serde_json::Value::Object(expected), Value::Map(found)) => {
             let found: &Map = found;
             expected.len() == found.len()
-                && expected.iter().all(|(key, json)| found.get(key).is_some_and(|node| same(json, node)))
+                && expected.iter().all(|(key, json)| found.get(key).is_some_and(|node| is_equal(json, node)))
         }
         _ => false,
     }
@@ -277,6 +277,6 @@ proptest! {
     fn generated_trees_round_trip(tree in trees()) {
         let text = serde_json::to_string_pretty(&tree).unwrap();
         let parsed = root(&text);
-        prop_assert!(same(&tree, &parsed), "{text}\n{}", shown(&parsed));
+        prop_assert!(is_equal(&tree, &parsed), "{text}\n{}", shown(&parsed));
     }
 }

@@ -7,70 +7,70 @@ use muster_pipeline::context::{PipelineSource, RefKind};
 use muster_pipeline::model::{Job, Need, Pipeline, ScriptWork, Work};
 use muster_pipeline::{Compiled, NotCreatedReason};
 
-use crate::harness::{World, errors, world};
+use crate::harness::{TestProject, errors, project};
 
 /// A configuration with the event and the files for which it is compiled.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     yaml: String,
-    pub(crate) world: World,
+    pub(crate) project: TestProject,
 }
 
 impl Case {
-    /// Creates a case in the default world. The word `S` stands for `script: [x]`.
+    /// Creates a case in the default project. The word `S` stands for `script: [x]`.
     pub(crate) fn new(yaml: &str) -> Self {
-        Self { yaml: with_script(yaml), world: world() }
+        Self { yaml: with_script(yaml), project: project() }
     }
 
     /// Adds a project variable.
     pub(crate) fn var(mut self, key: &str, value: &str) -> Self {
-        self.world = self.world.variable(key, value);
+        self.project = self.project.variable(key, value);
         self
     }
 
     /// Sets another event on the same branch, without a commit to compare with.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
-        self.world = self.world.source(source);
-        self.world.context.changed_paths = None;
+        self.project = self.project.source(source);
+        self.project.context.changed_paths = None;
         self
     }
 
     /// Sets the event to a merge request from `main`.
     pub(crate) fn merge_request(mut self) -> Self {
-        self.world = self.world.source(PipelineSource::MergeRequestEvent);
-        self.world = self.world.predefined("CI_COMMIT_BRANCH", "").predefined("CI_MERGE_REQUEST_ID", "1");
+        self.project = self.project.source(PipelineSource::MergeRequestEvent);
+        self.project = self.project.predefined("CI_COMMIT_BRANCH", "").predefined("CI_MERGE_REQUEST_ID", "1");
         self
     }
 
     /// Sets the event to a pushed tag.
     pub(crate) fn tag(mut self, name: &str) -> Self {
-        self.world = self.world.predefined("CI_COMMIT_BRANCH", "").predefined("CI_COMMIT_TAG", name);
-        self.world.context.ref_kind = RefKind::Tag;
-        self.world.context.ref_name = name.to_owned();
+        self.project = self.project.predefined("CI_COMMIT_BRANCH", "").predefined("CI_COMMIT_TAG", name);
+        self.project.context.ref_kind = RefKind::Tag;
+        self.project.context.ref_name = name.to_owned();
         self.changed(None)
     }
 
     /// Sets the changed paths. `None` means that there is no commit to compare with.
     pub(crate) fn changed(mut self, paths: Option<&[&str]>) -> Self {
         let owned = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
-        self.world.context.changed_paths = owned;
+        self.project.context.changed_paths = owned;
         self
     }
 
-    /// Changes the world.
-    pub(crate) fn with(mut self, change: impl FnOnce(World) -> World) -> Self {
-        self.world = change(self.world);
+    /// Changes the project.
+    pub(crate) fn with(mut self, change: impl FnOnce(TestProject) -> TestProject) -> Self {
+        self.project = change(self.project);
         self
     }
 
     /// Adds a tracked path.
     pub(crate) fn tracked(mut self, path: &str) -> Self {
-        Arc::make_mut(&mut self.world.context.tracked_paths).insert(path.to_owned());
+        Arc::make_mut(&mut self.project.context.tracked_paths).insert(path.to_owned());
         self
     }
 
     pub(crate) fn compile(&self) -> Compiled {
-        self.world.compile(&self.yaml)
+        self.project.compile(&self.yaml)
     }
 
     /// Returns the pipeline. Panics if none was created.
@@ -97,42 +97,48 @@ impl Case {
 
     /// Asserts that an error contains `part`, and that each error has a position.
     #[track_caller]
-    pub(crate) fn fails(&self, part: &str) {
+    pub(crate) fn assert_fails(&self, part: &str) {
         let compiled = self.compile();
         let found = errors(&compiled.diagnostics);
         assert!(found.iter().any(|error| error.contains(part)), "`{part}` is not in {found:#?} of\n{}", self.yaml);
-        assert!(compiled.pipeline.is_none() && compiled.not_created.is_none(), "an error and an outcome");
+        assert!(
+            compiled.pipeline.is_none() && compiled.not_created.is_none(),
+            "a failed compilation must have no outcome"
+        );
         for diagnostic in &compiled.diagnostics {
-            assert!(diagnostic.span.is_some(), "without a place: {diagnostic:?}");
+            assert!(diagnostic.span.is_some(), "a diagnostic without a position: {diagnostic:?}");
         }
     }
 
     /// Returns the reason why no pipeline was created.
     #[track_caller]
-    pub(crate) fn none(&self) -> NotCreatedReason {
+    pub(crate) fn not_created_reason(&self) -> NotCreatedReason {
         let compiled = self.compile();
         let problems = describe(&compiled);
-        assert!(compiled.pipeline.is_none(), "a pipeline from\n{}", self.yaml);
-        compiled.not_created.unwrap_or_else(|| panic!("no reason from\n{}\n{problems}", self.yaml)).reason
+        assert!(compiled.pipeline.is_none(), "unexpected pipeline from\n{}", self.yaml);
+        compiled
+            .not_created
+            .unwrap_or_else(|| panic!("no pipeline and no reason from\n{}\n{problems}", self.yaml))
+            .reason
     }
 }
 
-/// Returns the names of the jobs of a configuration in the default world.
+/// Returns the names of the jobs of a configuration in the default project.
 #[track_caller]
 pub(crate) fn jobs(yaml: &str) -> Vec<String> {
     Case::new(yaml).jobs()
 }
 
-/// Returns a job of a configuration in the default world.
+/// Returns a job of a configuration in the default project.
 #[track_caller]
 pub(crate) fn job(yaml: &str, name: &str) -> Job {
     Case::new(yaml).job(name)
 }
 
-/// Asserts that a configuration is rejected in the default world.
+/// Asserts that a configuration is rejected in the default project.
 #[track_caller]
-pub(crate) fn fails(yaml: &str, part: &str) {
-    Case::new(yaml).fails(part);
+pub(crate) fn assert_fails(yaml: &str, part: &str) {
+    Case::new(yaml).assert_fails(part);
 }
 
 /// Returns the script part of a job.
@@ -178,9 +184,9 @@ fn with_script(yaml: &str) -> String {
     while let Some(at) = rest.find('S') {
         let before = rest[..at].chars().next_back().or_else(|| out.chars().next_back());
         let after = rest[at + 1..].chars().next();
-        let alone = matches!(before, Some('{' | ' ')) && matches!(after, Some('}' | ','));
+        let is_separate_word = matches!(before, Some('{' | ' ')) && matches!(after, Some('}' | ','));
         out.push_str(&rest[..at]);
-        out.push_str(if alone { "script: [x]" } else { "S" });
+        out.push_str(if is_separate_word { "script: [x]" } else { "S" });
         rest = &rest[at + 1..];
     }
     out.push_str(rest);

@@ -3,8 +3,8 @@
 use muster_fuzz::{Corpus, fuzz};
 use muster_pipeline::expression;
 
-use crate::harness::world;
-use crate::properties::{WORDS, check};
+use crate::harness::project;
+use crate::properties::{WORDS, check_consistency};
 
 const SAMPLES: &[&[u8]] = &[
     include_bytes!("../../../../.gitlab-ci.yml"),
@@ -17,7 +17,7 @@ const SAMPLES: &[&[u8]] = &[
     b"\xef\xbb\xbfj: {script: \"\\x41\\u00e9\"}\n%YAML 1.1\n...\n",
 ];
 
-const MARKS: &[&str] = &[
+const INDICATORS: &[&str] = &[
     "- ",
     ": ",
     "? ",
@@ -37,10 +37,10 @@ const MARKS: &[&str] = &[
 
 #[test]
 fn fuzz_pipeline_yaml() {
-    let words = [WORDS, MARKS].concat();
-    let world = world();
+    let words = [WORDS, INDICATORS].concat();
+    let project = project();
     fuzz("pipeline YAML", Corpus { samples: SAMPLES, words: &words }, |input| {
-        check(&world.compile(input)).unwrap();
+        check_consistency(&project.compile(input)).unwrap();
     });
 }
 

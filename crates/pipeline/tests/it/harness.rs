@@ -1,5 +1,5 @@
-//! The world of the conformance cases (docs/spec/pipeline-yaml.md, section 8): a project `grp/app`, a push to its
-//! default branch `main`, four tracked files of which `src/a.rb` changed, and files in memory behind the port.
+//! The project of the conformance cases (docs/spec/pipeline-yaml.md, section 8): `grp/app` with a push to its default
+//! branch `main` and four tracked files, of which `src/a.rb` changed. All files are in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use muster_pipeline::load::{self, Loaded};
 use muster_pipeline::node::{Node, Value};
 use muster_pipeline::{Compiled, compile, compile_child};
 
-/// An event and its files. Created by chaining, then used with [`World::load`] or [`World::compile`].
+/// A project with an event and its files. Builder methods change it. [`TestProject::load`] and [`TestProject::compile`]
+/// use it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct World {
+pub(crate) struct TestProject {
     pub(crate) context: Context,
     files: BTreeMap<String, Vec<u8>>,
     components: BTreeMap<String, ComponentFields>,
     refs: BTreeMap<String, Vec<String>>,
 }
 
-/// Creates the default world.
-pub(crate) fn world() -> World {
+/// Creates the default project.
+pub(crate) fn project() -> TestProject {
     let predefined = [
         ("CI", "true"),
         ("GITLAB_CI", "true"),
@@ -40,7 +41,7 @@ pub(crate) fn world() -> World {
         ("CI_CONFIG_PATH", ".gitlab-ci.yml"),
     ];
     let tracked = ["Dockerfile", "src/a.rb", "src/lib/b.rb", "docs/x.md"];
-    World {
+    TestProject {
         context: Context {
             ref_name: "main".to_owned(),
             ref_protected: true,
@@ -51,11 +52,11 @@ pub(crate) fn world() -> World {
             tracked_paths: Arc::new(tracked.iter().map(|path| (*path).to_owned()).collect()),
             ..Context::default()
         },
-        ..World::default()
+        ..TestProject::default()
     }
 }
 
-impl World {
+impl TestProject {
     /// Adds a tracked file of the project.
     pub(crate) fn file(mut self, path: &str, text: impl AsRef<[u8]>) -> Self {
         self.files.insert(path.to_owned(), text.as_ref().to_vec());
@@ -63,16 +64,16 @@ impl World {
         self
     }
 
-    /// Adds a file elsewhere: `project:path`, `project@ref:path`, a URL, or `template:name`.
-    pub(crate) fn elsewhere(mut self, place: &str, text: &str) -> Self {
-        self.files.insert(place.to_owned(), text.as_bytes().to_vec());
+    /// Adds a file outside of the project, at `project:path`, `project@ref:path`, a URL, or `template:name`.
+    pub(crate) fn external_file(mut self, location: &str, text: &str) -> Self {
+        self.files.insert(location.to_owned(), text.as_bytes().to_vec());
         self
     }
 
     /// Adds a component at `address@version`.
-    pub(crate) fn component(mut self, place: &str, fields: ComponentFields, text: &str) -> Self {
-        self.components.insert(place.to_owned(), fields);
-        self.elsewhere(place, text)
+    pub(crate) fn component(mut self, location: &str, fields: ComponentFields, text: &str) -> Self {
+        self.components.insert(location.to_owned(), fields);
+        self.external_file(location, text)
     }
 
     /// Adds a project variable.
@@ -117,7 +118,7 @@ impl World {
         self
     }
 
-    /// Adds a ref to compare with, and its differences.
+    /// Adds a ref to compare with, and the paths that differ from it.
     pub(crate) fn git_ref(mut self, name: &str, changed: &[&str]) -> Self {
         self.refs.insert(name.to_owned(), changed.iter().map(|path| (*path).to_owned()).collect());
         self
@@ -144,34 +145,34 @@ impl World {
     }
 }
 
-impl Sources for World {
+impl Sources for TestProject {
     fn read(&self, target: &IncludeTarget) -> Result<IncludedFile, SourceError> {
-        let (place, origin) = match target {
+        let (location, origin) = match target {
             IncludeTarget::Local { origin: Origin::Root, path } => (path.clone(), Origin::Root),
             IncludeTarget::Local { origin: Origin::Detached, path } => (path.clone(), Origin::Detached),
             IncludeTarget::Local { origin: origin @ Origin::Project { project, git_ref }, path } => {
-                (in_project(project, git_ref.as_deref(), path), origin.clone())
+                (location_in_project(project, git_ref.as_deref(), path), origin.clone())
             }
             IncludeTarget::Project { project, git_ref, path } => (
-                in_project(project, git_ref.as_deref(), path),
+                location_in_project(project, git_ref.as_deref(), path),
                 Origin::Project { project: project.clone(), git_ref: git_ref.clone() },
             ),
             IncludeTarget::Remote { url } => (url.clone(), Origin::Detached),
             IncludeTarget::Template { name } => (format!("template:{name}"), Origin::Detached),
             IncludeTarget::Component { address, version } => (format!("{address}@{version}"), Origin::Detached),
         };
-        match self.files.get(&place) {
+        match self.files.get(&location) {
             Some(bytes) => Ok(IncludedFile {
                 bytes: bytes.clone(),
                 origin,
-                component: self.components.get(&place).cloned(),
-                name: place,
+                component: self.components.get(&location).cloned(),
+                name: location,
             }),
             None if matches!(target, IncludeTarget::Local { .. }) => {
-                Err(SourceError::NotFound(format!("local file `{place}` does not exist")))
+                Err(SourceError::NotFound(format!("local file `{location}` does not exist")))
             }
             None => Err(SourceError::Unreachable(format!(
-                "`{place}` cannot be reached from here: map it to a local checkout in the configuration of muster"
+                "`{location}` cannot be reached from here: map it to a local checkout in the configuration of muster"
             ))),
         }
     }
@@ -181,8 +182,8 @@ impl Sources for World {
             Origin::Root => Arc::clone(&self.context.tracked_paths),
             Origin::Detached => Arc::default(),
             Origin::Project { project, git_ref } => {
-                let prefix = in_project(project, git_ref.as_deref(), "");
-                let paths = self.files.keys().filter_map(|place| place.strip_prefix(&prefix));
+                let prefix = location_in_project(project, git_ref.as_deref(), "");
+                let paths = self.files.keys().filter_map(|location| location.strip_prefix(&prefix));
                 Arc::new(paths.map(str::to_owned).collect())
             }
         })
@@ -199,7 +200,7 @@ impl Sources for World {
     }
 }
 
-fn in_project(project: &str, git_ref: Option<&str>, path: &str) -> String {
+fn location_in_project(project: &str, git_ref: Option<&str>, path: &str) -> String {
     match git_ref {
         Some(git_ref) => format!("{project}@{git_ref}:{path}"),
         None => format!("{project}:{path}"),
@@ -223,7 +224,7 @@ pub(crate) fn json(node: &Node) -> serde_json::Value {
 /// Returns the merged tree of a configuration. Panics if it has errors.
 #[track_caller]
 pub(crate) fn merged(loaded: &Loaded) -> serde_json::Value {
-    assert_eq!(errors(&loaded.diagnostics), [""; 0], "the configuration is right");
+    assert_eq!(errors(&loaded.diagnostics), [""; 0], "the configuration must have no errors");
     json(&loaded.root)
 }
 
@@ -244,7 +245,7 @@ fn messages(diagnostics: &[Diagnostic], severity: Severity) -> Vec<String> {
 
 /// Panics unless there is exactly one error, whose message contains `part`.
 #[track_caller]
-pub(crate) fn rejected(diagnostics: &[Diagnostic], part: &str) {
+pub(crate) fn assert_rejected(diagnostics: &[Diagnostic], part: &str) {
     let found = errors(diagnostics);
     assert!(found.len() == 1 && found[0].contains(part), "expected one error with `{part}`, found {found:#?}");
 }

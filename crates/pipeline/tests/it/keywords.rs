@@ -4,8 +4,8 @@ use muster_pipeline::context::{ChildSource, PipelineSource};
 use muster_pipeline::model::{BridgeTarget, DecisionKind, Need, OnNewCommit, Strategy, When, Work};
 use muster_pipeline::{NotCreatedReason, preview};
 
-use crate::case::{Case, fails, job, jobs, script};
-use crate::harness::{World, errors, rejected, warnings, world};
+use crate::case::{Case, assert_fails, job, jobs, script};
+use crate::harness::{TestProject, assert_rejected, errors, project, warnings};
 
 /// A job with all keywords.
 const FULL: &str = "
@@ -58,21 +58,21 @@ full:
 ";
 
 #[test]
-fn a_job_with_everything() {
+fn job_with_all_keywords_is_compiled() {
     let case = Case::new(FULL);
     let pipeline = case.pipeline();
     assert_eq!(pipeline.name.as_deref(), Some("all of it"));
     assert_eq!((pipeline.auto_cancel.on_new_commit, pipeline.auto_cancel.on_job_failure), (OnNewCommit::None, true));
     let full = case.job("full 1/1");
     let work = script(&full);
-    let image = work.image.as_ref().expect("an image");
+    let image = work.image.as_ref().expect("no image");
     assert_eq!(
         (image.docker_user.as_deref(), image.pull_policy.as_slice()),
         (Some("1000"), &["always".to_owned()][..])
     );
     assert_eq!(work.services[0].alias.as_deref(), Some("db,sql"));
     assert_eq!(work.cache.len(), 1, "a cache without paths is ignored");
-    let artifacts = work.artifacts.as_ref().expect("artifacts");
+    let artifacts = work.artifacts.as_ref().expect("no artifacts");
     let kinds: Vec<&str> = artifacts.reports.iter().map(|(kind, _)| kind.as_str()).collect();
     assert_eq!(kinds, ["junit", "dotenv", "cobertura"]);
     assert_eq!(artifacts.access, "developer", "public: false");
@@ -88,7 +88,7 @@ fn a_job_with_everything() {
 fn all_errors_of_a_file_are_reported_with_their_lines() {
     let text = "stages: [build]\na:\n  stage: build\n  script: [x]\n  retry: 9\nb:\n  stage: biuld\n  script: [x]\n  \
                 needs: [a, zz]\n  onyl: [main]\nc:\n  script: 5\n";
-    let compiled = world().compile(text);
+    let compiled = project().compile(text);
     let lines: Vec<u32> = compiled.diagnostics.iter().filter_map(|d| Some(d.span?.line)).collect();
     assert_eq!(errors(&compiled.diagnostics).len(), 6, "{:#?}", compiled.diagnostics);
     assert_eq!(lines, [5, 7, 9, 10, 11, 12]);
@@ -104,7 +104,7 @@ fn all_errors_of_a_keyword_are_reported() {
         ("a: {trigger: {project: [], branch: [], strategy: x}}", 3),
         ("a: {trigger: {include: [], strategy: x, forward: {yaml_variables: x}}}", 3),
     ] {
-        let found = errors(&world().compile(yaml).diagnostics);
+        let found = errors(&project().compile(yaml).diagnostics);
         assert_eq!(found.len(), count, "{yaml}: {found:#?}");
     }
 }
@@ -127,7 +127,7 @@ fn no_follow_up_errors_are_reported() {
         "{.x: {y: ~}, a: {script: [!reference [.x, y]]}}",
         "{a: {script: [x], rules: [!reference [.x, rules]]}}",
     ] {
-        let found = errors(&world().compile(yaml).diagnostics);
+        let found = errors(&project().compile(yaml).diagnostics);
         assert_eq!(found.len(), 1, "{yaml}: {found:#?}");
     }
 }
@@ -136,23 +136,23 @@ fn no_follow_up_errors_are_reported() {
 #[test]
 fn missing_file_causes_one_error() {
     let text = "include: nope.yml\na: {extends: .in_nope, stage: in_nope, needs: [in_nope]}\nb: {stage: also}\n";
-    let found = errors(&world().compile(text).diagnostics);
+    let found = errors(&project().compile(text).diagnostics);
     assert!(found.iter().all(|error| error.contains("nope")), "{found:#?}");
     assert!(found.len() <= 2, "the file, and perhaps the parent in it: {found:#?}");
 }
 
 #[test]
 fn unknown_top_level_keys_have_a_hint() {
-    let help = |yaml: &str| world().compile(yaml).diagnostics[0].help.clone().unwrap_or_default();
+    let help = |yaml: &str| project().compile(yaml).diagnostics[0].help.clone().unwrap_or_default();
     assert_eq!(help("{a: {script: [x]}, stagse: [b]}"), "did you mean `stages`?");
     assert_eq!(
         help("{a: {script: [x]}, tags: [b]}"),
         "`tags` is a keyword of jobs: move it into a job or under `default`"
     );
-    fails("{a: {S}, services: {trigger: {include: x.yml}}}", "jobs cannot be named `services`");
-    fails("{a: {S}, types: [b]}", "`types` is not supported");
-    fails("{a: {S}, nil: {S}}", "jobs:nil is a reserved name");
-    fails("{a: {S}, \"true\": {S}}", "jobs:true is a reserved name");
+    assert_fails("{a: {S}, services: {trigger: {include: x.yml}}}", "jobs cannot be named `services`");
+    assert_fails("{a: {S}, types: [b]}", "`types` is not supported");
+    assert_fails("{a: {S}, nil: {S}}", "jobs:nil is a reserved name");
+    assert_fails("{a: {S}, \"true\": {S}}", "jobs:true is a reserved name");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn deprecated_globals_act_as_default() {
     let a = job("{image: i, before_script: [b], a: {S}}", "a");
     assert_eq!(script(&a).before_script, ["b"]);
     assert!(script(&a).image.is_some());
-    fails("{image: i, default: {image: j}, a: {S}}", "`image` is defined in top-level and `default:` entry");
+    assert_fails("{image: i, default: {image: j}, a: {S}}", "`image` is defined in top-level and `default:` entry");
 }
 
 #[test]
@@ -172,27 +172,36 @@ fn null_keyword_counts_as_missing() {
 #[test]
 fn trigger_jobs() {
     let Work::Bridge(bridge) = job("c: {trigger: {project: g/p, branch: main, strategy: depend}}", "c").work else {
-        panic!("a bridge")
+        panic!("the job must be a bridge")
     };
     assert_eq!(bridge.strategy, Strategy::Depend);
     assert!(bridge.forward_yaml_variables && !bridge.forward_pipeline_variables);
-    let Work::Bridge(mirror) = job("c: {needs: {pipeline: g/p}}", "c").work else { panic!("a bridge") };
+    let Work::Bridge(mirror) = job("c: {needs: {pipeline: g/p}}", "c").work else { panic!("the job must be a bridge") };
     assert_eq!(mirror.target, BridgeTarget::Mirror { project: "g/p".into() });
     assert_eq!(jobs("c: {trigger: {include: x.yml}, parallel: {matrix: [{A: [1, 2]}]}}"), ["c: [1]", "c: [2]"]);
-    fails("c: {trigger: g/p, start_in: 1 day, when: delayed}", "jobs:c config contains unknown keys: `start_in`");
+    assert_fails(
+        "c: {trigger: g/p, start_in: 1 day, when: delayed}",
+        "jobs:c config contains unknown keys: `start_in`",
+    );
     assert_eq!(job("c: {trigger: g/p, rules: [{when: delayed, start_in: 1 day}]}", "c").when, When::Delayed);
-    fails("c: {trigger: g/p, when: delayed}", "jobs:c:when should be one of: on_success, on_failure, always, manual");
+    assert_fails(
+        "c: {trigger: g/p, when: delayed}",
+        "jobs:c:when should be one of: on_success, on_failure, always, manual",
+    );
     let image = Case::new("c: {trigger: g/p, image: i}").compile().diagnostics[0].help.clone();
     assert_eq!(
         image.as_deref(),
         Some("remove `image`: a job that starts or mirrors a pipeline does not run on a runner")
     );
-    fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
-    fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
-    fails("c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}", "unknown keys: `project`");
+    assert_fails("c: {trigger: {project: g/p, include: x.yml}}", "uses both `project` and `include`");
+    assert_fails("c: {trigger: {include: [{local: x.yml, remote: y}]}}", "exactly one accessor");
+    assert_fails(
+        "c: {trigger: g/p, needs: [{project: g, job: j, ref: r, artifacts: true}]}",
+        "unknown keys: `project`",
+    );
     for work in ["trigger: g/p", "needs: {pipeline: g/p}"] {
         let c = job(&format!("{{default: {{image: i, interruptible: true}}, c: {{{work}}}}}"), "c");
-        assert!(c.interruptible, "only what a trigger job may have is taken from default");
+        assert!(c.interruptible, "a trigger job inherits only keywords that it can have");
     }
 }
 
@@ -200,9 +209,9 @@ fn trigger_jobs() {
 fn child_pipeline_from_an_artifact() {
     let text = "a: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}\n";
     let child = [ChildSource::Artifact { name: "g.yml from gen".into(), bytes: text.into(), inputs: Vec::new() }];
-    let compiled = world().source(PipelineSource::ParentPipeline).compile_child(&child);
+    let compiled = project().source(PipelineSource::ParentPipeline).compile_child(&child);
     assert_eq!(compiled.pipeline.map(|pipeline| pipeline.jobs.len()), Some(1), "{:#?}", compiled.diagnostics);
-    let pushed = world().compile_child(&child).not_created.map(|not_created| not_created.reason);
+    let pushed = project().compile_child(&child).not_created.map(|not_created| not_created.reason);
     assert_eq!(pushed, Some(NotCreatedReason::NoJobs), "no child pipeline if all its jobs are excluded");
 }
 
@@ -257,51 +266,51 @@ fn rejects_invalid_values() {
         ("start_in: 5", "start in must be blank"),
         ("when: delayed, start_in: 1 day, rules: [{when: always}]", "may not be used with `rules`: start_in"),
     ] {
-        fails(&format!("a: {{S, {keywords}}}"), part);
+        assert_fails(&format!("a: {{S, {keywords}}}"), part);
     }
 }
 
 #[test]
 fn needs_of_a_rule_can_close_a_cycle() {
     let yaml = "{a: {S, rules: [{when: always, needs: [b]}]}, b: {S, needs: [a]}}";
-    fails(yaml, "circular dependencies: a needs b needs a");
+    assert_fails(yaml, "circular dependencies: a needs b needs a");
 }
 
 #[test]
 fn rejects_duplicate_and_long_names_of_instances() {
     let long = "l".repeat(251);
-    fails(&format!("a: {{S, parallel: {{matrix: [{{A: [{long}, b]}}]}}}}"), "name is too long");
-    fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs have the name `a 1/2`");
-    assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells are one");
+    assert_fails(&format!("a: {{S, parallel: {{matrix: [{{A: [{long}, b]}}]}}}}"), "name is too long");
+    assert_fails("{a: {S, parallel: 2}, a 1/2: {S}}", "two jobs have the name `a 1/2`");
+    assert_eq!(jobs("a: {S, parallel: {matrix: [{A: [1, 1]}]}}"), ["a: [1]"], "equal cells create one job");
 }
 
 #[test]
 fn warns_about_bare_when_without_workflow_rules() {
-    let warned = |yaml: &str| warnings(&Case::new(yaml).compile().diagnostics).len();
-    assert_eq!(warned("a: {S, rules: [{if: $X}, {when: always}]}"), 1);
-    assert_eq!(warned("a: {S, rules: [{if: $X}, {when: never}]}"), 0);
-    assert_eq!(warned("{workflow: {rules: [{when: always}]}, a: {S, rules: [{when: always}]}}"), 0);
+    let warning_count = |yaml: &str| warnings(&Case::new(yaml).compile().diagnostics).len();
+    assert_eq!(warning_count("a: {S, rules: [{if: $X}, {when: always}]}"), 1);
+    assert_eq!(warning_count("a: {S, rules: [{if: $X}, {when: never}]}"), 0);
+    assert_eq!(warning_count("{workflow: {rules: [{when: always}]}, a: {S, rules: [{when: always}]}}"), 0);
 }
 
-/// Include, extends, default, matrix, workflow and rule, each with its location.
+/// Tests decisions about include, extends, default, matrix, workflow and rules.
 #[test]
 fn decisions_of_a_job_have_locations() {
     let text = "include: ci/base.yml\ndefault: {image: i}\nworkflow:\n  rules:\n    - if: $CI_COMMIT_BRANCH\n\
                 # @Description Tests it\ntest:\n  extends: .base\n  parallel: {matrix: [{OS: [l, w]}]}\n  rules:\n    \
                 - if: $NOPE\n    - if: $CI\n";
-    let world: World = world().file("ci/base.yml", "other: {script: [o]}\n.base: {script: [x]}\n");
-    let pipeline = world.compile(text).pipeline.expect("a pipeline");
-    let test = pipeline.jobs.iter().find(|job| job.name == "test: [w]").expect("the job");
+    let project: TestProject = project().file("ci/base.yml", "other: {script: [o]}\n.base: {script: [x]}\n");
+    let pipeline = project.compile(text).pipeline.expect("no pipeline");
+    let test = pipeline.jobs.iter().find(|job| job.name == "test: [w]").expect("no job");
     assert_eq!(test.description.as_deref(), Some("Tests it"));
-    let told: Vec<(DecisionKind, &str, u32)> = test
+    let decisions: Vec<(DecisionKind, &str, u32)> = test
         .decisions
         .iter()
         .map(|decision| {
-            (decision.kind, decision.text.as_str(), decision.location.as_ref().map_or(0, |place| place.line))
+            (decision.kind, decision.text.as_str(), decision.location.as_ref().map_or(0, |location| location.line))
         })
         .collect();
     assert_eq!(
-        told,
+        decisions,
         [
             (DecisionKind::Extends, "extends `.base`", 8),
             (DecisionKind::Default, "inherits `image` from `default`", 2),
@@ -311,7 +320,7 @@ fn decisions_of_a_job_have_locations() {
             (DecisionKind::RuleMatched, "rules[1] matched: if $CI", 12),
         ]
     );
-    let other = pipeline.jobs.iter().find(|job| job.name == "other").expect("the job");
+    let other = pipeline.jobs.iter().find(|job| job.name == "other").expect("no job");
     assert_eq!(other.decisions[0].kind, DecisionKind::Include);
     assert!(other.decisions[0].text.contains("ci/base.yml"), "{:?}", other.decisions[0]);
     assert_eq!(other.defined_at.file, "ci/base.yml");
@@ -321,7 +330,7 @@ fn decisions_of_a_job_have_locations() {
 fn preview_has_defaults_and_no_hidden_keys() {
     let text =
         "default: {image: i}\n.h: {script: [x]}\na:\n  extends: .h\n  variables: {A: '1', B: 'on', C: \"l1\\nl2\"}\n";
-    let merged = world().compile(text).merged.expect("a tree");
+    let merged = project().compile(text).merged.expect("no tree");
     let expected = "default:\n  image: i\na:\n  script:\n    - x\n  extends: .h\n  variables:\n    A: \"1\"\n    B: \
                     \"on\"\n    C: |-\n      l1\n      l2\n  image: i\n";
     assert_eq!(preview(&merged), expected);
@@ -330,9 +339,9 @@ fn preview_has_defaults_and_no_hidden_keys() {
 #[test]
 fn unknown_key_of_changes_and_exists_is_reported_once() {
     for (clause, key) in [("changes: {pats: [a]}", "pats"), ("exists: {regex: a}", "regex")] {
-        let compiled = world().compile(format!("{{a: {{script: [x], rules: [{{{clause}}}]}}}}"));
-        rejected(&compiled.diagnostics, &format!("config contains unknown keys: `{key}`"));
+        let compiled = project().compile(format!("{{a: {{script: [x], rules: [{{{clause}}}]}}}}"));
+        assert_rejected(&compiled.diagnostics, &format!("config contains unknown keys: `{key}`"));
     }
-    let compiled = world().compile("{a: {script: [x], rules: [{changes: {}}]}}");
-    rejected(&compiled.diagnostics, "exactly one of: paths, regexp");
+    let compiled = project().compile("{a: {script: [x], rules: [{changes: {}}]}}");
+    assert_rejected(&compiled.diagnostics, "exactly one of: paths, regexp");
 }

@@ -3,11 +3,11 @@
 use muster_pipeline::render::render;
 use proptest::prelude::*;
 
-use crate::harness::{World, errors, world};
+use crate::harness::{TestProject, errors, project};
 
-/// Loads and renders. Returns the number of errors.
-fn survives(world: &World, bytes: &[u8]) -> usize {
-    let loaded = world.load(bytes);
+/// Loads a configuration and renders its diagnostics. Returns the number of errors.
+fn load_and_render(project: &TestProject, bytes: &[u8]) -> usize {
+    let loaded = project.load(bytes);
     let text = render(&loaded.diagnostics, &loaded.sources, false);
     assert!(loaded.diagnostics.is_empty() == text.is_empty());
     errors(&loaded.diagnostics).len()
@@ -46,33 +46,33 @@ const PIECES: &[&str] = &[
 
 proptest! {
     #[test]
-    fn any_bytes_end_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        survives(&world(), &bytes);
+    fn random_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        load_and_render(&project(), &bytes);
     }
 
     #[test]
-    fn nearly_configurations_end_without_a_panic(
+    fn almost_valid_configurations_do_not_panic(
         root in prop::collection::vec(prop::sample::select(PIECES), 0..12),
         included in prop::collection::vec(prop::sample::select(PIECES), 0..8),
     ) {
-        let world = world().file("c.yml", included.concat()).elsewhere("https://x/y.yml", &included.concat());
-        survives(&world, root.concat().as_bytes());
+        let project = project().file("c.yml", included.concat()).external_file("https://x/y.yml", &included.concat());
+        load_and_render(&project, root.concat().as_bytes());
     }
 
     #[test]
-    fn any_block_ends_without_a_panic(
+    fn random_blocks_do_not_panic(
         block in "[a-z$\\[\\]|(),.0-9 {}]{0,40}",
         value in "[$a-zA-Z_{}%ö \n]{0,20}",
     ) {
         let header = serde_json::json!({"spec": {"inputs": {"a": {"default": value}}}});
         let body = serde_json::json!({"j": {"script": [format!("$[[ inputs.a | {block} ]]"), format!("x $[[{block}")]}});
-        survives(&world(), format!("{header}\n---\n{body}").as_bytes());
+        load_and_render(&project(), format!("{header}\n---\n{body}").as_bytes());
     }
 
     #[test]
-    fn whole_inputs_come_out_as_they_went_in(text in "\\PC{0,30}") {
+    fn text_input_is_inserted_unchanged(text in "\\PC{0,30}") {
         let header = serde_json::json!({"spec": {"inputs": {"a": {"default": text}}}});
-        let loaded = world().load(format!("{header}\n---\nj: {{x: \"$[[ inputs.a ]]\"}}"));
+        let loaded = project().load(format!("{header}\n---\nj: {{x: \"$[[ inputs.a ]]\"}}"));
         let tree = crate::harness::merged(&loaded);
         prop_assert_eq!(tree["j"]["x"].as_str(), Some(&*text));
     }
@@ -82,9 +82,9 @@ proptest! {
 fn line_ends_and_byte_order_marks_are_ignored() {
     let text =
         "spec: {inputs: {i: {default: x}}}\n---\na:\n  script:\n    - |\n      p\n      q\n    - $[[ inputs.i ]]\n";
-    let plain = crate::harness::merged(&world().load(text));
+    let plain = crate::harness::merged(&project().load(text));
     for other in [text.replace('\n', "\r\n"), format!("\u{feff}{text}")] {
-        assert_eq!(crate::harness::merged(&world().load(other)), plain);
+        assert_eq!(crate::harness::merged(&project().load(other)), plain);
     }
 }
 
@@ -100,7 +100,7 @@ fn oversized_configurations_fail_fast() {
         ("{a: ".repeat(10_000), "nested more than 150 levels"),
         (many_blocks, "the configuration is too long after interpolation"),
     ] {
-        let found = errors(&world().load(text).diagnostics);
+        let found = errors(&project().load(text).diagnostics);
         assert!(found.len() == 1 && found[0].contains(part), "{part}: {} errors, {:?}", found.len(), found.first());
     }
 }
@@ -113,9 +113,9 @@ fn growing_inputs_are_rejected() {
         "spec: {{inputs: {{l: {{type: array, default: []}}}}}}\n---\ninclude:\n  - local: n.yml\n    inputs: {{l: \
          {open}\"$[[ inputs.l ]]\"{close}}}\nj: {{script: [x]}}"
     );
-    let world = world().file("n.yml", text);
-    let found = errors(&world.load("include: n.yml").diagnostics);
-    assert!(found.len() == 1 && found[0].contains("the value of `l` makes lists and maps nest"), "{found:?}");
+    let project = project().file("n.yml", text);
+    let found = errors(&project.load("include: n.yml").diagnostics);
+    assert!(found.len() == 1 && found[0].contains("the value of `l` nests lists and maps"), "{found:?}");
 }
 
 #[test]
@@ -125,6 +125,6 @@ fn long_chain_of_input_rules_is_rejected() {
     };
     let inputs: String = (0..20_000).map(input).collect();
     let text = format!("spec:\n  inputs:\n{inputs}    i20000: {{default: x}}\n---\nj: {{script: [x]}}");
-    let found = errors(&world().load(text).diagnostics);
+    let found = errors(&project().load(text).diagnostics);
     assert!(found[0].contains("depend on a chain of more than 50 inputs"), "{found:?}");
 }

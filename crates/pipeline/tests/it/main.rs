@@ -1,21 +1,23 @@
 //! Tests of the pipeline compiler: the conformance cases of the format by number, and property tests.
 
-mod c_config;
-mod c_expression;
-mod c_extends;
-mod c_graph;
-mod c_include;
-mod c_missing;
-mod c_public;
-mod c_rules;
+#![expect(clippy::indexing_slicing, reason = "a wrong index fails the test, and shows where")]
+
 mod case;
+mod conformance_config;
+mod conformance_expression;
+mod conformance_extends;
+mod conformance_graph;
+mod conformance_include;
+mod conformance_missing;
+mod conformance_public;
+mod conformance_rules;
 mod fuzz;
 mod harness;
 mod keywords;
-mod leaf_properties;
 mod load_properties;
 mod loading;
 mod messages;
 mod properties;
 mod rendered;
 mod speed;
+mod text_properties;

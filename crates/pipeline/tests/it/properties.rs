@@ -6,7 +6,7 @@ use muster_pipeline::model::Need;
 use muster_pipeline::{Compiled, preview};
 use proptest::prelude::*;
 
-use crate::harness::{errors, json, world};
+use crate::harness::{errors, json, project};
 
 /// Words that have a meaning somewhere in a configuration.
 pub(crate) const WORDS: &[&str] = &[
@@ -100,7 +100,7 @@ pub(crate) const WORDS: &[&str] = &[
     "nil",
 ];
 
-/// Generates a tree of such words in flow style, as YAML.
+/// Generates a tree of [`WORDS`] as YAML in flow style.
 fn tree() -> impl Strategy<Value = String> {
     let word = prop::sample::select(WORDS).prop_map(|word| format!("'{}'", word.replace('\'', "''")));
     let leaf = prop_oneof![
@@ -138,12 +138,12 @@ fn configuration() -> impl Strategy<Value = String> {
 
 /// Checks that there is exactly one of pipeline, reason and errors, and that every diagnostic has a position in a
 /// source.
-pub(crate) fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
+pub(crate) fn check_consistency(compiled: &Compiled) -> Result<(), TestCaseError> {
     let outcomes = [compiled.pipeline.is_some(), compiled.not_created.is_some(), compiled.has_errors()];
     prop_assert_eq!(outcomes.iter().filter(|outcome| **outcome).count(), 1, "{:#?}", compiled);
     for diagnostic in &compiled.diagnostics {
         if let Some(span) = diagnostic.span {
-            prop_assert!(compiled.sources.get(span.source).is_some(), "{:?} points nowhere", diagnostic);
+            prop_assert!(compiled.sources.get(span.source).is_some(), "the source of {:?} does not exist", diagnostic);
         }
     }
     let Some(pipeline) = &compiled.pipeline else { return Ok(()) };
@@ -153,7 +153,7 @@ pub(crate) fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
         prop_assert_eq!(pipeline.stages.get(job.stage_index), Some(&job.stage));
         for need in job.needs.iter().flatten() {
             if let Need::Job { name, .. } = need {
-                prop_assert!(names.contains(name.as_str()), "{} needs {}, which is not there", job.name, name);
+                prop_assert!(names.contains(name.as_str()), "{} needs {}, which does not exist", job.name, name);
             }
         }
     }
@@ -163,47 +163,47 @@ pub(crate) fn check(compiled: &Compiled) -> Result<(), TestCaseError> {
 proptest! {
     #[test]
     fn bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        check(&world().compile(&bytes))?;
+        check_consistency(&project().compile(&bytes))?;
     }
 
     #[test]
-    fn text_with_marks_of_yaml_never_panics(text in "[a-c:\\[\\]{}\\-#&*!|>'\",%@ \n\t$.?~<]{0,120}") {
-        check(&world().compile(&text))?;
+    fn text_with_yaml_indicators_never_panics(text in "[a-c:\\[\\]{}\\-#&*!|>'\",%@ \n\t$.?~<]{0,120}") {
+        check_consistency(&project().compile(&text))?;
     }
 
     #[test]
     fn trees_of_known_words_never_panic(text in tree()) {
-        check(&world().compile(&text))?;
+        check_consistency(&project().compile(&text))?;
     }
 
     #[test]
     fn jobs_of_known_keywords_never_panic(text in configuration()) {
-        check(&world().compile(&text))?;
+        check_consistency(&project().compile(&text))?;
     }
 
     #[test]
-    fn a_preview_reads_back_as_the_same_tree(text in tree()) {
-        let world = world();
-        let loaded = world.load(&text);
-        let again = world.load(preview(&loaded.root));
+    fn preview_parses_to_the_same_tree(text in tree()) {
+        let project = project();
+        let loaded = project.load(&text);
+        let reloaded = project.load(preview(&loaded.root));
         if errors(&loaded.diagnostics).is_empty() {
-            prop_assert_eq!(json(&again.root), json(&loaded.root), "{}", preview(&loaded.root));
+            prop_assert_eq!(json(&reloaded.root), json(&loaded.root), "{}", preview(&loaded.root));
         }
     }
 
     #[test]
-    fn any_text_survives_a_preview(key in "[ -~é]{1,8}", value in "[ -~é\n\t]{0,24}") {
+    fn preview_preserves_any_text(key in "[ -~é]{1,8}", value in "[ -~é\n\t]{0,24}") {
         let text = serde_json::json!({ key: value, "list": [value, [value], {"k": value}, [], {}] }).to_string();
-        let world = world();
-        let loaded = world.load(&text);
+        let project = project();
+        let loaded = project.load(&text);
         if errors(&loaded.diagnostics).is_empty() {
             let printed = preview(&loaded.root);
-            let again = world.load(&printed);
-            prop_assert_eq!(json(&again.root), json(&loaded.root), "{}", printed);
+            let reloaded = project.load(&printed);
+            prop_assert_eq!(json(&reloaded.root), json(&loaded.root), "{}", printed);
         }
     }
 
-    /// Chains and fans of needs: the result respects the stages and has no cycle, because the names are in order.
+    /// Each job needs only jobs before it, so there is no cycle.
     #[test]
     fn needs_on_earlier_jobs_always_compile(links in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..4), 1..120)) {
         let mut text = String::new();
@@ -212,8 +212,8 @@ proptest! {
             let needs: Vec<String> = needs.iter().map(|need| format!("j{need}")).collect();
             text.push_str(&format!("j{number}: {{script: [x], needs: [{}]}}\n", needs.join(", ")));
         }
-        let compiled = world().compile(&text);
-        check(&compiled)?;
+        let compiled = project().compile(&text);
+        check_consistency(&compiled)?;
         prop_assert_eq!(compiled.pipeline.map(|pipeline| pipeline.jobs.len()), Some(links.len()));
     }
 }

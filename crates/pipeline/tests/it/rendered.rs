@@ -3,98 +3,110 @@
 use muster_job::Variable;
 use muster_pipeline::render::render;
 
-use crate::harness::{World, world};
+use crate::harness::{TestProject, project};
 
 /// Returns the errors and warnings of a configuration as text.
-fn shown(world: &World, text: &str) -> String {
-    let loaded = world.load(text);
+fn render_diagnostics(project: &TestProject, text: &str) -> String {
+    let loaded = project.load(text);
     render(&loaded.diagnostics, &loaded.sources, false)
 }
 
 #[test]
-fn an_unknown_parent() {
-    insta::assert_snapshot!(shown(&world(), ".node: {image: n}\n\na:\n  extends: .nope\n  script: [x]\n"));
+fn unknown_parent_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project(),
+        ".node: {image: n}\n\na:\n  extends: .nope\n  script: [x]\n"
+    ));
 }
 
 #[test]
-fn a_cycle_of_parents() {
-    insta::assert_snapshot!(shown(&world(), ".a:\n  extends: .b\n.b:\n  extends: [.c, .a]\n.c: {}\n"));
+fn cycle_of_parents_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(&project(), ".a:\n  extends: .b\n.b:\n  extends: [.c, .a]\n.c: {}\n"));
 }
 
 #[test]
-fn a_reference_to_nothing() {
-    insta::assert_snapshot!(shown(
-        &world(),
+fn reference_without_target_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project(),
         ".setup:\n  scripts: [p]\n\na:\n  script:\n    - !reference [.setup, script]\n"
     ));
 }
 
 #[test]
-fn a_grammar_error() {
-    insta::assert_snapshot!(shown(&world(), "a:\n  script:\n    - echo: \"hi\": there\n"));
+fn yaml_grammar_error_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(&project(), "a:\n  script:\n    - echo: \"hi\": there\n"));
 }
 
 #[test]
-fn a_tab() {
-    insta::assert_snapshot!(shown(&world(), "a:\n\tscript: [x]\n"));
+fn tab_in_indentation_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(&project(), "a:\n\tscript: [x]\n"));
 }
 
 #[test]
-fn a_missing_file() {
-    insta::assert_snapshot!(shown(
-        &world().file("ci/build.yml", "a: {script: [x]}"),
+fn missing_include_file_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project().file("ci/build.yml", "a: {script: [x]}"),
         "include:\n  - local: ci/biuld.yml\n"
     ));
 }
 
 #[test]
-fn an_unreachable_project() {
-    insta::assert_snapshot!(shown(&world(), "include:\n  - project: grp/tools\n    ref: v1\n    file: [lint.yml]\n"));
+fn unreachable_include_project_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project(),
+        "include:\n  - project: grp/tools\n    ref: v1\n    file: [lint.yml]\n"
+    ));
 }
 
 #[test]
-fn a_wrong_input() {
+fn invalid_include_inputs_are_reported() {
     let file = "spec:\n  inputs:\n    count:\n      type: number\n---\na: {script: [x]}\n";
-    insta::assert_snapshot!(shown(
-        &world().file("c.yml", file),
+    insta::assert_snapshot!(render_diagnostics(
+        &project().file("c.yml", file),
         "include:\n  local: c.yml\n  inputs:\n    count: many\n    cuont: 1\n"
     ));
 }
 
 #[test]
-fn a_wrong_block() {
+fn invalid_interpolations_are_reported() {
     let text = "spec:\n  inputs:\n    name: {default: x}\n---\na:\n  script:\n    - echo $[[ inputs.name ]] $[[ inputs.nmae ]]\n    - echo $[[ inputs.name | uper ]]\n";
-    insta::assert_snapshot!(shown(&world(), text));
+    insta::assert_snapshot!(render_diagnostics(&project(), text));
 }
 
 #[test]
-fn a_masked_variable() {
-    let world = world().scoped(Variable::secret("TOKEN", "hunter22"), false, "*");
+fn masked_variable_in_input_default_is_reported() {
+    let project = project().scoped(Variable::secret("TOKEN", "hunter22"), false, "*");
     let text = "spec: {inputs: {v: {default: $TOKEN}}}\n---\na:\n  script: [\"$[[ inputs.v | expand_vars ]]\"]\n";
-    insta::assert_snapshot!(shown(&world, text));
+    insta::assert_snapshot!(render_diagnostics(&project, text));
 }
 
 #[test]
-fn an_error_inside_an_included_file() {
-    insta::assert_snapshot!(shown(&world().file("c.yml", "a:\n  script: [x\n"), "# main\ninclude: c.yml\n"));
+fn error_in_included_file_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project().file("c.yml", "a:\n  script: [x\n"),
+        "# main\ninclude: c.yml\n"
+    ));
 }
 
 #[test]
-fn a_repeated_key() {
-    insta::assert_snapshot!(shown(&world(), "größe:\n  script: [ü]\nb: {script: [x]}\ngröße:\n  script: [x]\n"));
+fn repeated_key_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project(),
+        "größe:\n  script: [ü]\nb: {script: [x]}\ngröße:\n  script: [x]\n"
+    ));
 }
 
 #[test]
-fn an_include_rule_with_a_bare_word() {
-    insta::assert_snapshot!(shown(
-        &world(),
+fn unquoted_string_in_include_rule_is_reported() {
+    insta::assert_snapshot!(render_diagnostics(
+        &project(),
         "include:\n  - local: c.yml\n    rules:\n      - if: $CI_COMMIT_BRANCH == main\n"
     ));
 }
 
-/// The label is below the error, for each keyword with expressions and each way to write them.
+/// For each keyword with an expression, in each YAML quoting style, the marker points at the faulty token.
 #[test]
-fn an_expression_that_is_wrong_inside() {
+fn expression_error_is_marked_at_its_position_in_each_keyword() {
     let file = "spec:\n  inputs:\n    größe:\n      default: x\n      rules:\n        - if: \"$[[ inputs.größe ]] == \\\"x\\\"\"\n---\n";
     let text = r#"include:
   - local: c.yml
@@ -112,26 +124,26 @@ b:
   script: [x]
   only: {variables: ["$A =~ /[a/"]}
 "#;
-    let compiled = world().file("d.yml", file).compile(text);
+    let compiled = project().file("d.yml", file).compile(text);
     insta::assert_snapshot!(render(&compiled.diagnostics, &compiled.sources, false));
 }
 
 #[test]
-fn a_blank_file_and_a_binary_one() {
-    insta::assert_snapshot!(shown(&world(), ""));
-    insta::assert_snapshot!(shown(&world(), "a: \u{1}\n"));
+fn empty_file_and_binary_file_are_reported() {
+    insta::assert_snapshot!(render_diagnostics(&project(), ""));
+    insta::assert_snapshot!(render_diagnostics(&project(), "a: \u{1}\n"));
 }
 
 #[test]
 fn control_characters_are_removed() {
-    let text = shown(&world(), "a:\n  extends: \"\\e[31mred\\a\"\n");
+    let text = render_diagnostics(&project(), "a:\n  extends: \"\\e[31mred\\a\"\n");
     assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text}");
-    let loaded = world().load("a: {extends: .b}");
-    assert!(render(&loaded.diagnostics, &loaded.sources, true).contains('\u{1b}'), "colour is used when asked for");
+    let loaded = project().load("a: {extends: .b}");
+    assert!(render(&loaded.diagnostics, &loaded.sources, true).contains('\u{1b}'), "color is used if it is requested");
 }
 
 #[test]
 fn source_of_long_line_is_not_shown() {
-    let text = shown(&world(), &format!("a: {{extends: .b, x: {}}}\n", "y".repeat(5000)));
+    let text = render_diagnostics(&project(), &format!("a: {{extends: .b, x: {}}}\n", "y".repeat(5000)));
     assert!(text.contains(".gitlab-ci.yml:1:14") && text.len() < 500, "{text}");
 }

@@ -1,7 +1,7 @@
 //! Differences between Unix and Windows. Both modules define:
 //!
 //! - [`ProcessGroup`]: a child process and its descendants;
-//! - [`private`]: a file that only this user can read.
+//! - [`create_private`]: creates a file that only this user can read.
 
 #[cfg(unix)]
 mod unix;
@@ -11,8 +11,8 @@ mod windows;
 #[cfg(unix)]
 pub use unix::ProcessGroup;
 #[cfg(unix)]
-pub(crate) use unix::private;
+pub(crate) use unix::create_private;
 #[cfg(windows)]
 pub use windows::ProcessGroup;
 #[cfg(windows)]
-pub(crate) use windows::private;
+pub(crate) use windows::create_private;

@@ -18,8 +18,8 @@ impl ProcessGroup {
         command.process_group(0)
     }
 
-    /// Returns the group of a child that has not been waited for. Its ID equals that of the child: no other process can
-    /// get it before the child is reaped, and descendants keep it afterwards.
+    /// Returns the group of a child that has not been waited for. The ID of the group is that of the child. No other
+    /// process can get this ID before the child is reaped, or while descendants are in the group.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
@@ -43,7 +43,7 @@ impl ProcessGroup {
     }
 
     /// Detaches from the processes, so that they are not killed when this is dropped.
-    pub fn leave(&mut self) {
+    pub fn detach(&mut self) {
         self.0 = None;
     }
 }
@@ -55,6 +55,6 @@ impl Drop for ProcessGroup {
 }
 
 /// Creates or truncates a file that only this user can read.
-pub(crate) fn private(path: &Path) -> std::io::Result<File> {
+pub(crate) fn create_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }

@@ -17,7 +17,7 @@ const TERMINATED_STATUS: u32 = 1;
 pub struct ProcessGroup(Option<OwnedHandle>);
 
 impl ProcessGroup {
-    /// Has no effect: a running process is added to a job object.
+    /// Has no effect, because [`ProcessGroup::of`] adds the running process to a job object.
     pub fn lead(command: &mut Command) -> &mut Command {
         command
     }
@@ -34,11 +34,11 @@ impl ProcessGroup {
         // SAFETY: the handle was just created, and nothing else closes it.
         let job = unsafe { OwnedHandle::from_raw_handle(job) };
         // SAFETY: both handles are open: `child` owns the process handle, `job` its own.
-        let is_in = unsafe { AssignProcessToJobObject(job.as_raw_handle(), process) } != 0;
-        Self(is_in.then_some(job))
+        let is_assigned = unsafe { AssignProcessToJobObject(job.as_raw_handle(), process) } != 0;
+        Self(is_assigned.then_some(job))
     }
 
-    /// Terminates the processes. Windows has no graceful way.
+    /// Terminates the processes. Windows cannot terminate them gracefully.
     pub fn terminate(&self) {
         if let Some(job) = &self.0 {
             // SAFETY: the handle is open as long as it is owned.
@@ -53,7 +53,7 @@ impl ProcessGroup {
     }
 
     /// Detaches from the processes, so that they are not terminated when this is dropped.
-    pub fn leave(&mut self) {
+    pub fn detach(&mut self) {
         self.0 = None;
     }
 }
@@ -65,6 +65,6 @@ impl Drop for ProcessGroup {
 }
 
 /// Creates or truncates a file. Its directory determines who can read it.
-pub(crate) fn private(path: &Path) -> std::io::Result<File> {
+pub(crate) fn create_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).open(path)
 }

@@ -1,5 +1,5 @@
-//! Verifies certificates of HTTPS connections. Machines have self-signed certificates: only a pinned certificate is
-//! accepted, or the one of the first connection. Another machine is rejected in the handshake, before it receives a
+//! Verifies certificates of HTTPS connections. Machines have self-signed certificates, so only a pinned certificate or the
+//! certificate of the first connection is accepted. Another machine is rejected in the handshake, before it receives a
 //! password.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,20 +23,20 @@ pub(super) struct CertificateMismatch {
 
 /// Accepts only the certificate of a machine.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedCertificate {
     machine: String,
     hosts: KnownHosts,
     provider: CryptoProvider,
     mismatch: Mutex<Option<CertificateMismatch>>,
 }
 
-impl Pinned {
+impl PinnedCertificate {
     pub(super) fn new(machine: &str, hosts: &KnownHosts) -> Self {
         let (machine, hosts) = (machine.to_owned(), hosts.clone());
         Self { machine, hosts, provider: ring::default_provider(), mismatch: Mutex::default() }
     }
 
-    /// Returns the mismatch, if the machine showed another certificate.
+    /// Returns the mismatch, if the machine presented another certificate.
     pub(super) fn mismatch(&self) -> Option<CertificateMismatch> {
         self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -46,14 +46,14 @@ impl Pinned {
 ///
 /// # Errors
 /// Returns an error if the crypto provider does not support TLS 1.2 and 1.3.
-pub(super) fn client(pinned: &Arc<Pinned>) -> Result<ClientConfig, Error> {
+pub(super) fn tls_config(pinned: &Arc<PinnedCertificate>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(pinned.provider.clone());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     let verifier = Arc::clone(pinned) as Arc<dyn ServerCertVerifier>;
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedCertificate {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -70,7 +70,7 @@ impl ServerCertVerifier for Pinned {
         Err(CertificateError::ApplicationVerificationFailure.into())
     }
 
-    // A certificate is public, so the signature must prove that the machine has its key.
+    // Certificates are public. Only the signature proves that the machine has the private key.
     fn verify_tls12_signature(
         &self,
         message: &[u8],

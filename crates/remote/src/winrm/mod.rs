@@ -15,16 +15,16 @@ use reqwest::{Client, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use self::certificate::{CertificateMismatch, Pinned};
+use self::certificate::{CertificateMismatch, PinnedCertificate};
 use self::soap::{Fault, Request};
 use crate::retry::{AttemptError, retry};
 use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
 
-/// Maximum number of input bytes in a message. Base64 adds a third, and servers accept 150 KiB by default.
-const INPUT_BYTES: usize = 64 * 1024;
+/// Maximum number of input bytes in a message. Base64 makes them a third longer, and servers accept 150 KiB by default.
+const MAX_INPUT_BYTES: usize = 64 * 1024;
 /// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-/// Timeout for a response. The server holds it for up to the operation timeout.
+/// Timeout of a request. The server delays its response by up to the operation timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(soap::OPERATION_TIMEOUT_S + 15);
 /// Timeout for closing a shell in the background.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -34,17 +34,17 @@ const PIPE_BYTES: usize = 64 * 1024;
 /// A WinRM session.
 #[derive(Debug, Clone)]
 pub struct WinrmSession {
-    inner: Arc<Inner>,
+    inner: Arc<SessionInner>,
 }
 
-struct Inner {
+struct SessionInner {
     client: Client,
     endpoint: String,
     target: Target,
-    certificate: Arc<Pinned>,
+    certificate: Arc<PinnedCertificate>,
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for SessionInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WinrmSession").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
@@ -58,21 +58,21 @@ enum RequestError {
     Certificate(CertificateMismatch),
     /// The server reported a fault.
     Fault(Fault),
-    /// Any other failure.
-    Broken(String),
+    /// The request failed, or the response is unusable.
+    Connection(String),
 }
 
 impl RequestError {
-    fn text(self) -> String {
+    fn message(self) -> String {
         match self {
             Self::Auth => "the credentials were rejected".to_owned(),
             Self::Certificate(CertificateMismatch { found, known }) => {
                 format!("the certificate is {found}, expected {known}")
             }
-            Self::Fault(Fault::NothingYet) => "the server timed out".to_owned(),
-            Self::Fault(Fault::Message(words)) => words,
-            Self::Fault(Fault::InvalidResponse(what)) => format!("invalid response: {what}"),
-            Self::Broken(cause) => cause,
+            Self::Fault(Fault::NoOutputYet) => "the server timed out".to_owned(),
+            Self::Fault(Fault::Message(message)) => message,
+            Self::Fault(Fault::InvalidResponse(problem)) => format!("invalid response: {problem}"),
+            Self::Connection(cause) => cause,
         }
     }
 }
@@ -89,24 +89,25 @@ impl From<Fault> for RequestError {
 /// [`DialError`].
 pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession, DialError> {
     let address = target.host_and_port();
-    let secure = target.protocol == "winrm+https";
-    if !secure && !target.allow_unencrypted {
+    let is_https = target.protocol == "winrm+https";
+    if !is_https && !target.allow_unencrypted {
         return Err(DialError::Unencrypted { user: target.username.clone() });
     }
-    let unusable = |cause: String| DialError::Key { cause };
-    let certificate = Arc::new(Pinned::new(&target.machine, hosts));
-    let tls = certificate::client(&certificate).map_err(|error| unusable(error.to_string()))?;
+    let setup_error = |cause: String| DialError::Key { cause };
+    let certificate = Arc::new(PinnedCertificate::new(&target.machine, hosts));
+    let tls = certificate::tls_config(&certificate).map_err(|error| setup_error(error.to_string()))?;
     let client = Client::builder()
         .use_preconfigured_tls(tls)
         .timeout(RESPONSE_TIMEOUT)
         .redirect(reqwest::redirect::Policy::none())
-        // Machines are reached directly, as with SSH. A proxy in the environment is meant for the manager's servers,
-        // and would receive the password.
+        // Machines are reached directly, as with SSH. A proxy from the environment is intended for other servers, and would
+        // receive the password.
         .no_proxy()
         .build()
-        .map_err(|error| unusable(error.to_string()))?;
-    let endpoint = format!("{}://{address}/wsman", if secure { "https" } else { "http" });
-    let session = WinrmSession { inner: Arc::new(Inner { client, endpoint, target: target.clone(), certificate }) };
+        .map_err(|error| setup_error(error.to_string()))?;
+    let endpoint = format!("{}://{address}/wsman", if is_https { "https" } else { "http" });
+    let session =
+        WinrmSession { inner: Arc::new(SessionInner { client, endpoint, target: target.clone(), certificate }) };
     retry(target, &address, || session.try_once(&address)).await?;
     Ok(session)
 }
@@ -114,11 +115,11 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
 impl WinrmSession {
     async fn try_once(&self, address: &str) -> Result<(), AttemptError> {
         let target = &self.inner.target;
-        let opened = async {
+        let check = async {
             let shell = soap::shell_id(&self.send(Request::CreateShell).await?)?;
             self.send(Request::DeleteShell { shell: &shell }).await.map(drop)
         };
-        opened.await.map_err(|unanswered: RequestError| match unanswered {
+        check.await.map_err(|error: RequestError| match error {
             RequestError::Auth => AttemptError::Permanent(DialError::Auth {
                 user: target.username.clone(),
                 address: address.to_owned(),
@@ -127,14 +128,14 @@ impl WinrmSession {
             RequestError::Certificate(CertificateMismatch { found, known }) => {
                 AttemptError::Permanent(DialError::HostKey { address: address.to_owned(), found, known })
             }
-            other => AttemptError::Transient(other.text()),
+            other => AttemptError::Transient(other.message()),
         })
     }
 
     /// Sends a message and returns the response.
     async fn send(&self, request: Request<'_>) -> Result<String, RequestError> {
         let target = &self.inner.target;
-        let sent = self
+        let response = self
             .inner
             .client
             .post(&self.inner.endpoint)
@@ -143,40 +144,40 @@ impl WinrmSession {
             .body(request.envelope(&self.inner.endpoint, rand::random()))
             .send()
             .await;
-        let mut answer = sent.map_err(|error| match self.inner.certificate.mismatch() {
-            Some(other) => RequestError::Certificate(other),
-            None => broken(&error),
+        let mut response = response.map_err(|error| match self.inner.certificate.mismatch() {
+            Some(mismatch) => RequestError::Certificate(mismatch),
+            None => connection_error(&error),
         })?;
-        let status = answer.status();
+        let status = response.status();
         if status == StatusCode::UNAUTHORIZED {
             return Err(RequestError::Auth);
         }
         let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|error| broken(&error))? {
+        while let Some(chunk) = response.chunk().await.map_err(|error| connection_error(&error))? {
             body.extend_from_slice(&chunk);
             if body.len() > MAX_RESPONSE_BYTES {
-                return Err(RequestError::Broken(format!("response exceeds {MAX_RESPONSE_BYTES} bytes")));
+                return Err(RequestError::Connection(format!("response exceeds {MAX_RESPONSE_BYTES} bytes")));
             }
         }
         let text = String::from_utf8_lossy(&body).into_owned();
         if !status.is_success() {
             // Faults are sent with status 500.
             soap::check(&text).map_err(|fault| match fault {
-                Fault::InvalidResponse(_) => RequestError::Broken(format!("HTTP status {status}")),
+                Fault::InvalidResponse(_) => RequestError::Connection(format!("HTTP status {status}")),
                 fault => RequestError::Fault(fault),
             })?;
-            return Err(RequestError::Broken(format!("HTTP status {status}")));
+            return Err(RequestError::Connection(format!("HTTP status {status}")));
         }
         Ok(text)
     }
 
-    async fn input(
+    async fn send_input(
         &self,
         shell: &str,
         command: &str,
         stdin: &mut (dyn tokio::io::AsyncRead + Send + Unpin),
     ) -> Result<(), RequestError> {
-        let mut buffer = vec![0; INPUT_BYTES];
+        let mut buffer = vec![0; MAX_INPUT_BYTES];
         loop {
             let n = stdin.read(&mut buffer).await.unwrap_or(0);
             let input = buffer.get(..n).unwrap_or_default();
@@ -188,13 +189,13 @@ impl WinrmSession {
     }
 }
 
-fn broken(error: &dyn std::error::Error) -> RequestError {
+fn connection_error(error: &dyn std::error::Error) -> RequestError {
     let causes = std::iter::successors(error.source(), |error| error.source());
-    RequestError::Broken(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
+    RequestError::Connection(causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}")))
 }
 
-fn lost(unanswered: RequestError) -> RunError {
-    RunError::Lost { cause: unanswered.text() }
+fn lost(error: RequestError) -> RunError {
+    RunError::Lost { cause: error.message() }
 }
 
 /// A shell on the machine. It is deleted when this is dropped.
@@ -206,7 +207,7 @@ struct Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         let (session, shell) = (self.session.clone(), std::mem::take(&mut self.id));
-        // Outside of a runtime the process is exiting. The server removes unused shells.
+        // Without a runtime, the process is exiting. The server then removes the unused shell.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = tokio::time::timeout(CLOSE_TIMEOUT, session.send(Request::DeleteShell { shell: &shell })).await;
@@ -217,23 +218,23 @@ impl Drop for Shell {
 
 #[async_trait]
 impl Session for WinrmSession {
-    async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        let RemoteCommand { command: line, stdin, mut stdout, mut stderr, stop } = run;
-        let refused = |what: &str, unanswered: RequestError| match unanswered {
-            RequestError::Fault(Fault::Message(cause)) => RunError::Refused { what: what.to_owned(), cause },
+    async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
+        let RemoteCommand { command: line, stdin, mut stdout, mut stderr, stop } = command;
+        let refused = |request: &str, error: RequestError| match error {
+            RequestError::Fault(Fault::Message(cause)) => RunError::Refused { request: request.to_owned(), cause },
             other => lost(other),
         };
-        let created = async { Ok::<_, RequestError>(soap::shell_id(&self.send(Request::CreateShell).await?)?) };
-        let id = created.await.map_err(|error| refused("a shell", error))?;
+        let create_shell = async { Ok::<_, RequestError>(soap::shell_id(&self.send(Request::CreateShell).await?)?) };
+        let id = create_shell.await.map_err(|error| refused("a shell", error))?;
         let shell = Shell { session: self.clone(), id };
-        let started = async {
+        let start_command = async {
             Ok::<_, RequestError>(soap::command_id(&self.send(Request::Command { shell: &shell.id, line }).await?)?)
         };
-        let command = started.await.map_err(|error| refused("the command", error))?;
+        let command = start_command.await.map_err(|error| refused("the command", error))?;
         let feed = async {
             if let Some(stdin) = stdin {
                 // A command may end without reading its input. The server then rejects the input.
-                let _ = self.input(&shell.id, &command, stdin).await;
+                let _ = self.send_input(&shell.id, &command, stdin).await;
             }
             std::future::pending::<()>().await;
         };
@@ -246,12 +247,12 @@ impl Session for WinrmSession {
         let receive = async {
             loop {
                 let received = match self.send(Request::Receive { shell: &shell.id, command: &command }).await {
-                    Ok(text) => soap::received(&text).map_err(|fault| lost(fault.into()))?,
-                    Err(RequestError::Fault(Fault::NothingYet)) => continue,
+                    Ok(text) => soap::parse_received(&text).map_err(|fault| lost(fault.into()))?,
+                    Err(RequestError::Fault(Fault::NoOutputYet)) => continue,
                     Err(other) => return Err(lost(other)),
                 };
                 for (is_stderr, bytes) in received.pieces {
-                    let (to, what) = match (is_stderr, &mut stdout, &mut stderr) {
+                    let (to, operation) = match (is_stderr, &mut stdout, &mut stderr) {
                         (true, _, None) => {
                             tail.push(&bytes);
                             continue;
@@ -260,9 +261,9 @@ impl Session for WinrmSession {
                         (true, _, Some(to)) => (to, "failed to write stderr"),
                         (false, Some(to), _) => (to, "failed to write stdout"),
                     };
-                    to.write_all(&bytes).await.map_err(|source| RunError::Local { what, source })?;
+                    to.write_all(&bytes).await.map_err(|source| RunError::Local { operation, source })?;
                 }
-                if received.done {
+                if received.is_done {
                     return received
                         .exit
                         .ok_or_else(|| RunError::Lost { cause: "the server reported no exit status".to_owned() });
@@ -281,7 +282,7 @@ impl Session for WinrmSession {
 
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
         Err(RunError::Refused {
-            what: format!("a connection to {network} {address}"),
+            request: format!("a connection to {network} {address}"),
             cause:
                 "WinRM supports commands only; use ssh (OpenSSH is part of Windows) for the executor docker-autoscaler"
                     .to_owned(),
@@ -289,24 +290,24 @@ impl Session for WinrmSession {
     }
 
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        let (near, far) = tokio::io::duplex(PIPE_BYTES);
-        let (mut input, mut output) = tokio::io::split(far);
+        let (local_end, remote_end) = tokio::io::duplex(PIPE_BYTES);
+        let (mut input, mut output) = tokio::io::split(remote_end);
         let (session, command, stop) = (self.clone(), command.to_owned(), CancellationToken::new());
-        // Ends with the command, or when the local end is dropped, since the output then has no reader.
+        // The task ends with the command, or when the local end is dropped and the output has no reader.
         tokio::spawn(async move {
-            let run = RemoteCommand {
+            let remote_command = RemoteCommand {
                 command: &command,
                 stdin: Some(&mut input),
                 stdout: Some(&mut output),
                 stderr: None,
                 stop,
             };
-            if let Err(error) = session.run(run).await {
+            if let Err(error) = session.run(remote_command).await {
                 tracing::debug!(%error, "WinRM stream failed");
             }
             let _ = output.shutdown().await;
         });
-        Ok(Box::new(near))
+        Ok(Box::new(local_end))
     }
 
     async fn close(&self) {}

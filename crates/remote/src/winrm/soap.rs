@@ -8,7 +8,7 @@ use roxmltree::{Document, Node};
 
 const SHELL: &str = "http://schemas.microsoft.com/wbem/wsman/1/windows/shell";
 const TRANSFER: &str = "http://schemas.xmlsoap.org/ws/2004/09/transfer";
-/// Number of seconds for which a server holds a response that is not ready.
+/// Maximum time in seconds that a server waits before it responds that there is no output yet.
 pub(super) const OPERATION_TIMEOUT_S: u64 = 60;
 /// WSManFault code for a response that was not ready in time. The request must be repeated.
 const OPERATION_TIMED_OUT: &str = "2150858793";
@@ -122,7 +122,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Keep line ends. An XML parser would convert them to spaces or normalize them.
+            // Line ends are escaped, because an XML parser would normalize them or convert them to spaces.
             '\n' => escaped.push_str("&#10;"),
             '\r' => escaped.push_str("&#13;"),
             letter => escaped.push(letter),
@@ -134,9 +134,9 @@ fn escape(text: &str) -> String {
 /// An error response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// There was no output within the operation timeout. The request must be repeated.
-    NothingYet,
-    /// Message of the server.
+    /// The command had no output within the operation timeout. The request must be repeated.
+    NoOutputYet,
+    /// The server's error message.
     Message(String),
     /// The response is not SOAP, or does not match the request.
     InvalidResponse(String),
@@ -147,7 +147,7 @@ pub(super) enum Fault {
 pub(super) struct Received {
     /// Output in the server's order. True means stderr.
     pub(super) pieces: Vec<(bool, Vec<u8>)>,
-    pub(super) done: bool,
+    pub(super) is_done: bool,
     pub(super) exit: Option<i64>,
 }
 
@@ -162,16 +162,16 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     }
     let code = find(&document, "WSManFault").and_then(|fault| fault.attribute("Code"));
     if code == Some(OPERATION_TIMED_OUT) {
-        return Err(Fault::NothingYet);
+        return Err(Fault::NoOutputYet);
     }
     // The message of the provider is more specific than the reason.
-    let words = ["Message", "Text"].iter().find_map(|name| {
+    let message = ["Message", "Text"].iter().find_map(|name| {
         let pieces = find(&document, name)?.descendants().filter(|node| node.is_text());
         let text: String = pieces.filter_map(|node| node.text()).collect();
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         (!text.is_empty()).then_some(text)
     });
-    Err(Fault::Message(words.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
+    Err(Fault::Message(message.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
 }
 
 /// Checks whether a response is a fault.
@@ -195,7 +195,7 @@ pub(super) fn command_id(text: &str) -> Result<String, Fault> {
 }
 
 /// Parses the output of a command.
-pub(super) fn received(text: &str) -> Result<Received, Fault> {
+pub(super) fn parse_received(text: &str) -> Result<Received, Fault> {
     let document = parse(text)?;
     let mut received = Received::default();
     for node in document.descendants() {
@@ -210,7 +210,7 @@ pub(super) fn received(text: &str) -> Result<Received, Fault> {
                 }
             }
             "CommandState" => {
-                received.done = node.attribute("State").is_some_and(|state| state.ends_with("/Done"));
+                received.is_done = node.attribute("State").is_some_and(|state| state.ends_with("/Done"));
                 let exit = node.children().find(|child| child.tag_name().name() == "ExitCode");
                 received.exit = exit.and_then(|node| node.text()).and_then(|text| text.trim().parse().ok());
             }
@@ -236,30 +236,31 @@ mod tests {
     }
 
     #[test]
-    fn parses_output_and_exit_status() {
+    fn response_contains_output_and_exit_status() {
         let text = "<e><Stream Name=\"stdout\">YQ==</Stream><Stream Name=\"stderr\">Yg==</Stream><Stream Name=\"stdout\"/>\
                     <CommandState State=\"x/CommandState/Done\"><ExitCode>-1073741510</ExitCode></CommandState></e>";
-        let wanted = Received {
+        let expected = Received {
             pieces: vec![(false, b"a".to_vec()), (true, b"b".to_vec())],
-            done: true,
+            is_done: true,
             exit: Some(-1_073_741_510),
         };
-        assert_eq!(received(text), Ok(wanted));
-        assert!(matches!(received("<e><Stream>!</Stream></e>"), Err(Fault::InvalidResponse(_))));
+        assert_eq!(parse_received(text), Ok(expected));
+        assert!(matches!(parse_received("<e><Stream>!</Stream></e>"), Err(Fault::InvalidResponse(_))));
         assert!(matches!(shell_id("no xml"), Err(Fault::InvalidResponse(_))));
     }
 
     #[test]
     fn fault_has_the_message_of_the_server() {
         let fault = |inner: &str| check(&format!("<e><Fault>{inner}</Fault></e>")).unwrap_err();
-        assert_eq!(fault("<WSManFault Code=\"2150858793\"/>"), Fault::NothingYet);
-        let words = "<Reason><Text>general</Text></Reason><WSManFault Code=\"5\"><Message>Access\n is denied.</Message></WSManFault>";
-        assert_eq!(fault(words), Fault::Message("Access is denied.".to_owned()));
+        assert_eq!(fault("<WSManFault Code=\"2150858793\"/>"), Fault::NoOutputYet);
+        let body = "<Reason><Text>general</Text></Reason><WSManFault Code=\"5\"><Message>Access\n is denied.</Message></WSManFault>";
+        assert_eq!(fault(body), Fault::Message("Access is denied.".to_owned()));
         assert_eq!(fault("<Reason><Text>general</Text></Reason>"), Fault::Message("general".to_owned()));
         assert_eq!(fault(""), Fault::Message("WSMan fault without a code".to_owned()));
     }
+
     #[test]
-    fn fuzz_winrm_answers() {
+    fn fuzz_winrm_responses() {
         let samples: [&[u8]; 4] = [
             b"<e><Stream Name=\"stdout\">YQ==</Stream><CommandState State=\"x/CommandState/Done\"><ExitCode>-1073741510</ExitCode></CommandState></e>",
             b"<e><Selector Name=\"ShellId\">S-1</Selector><CommandId>c-1</CommandId></e>",
@@ -279,9 +280,9 @@ mod tests {
             "ExitCode",
             "==",
         ];
-        muster_fuzz::fuzz("WinRM answers", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+        muster_fuzz::fuzz("WinRM responses", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
             let text = String::from_utf8_lossy(input);
-            let _ = (check(&text), shell_id(&text), command_id(&text), received(&text));
+            let _ = (check(&text), shell_id(&text), command_id(&text), parse_received(&text));
         });
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn is_child() -> bool {
 
 /// Runs the test with this full name in a child process.
 /// It must succeed without a request to the proxy.
-pub(crate) async fn run_without_requests(test: &str) {
+pub(crate) async fn assert_proxy_is_not_used(test: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());
     let mut child = Command::new(std::env::current_exe().unwrap());
@@ -28,7 +28,7 @@ pub(crate) async fn run_without_requests(test: &str) {
     child.env_remove("no_proxy").env_remove("NO_PROXY").env_remove("REQUEST_METHOD").env(HAS_PROXIES, "1");
     let output = tokio::select! {
         biased;
-        // A request of the process would arrive before its end.
+        // A request of the child process would arrive before the process exits.
         _ = proxy.accept() => panic!("the proxy received a request"),
         output = tokio::time::timeout(TIMEOUT, child.output()) => output.expect("the child process hangs").unwrap(),
     };

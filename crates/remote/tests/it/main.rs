@@ -1,5 +1,5 @@
 //! Tests sessions with controllable servers.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed test panics")]
 
 #[cfg(feature = "winrm")]
 mod behind_proxies;

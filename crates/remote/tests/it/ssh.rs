@@ -16,7 +16,7 @@ fn with_password(mut target: Target, password: &str) -> Target {
     target
 }
 
-async fn logged_in(target: &Target) -> Result<Box<dyn Session>, DialError> {
+async fn log_in(target: &Target) -> Result<Box<dyn Session>, DialError> {
     dial(target, &KnownHosts::default()).await
 }
 
@@ -39,36 +39,40 @@ async fn c03_key_is_the_only_offered_credential() {
     .await;
     let mut target = with_password(server.target(), "secret");
     target.key = login.to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
-    logged_in(&target).await.unwrap();
+    log_in(&target).await.unwrap();
     target.key = key().to_openssh(LineEnding::LF).unwrap().as_bytes().to_vec();
-    let error = logged_in(&target).await.err().unwrap();
-    assert!(matches!(error, DialError::Auth { method: "key", .. }), "the password is not tried then: {error}");
+    let error = log_in(&target).await.err().unwrap();
+    assert!(matches!(error, DialError::Auth { method: "key", .. }), "the password must not be tried: {error}");
 }
 
 #[tokio::test]
 async fn c04_wrong_password_is_reported_after_one_attempt() {
     let (server, target) = password_server().await;
-    logged_in(&target).await.unwrap();
+    log_in(&target).await.unwrap();
     let before = *server.tries.borrow();
     let mut wrong = with_password(server.target(), "wrong");
     wrong.timeout = Duration::from_secs(3600);
-    let error = logged_in(&wrong).await.err().unwrap();
+    let error = log_in(&wrong).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
     assert_eq!(*server.tries.borrow(), before + 1, "the Go host tries until the timeout");
 }
 
 #[tokio::test]
 async fn connects_through_the_session_of_another_machine() {
-    let (instance, way) = password_server().await;
+    let (instance, outer) = password_server().await;
     let inner =
         Server::start(AcceptedCredentials { password: Some("inner".to_owned()), ..AcceptedCredentials::default() })
             .await;
-    let via = logged_in(&way).await.unwrap();
+    let via = log_in(&outer).await.unwrap();
     let through = async |target: &Target, hosts: &KnownHosts, grace| dial_through(&*via, target, hosts, grace).await;
     let machine = with_password(inner.target(), "inner");
     let session = through(&machine, &KnownHosts::default(), Duration::ZERO).await.unwrap();
     assert_eq!(session.run(RemoteCommand::new("7")).await.unwrap().exit, Exit::Code(7));
-    assert_eq!(*instance.told.lock().unwrap(), [format!("to {}", inner.address)], "nothing else leads there");
+    assert_eq!(
+        *instance.events.lock().unwrap(),
+        [format!("to {}", inner.address)],
+        "the connection was opened by the instance"
+    );
 
     let error =
         through(&with_password(inner.target(), "no"), &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
@@ -78,9 +82,9 @@ async fn connects_through_the_session_of_another_machine() {
     let error = through(&machine, &hosts, Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let mut nobody = target(closed);
-    nobody.timeout = Duration::from_millis(200);
-    let error = through(&nobody, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
+    let mut closed_port = target(closed);
+    closed_port.timeout = Duration::from_millis(200);
+    let error = through(&closed_port, &KnownHosts::default(), Duration::ZERO).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { .. }) && error.to_string().contains("was refused"), "{error}");
     let mut windows = machine;
     windows.protocol = "winrm".to_owned();
@@ -110,23 +114,23 @@ async fn c04_certificate_follows_its_key() {
     };
     let mut target = server.target();
     target.key = certificate("ci").into_bytes();
-    logged_in(&target).await.unwrap();
-    target.key = certificate("somebody-else").into_bytes();
-    let error = logged_in(&target).await.err().unwrap();
+    log_in(&target).await.unwrap();
+    target.key = certificate("other-user").into_bytes();
+    let error = log_in(&target).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "certificate", .. }), "{error}");
-    target.key.extend_from_slice(b"ssh-ed25519-cert-v01@openssh.com nonsense\n");
-    logged_in(&target).await.err().unwrap();
+    target.key.extend_from_slice(b"ssh-ed25519-cert-v01@openssh.com invalid\n");
+    log_in(&target).await.err().unwrap();
 }
 
 #[tokio::test]
-async fn c05_retries_of_refused_port_are_spaced() {
+async fn c05_retries_of_a_refused_port_have_delays() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
     target.timeout = Duration::from_secs(2);
-    let error = logged_in(&target).await.err().unwrap();
+    let error = log_in(&target).await.err().unwrap();
     let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
-    assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
+    assert!((2..40).contains(&tries), "{tries} attempts in 2 s, while the Go host makes 86,000");
 }
 
 #[tokio::test]
@@ -135,14 +139,14 @@ async fn c05_expired_credentials_are_not_tried() {
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);
     target.expires = Some(1);
-    assert!(matches!(logged_in(&target).await.err().unwrap(), DialError::Expired));
+    assert!(matches!(log_in(&target).await.err().unwrap(), DialError::Expired));
 }
 
 #[tokio::test]
 async fn c06_exit_status_is_correct() {
     let (_server, target) = password_server().await;
-    let session = logged_in(&target).await.unwrap();
-    for (command, wanted) in [
+    let session = log_in(&target).await.unwrap();
+    for (command, expected) in [
         ("0", Exit::Code(0)),
         ("7", Exit::Code(7)),
         ("255", Exit::Code(255)),
@@ -152,10 +156,13 @@ async fn c06_exit_status_is_correct() {
         let mut stdout = Vec::new();
         let outcome =
             session.run(RemoteCommand { stdout: Some(&mut stdout), ..RemoteCommand::new(command) }).await.unwrap();
-        assert_eq!((outcome.exit, stdout.as_slice()), (wanted, command.as_bytes()));
+        assert_eq!((outcome.exit, stdout.as_slice()), (expected, command.as_bytes()));
     }
     let silent = session.run(RemoteCommand::new("silent")).await.unwrap_err();
-    assert!(matches!(silent, RunError::Lost { .. }), "no status is not 0, as with the Go host: {silent}");
+    assert!(
+        matches!(silent, RunError::Lost { .. }),
+        "a missing status must not count as 0, as in the Go host: {silent}"
+    );
     let lost = session.run(RemoteCommand::new("lost")).await.unwrap_err();
     assert!(matches!(lost, RunError::Lost { .. }), "{lost}");
     let after = session.run(RemoteCommand::new("0")).await.unwrap_err();
@@ -163,74 +170,74 @@ async fn c06_exit_status_is_correct() {
 }
 
 #[tokio::test]
-async fn keepalive_detects_silent_machine() {
+async fn keepalive_detects_lost_network() {
     let (server, mut target) = password_server().await;
-    // A network that drops everything after some time.
+    // A network that drops all packets after some time.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     target.address = listener.local_addr().unwrap().to_string();
     target.keepalive = Duration::from_millis(50);
-    let (cut, is_cut) = tokio::sync::oneshot::channel::<()>();
+    let (cut, cut_signal) = tokio::sync::oneshot::channel::<()>();
     let network = tokio::spawn(async move {
-        let (mut near, _) = listener.accept().await.unwrap();
-        let mut far = TcpStream::connect(server.address).await.unwrap();
+        let (mut client, _) = listener.accept().await.unwrap();
+        let mut upstream = TcpStream::connect(server.address).await.unwrap();
         tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
-            _ = is_cut => {}
+            _ = tokio::io::copy_bidirectional(&mut client, &mut upstream) => {}
+            _ = cut_signal => {}
         }
         // Both connections stay open, but nothing is forwarded.
         std::future::pending::<()>().await;
     });
-    let session = logged_in(&target).await.unwrap();
+    let session = log_in(&target).await.unwrap();
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let run = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("waits") });
+    let run = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("wait") });
     let watch = async {
-        let mut said = [0; 5];
-        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut said).await.unwrap();
+        let mut output = [0; 4];
+        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut output).await.unwrap();
         cut.send(()).unwrap();
     };
     let (outcome, ()) = tokio::join!(run, watch);
-    assert!(matches!(outcome.unwrap_err(), RunError::Lost { .. }), "the Go host waits for ever");
+    assert!(matches!(outcome.unwrap_err(), RunError::Lost { .. }), "the Go host waits indefinitely");
     network.abort();
 }
 
 #[tokio::test]
 async fn dropping_a_command_closes_its_channel() {
     let (server, target) = password_server().await;
-    let session = logged_in(&target).await.unwrap();
+    let session = log_in(&target).await.unwrap();
     let (mut reader, mut writer) = tokio::io::duplex(64);
-    let mut up = [0; 5];
+    let mut output = [0; 4];
     tokio::select! {
-        _ = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("waits") }) => panic!("it waits"),
-        said = tokio::io::AsyncReadExt::read_exact(&mut reader, &mut up) => drop(said.unwrap()),
+        _ = session.run(RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("wait") }) => panic!("the command must not end"),
+        read = tokio::io::AsyncReadExt::read_exact(&mut reader, &mut output) => drop(read.unwrap()),
     }
-    while server.told.lock().unwrap().is_empty() {
+    while server.events.lock().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
-    assert_eq!(*server.told.lock().unwrap(), ["close"]);
-    assert_eq!(session.run(RemoteCommand::new("0")).await.unwrap().exit, Exit::Code(0), "the session goes on");
+    assert_eq!(*server.events.lock().unwrap(), ["close"]);
+    assert_eq!(session.run(RemoteCommand::new("0")).await.unwrap().exit, Exit::Code(0), "the session is still usable");
 }
 
 #[tokio::test]
 async fn unresponsive_command_is_killed_after_cancel() {
     let (server, target) = password_server().await;
-    let session = logged_in(&target).await.unwrap();
+    let session = log_in(&target).await.unwrap();
     let stop = tokio_util::sync::CancellationToken::new();
     let (mut reader, mut writer) = tokio::io::duplex(64);
     let run =
-        session.run(RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("waits") });
+        session.run(RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("wait") });
     let watch = async {
-        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut [0; 5]).await.unwrap();
-        // From here on, only time passes.
+        tokio::io::AsyncReadExt::read_exact(&mut reader, &mut [0; 4]).await.unwrap();
+        // The test skips the wait for the timeout.
         tokio::time::pause();
         stop.cancel();
     };
     let (outcome, ()) = tokio::join!(run, watch);
     let error = outcome.unwrap_err();
     assert!(matches!(&error, RunError::Lost { cause } if cause.contains("did not end within")), "{error}");
-    while server.told.lock().unwrap().len() < 3 {
+    while server.events.lock().unwrap().len() < 3 {
         tokio::task::yield_now().await;
     }
-    assert_eq!(*server.told.lock().unwrap(), ["TERM", "KILL", "close"]);
+    assert_eq!(*server.events.lock().unwrap(), ["TERM", "KILL", "close"]);
 }
 
 #[tokio::test]
@@ -245,7 +252,7 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     dial(&target, &first_use).await.unwrap();
     let error = dial(&impostor, &first_use).await.err().unwrap();
     assert!(matches!(&error, DialError::HostKey { known, .. } if *known == server.fingerprint), "{error}");
-    assert_eq!(*other.tries.borrow(), 0, "no password was sent to it");
+    assert_eq!(*other.tries.borrow(), 0, "no password was sent to the machine");
 
     let pinned = KnownHosts::default();
     pinned.pin(&target.machine, std::slice::from_ref(&server.fingerprint));
@@ -254,23 +261,23 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
 }
 
-/// GitLab's `googlecloud` plugin installs the key when it is asked for connection details.
-/// The machine has it seconds later.
+/// GitLab's `googlecloud` plugin installs the key in `ConnectInfo`.
+/// The machine accepts the key a few seconds later.
 #[tokio::test]
 async fn new_machine_may_reject_its_key_for_a_while() {
     let server = Server::start(AcceptedCredentials::default()).await;
     let target = with_password(server.target(), "secret");
     let hosts = KnownHosts::default();
-    let learns = async {
+    let accept_later = async {
         server.tries.subscribe().wait_for(|tries| *tries >= 2).await.unwrap();
-        server.believes.lock().unwrap().password = Some("secret".to_owned());
+        server.accepted.lock().unwrap().password = Some("secret".to_owned());
     };
-    let (reached, ()) = tokio::join!(dial_new(&target, &hosts, Duration::from_secs(120)), learns);
-    reached.unwrap();
-    // Not indefinitely, and not at all if the machine was reached before.
+    let (dialed, ()) = tokio::join!(dial_new(&target, &hosts, Duration::from_secs(120)), accept_later);
+    dialed.unwrap();
+    // `dial_new` retries only within the grace period, and `dial` does not retry.
     let wrong = with_password(server.target(), "wrong");
-    for refused in [dial_new(&wrong, &hosts, Duration::ZERO).await, dial(&wrong, &hosts).await] {
-        let error = refused.err().unwrap();
+    for result in [dial_new(&wrong, &hosts, Duration::ZERO).await, dial(&wrong, &hosts).await] {
+        let error = result.err().unwrap();
         assert!(matches!(error, DialError::Auth { .. }), "{error}");
     }
 }
@@ -291,6 +298,6 @@ async fn new_machine_may_change_unpinned_host_key() {
     hosts.pin(&target.machine, std::slice::from_ref(&first.fingerprint));
     let tries = *second.tries.borrow();
     let error = dial_new(&later, &hosts, grace).await.err().unwrap();
-    assert!(matches!(error, DialError::HostKey { .. }), "what was pinned holds: {error}");
-    assert_eq!(*second.tries.borrow(), tries, "no password was sent to it");
+    assert!(matches!(error, DialError::HostKey { .. }), "pinned keys do not change: {error}");
+    assert_eq!(*second.tries.borrow(), tries, "no password was sent to the machine");
 }

@@ -26,9 +26,9 @@ pub(crate) struct Server {
     /// Number of login attempts.
     pub(crate) tries: watch::Sender<u32>,
     /// Credentials that the server currently accepts.
-    pub(crate) believes: Arc<Mutex<AcceptedCredentials>>,
-    /// Received signals and closed channels.
-    pub(crate) told: Arc<Mutex<Vec<String>>>,
+    pub(crate) accepted: Arc<Mutex<AcceptedCredentials>>,
+    /// Received signals, requested connections and closed channels.
+    pub(crate) events: Arc<Mutex<Vec<String>>>,
 }
 
 pub(crate) fn key() -> PrivateKey {
@@ -36,30 +36,30 @@ pub(crate) fn key() -> PrivateKey {
 }
 
 impl Server {
-    pub(crate) async fn start(believes: AcceptedCredentials) -> Self {
+    pub(crate) async fn start(accepted: AcceptedCredentials) -> Self {
         let host_key = key();
         let fingerprint = host_key.public_key().fingerprint(HashAlg::Sha256).to_string();
         let config =
             Config { keys: vec![host_key], auth_rejection_time: std::time::Duration::ZERO, ..Config::default() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, tries) = (listener.local_addr().unwrap(), watch::Sender::new(0));
-        let told = Arc::<Mutex<Vec<String>>>::default();
-        let believes = Arc::new(Mutex::new(believes));
-        let believed = Arc::clone(&believes);
-        let (config, counted, heard) = (Arc::new(config), tries.clone(), Arc::clone(&told));
+        let events = Arc::<Mutex<Vec<String>>>::default();
+        let accepted = Arc::new(Mutex::new(accepted));
+        let accepted_credentials = Arc::clone(&accepted);
+        let (config, server_tries, server_events) = (Arc::new(config), tries.clone(), Arc::clone(&events));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (tries, told) = (counted.clone(), Arc::clone(&heard));
-                let login = Login { believes: Arc::clone(&believed), tries, told };
+                let (tries, events) = (server_tries.clone(), Arc::clone(&server_events));
+                let handler = LoginHandler { accepted: Arc::clone(&accepted_credentials), tries, events };
                 let config = Arc::clone(&config);
                 tokio::spawn(async move {
-                    if let Ok(session) = russh::server::run_stream(config, stream, login).await {
+                    if let Ok(session) = russh::server::run_stream(config, stream, handler).await {
                         let _ = session.await;
                     }
                 });
             }
         });
-        Self { address, fingerprint, tries, believes, told }
+        Self { address, fingerprint, tries, accepted, events }
     }
 
     pub(crate) fn target(&self) -> Target {
@@ -71,35 +71,37 @@ pub(crate) fn target(address: SocketAddr) -> Target {
     Target { machine: "vm-1".to_owned(), address: address.to_string(), username: "ci".to_owned(), ..Target::default() }
 }
 
-struct Login {
-    believes: Arc<Mutex<AcceptedCredentials>>,
+struct LoginHandler {
+    accepted: Arc<Mutex<AcceptedCredentials>>,
     tries: watch::Sender<u32>,
-    told: Arc<Mutex<Vec<String>>>,
+    events: Arc<Mutex<Vec<String>>>,
 }
 
-impl Login {
-    fn answer(&self, yes: impl FnOnce(&AcceptedCredentials) -> bool) -> Result<Auth, russh::Error> {
-        let yes = yes(&self.believes.lock().unwrap());
+impl LoginHandler {
+    fn respond(&self, is_accepted: impl FnOnce(&AcceptedCredentials) -> bool) -> Result<Auth, russh::Error> {
+        let is_accepted = is_accepted(&self.accepted.lock().unwrap());
         self.tries.send_modify(|tries| *tries += 1);
-        Ok(if yes { Auth::Accept } else { Auth::reject() })
+        Ok(if is_accepted { Auth::Accept } else { Auth::reject() })
     }
 }
 
-impl Handler for Login {
+impl Handler for LoginHandler {
     type Error = russh::Error;
 
     async fn auth_publickey(&mut self, _: &str, key: VerifiedPublicKey<'_>) -> Result<Auth, russh::Error> {
-        self.answer(|of| of.key.as_ref().is_some_and(|known| known.key_data() == key.public_key.key_data()))
+        self.respond(|accepted| {
+            accepted.key.as_ref().is_some_and(|known| known.key_data() == key.public_key.key_data())
+        })
     }
 
     async fn auth_password(&mut self, _: &str, password: &str) -> Result<Auth, russh::Error> {
-        self.answer(|of| of.password.as_deref() == Some(password))
+        self.respond(|accepted| accepted.password.as_deref() == Some(password))
     }
 
-    async fn auth_openssh_certificate(&mut self, user: &str, given: &Certificate) -> Result<Auth, russh::Error> {
-        let signed = |known: &PublicKey| known.key_data() == given.signature_key();
-        let is_for = given.valid_principals().iter().any(|principal| principal == user);
-        self.answer(|of| is_for && of.authority.as_ref().is_some_and(signed))
+    async fn auth_openssh_certificate(&mut self, user: &str, certificate: &Certificate) -> Result<Auth, russh::Error> {
+        let has_signed = |known: &PublicKey| known.key_data() == certificate.signature_key();
+        let is_for_user = certificate.valid_principals().iter().any(|principal| principal == user);
+        self.respond(|accepted| is_for_user && accepted.authority.as_ref().is_some_and(has_signed))
     }
 
     async fn channel_open_session(
@@ -122,8 +124,8 @@ impl Handler for Login {
         reply: ChannelOpenHandle,
         _: &mut Session,
     ) -> Result<(), russh::Error> {
-        self.told.lock().unwrap().push(format!("to {host}:{port}"));
-        // Dropping the reply refuses the channel.
+        self.events.lock().unwrap().push(format!("to {host}:{port}"));
+        // Dropping `reply` refuses the channel.
         if let Ok(mut stream) = TcpStream::connect((host, u16::try_from(port).unwrap())).await {
             reply.accept().await;
             tokio::spawn(async move { tokio::io::copy_bidirectional(&mut channel.into_stream(), &mut stream).await });
@@ -132,12 +134,12 @@ impl Handler for Login {
     }
 
     async fn signal(&mut self, _: ChannelId, signal: Sig, _: &mut Session) -> Result<(), russh::Error> {
-        self.told.lock().unwrap().push(format!("{signal:?}"));
+        self.events.lock().unwrap().push(format!("{signal:?}"));
         Ok(())
     }
 
     async fn channel_close(&mut self, _: ChannelId, _: &mut Session) -> Result<(), russh::Error> {
-        self.told.lock().unwrap().push("close".to_owned());
+        self.events.lock().unwrap().push("close".to_owned());
         Ok(())
     }
 
@@ -148,7 +150,7 @@ impl Handler for Login {
         match line {
             b"signal" => session.exit_signal_request(id, Sig::SEGV, false, "", "")?,
             b"silent" => {}
-            b"waits" => return Ok(()),
+            b"wait" => return Ok(()),
             b"lost" => return Err(russh::Error::Disconnect),
             status => {
                 let status = std::str::from_utf8(status).ok().and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -1,5 +1,5 @@
 //! Tests WinRM sessions with a server that implements the necessary part of WinRM.
-//! Not tested with a Windows machine.
+//! The sessions have not been tested with a Windows machine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -23,33 +23,33 @@ use crate::ssh_server::target;
 /// State of the server: shells, and unread output of their commands.
 #[derive(Default)]
 pub(crate) struct Machine {
-    made: u32,
+    created: u32,
     shells: HashMap<String, Option<Command>>,
     /// Number of "timed out" responses before the first output.
-    slow: u32,
+    timeouts: u32,
 }
 
 struct Command {
     line: String,
     input: Vec<u8>,
-    has_end: bool,
-    ended: bool,
+    input_ended: bool,
+    terminated: bool,
 }
 
-pub(crate) type Shared = Arc<Mutex<Machine>>;
+pub(crate) type SharedMachine = Arc<Mutex<Machine>>;
 
 fn text(document: &Document<'_>, name: &str) -> Option<String> {
     document.descendants().find(|node| node.tag_name().name() == name).and_then(|node| node.text()).map(str::to_owned)
 }
 
-fn fault(code: &str, words: &str) -> (StatusCode, String) {
-    let body = format!("<e><Fault><WSManFault Code=\"{code}\"><Message>{words}</Message></WSManFault></Fault></e>");
+fn fault(code: &str, message: &str) -> (StatusCode, String) {
+    let body = format!("<e><Fault><WSManFault Code=\"{code}\"><Message>{message}</Message></WSManFault></Fault></e>");
     (StatusCode::INTERNAL_SERVER_ERROR, body)
 }
 
-async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) -> (StatusCode, String) {
-    let wanted = format!("Basic {}", STANDARD.encode("Administrator:secret"));
-    if headers.get("authorization").and_then(|value| value.to_str().ok()) != Some(&wanted) {
+async fn wsman(State(machine): State<SharedMachine>, headers: HeaderMap, body: String) -> (StatusCode, String) {
+    let expected = format!("Basic {}", STANDARD.encode("Administrator:secret"));
+    if headers.get("authorization").and_then(|value| value.to_str().ok()) != Some(&expected) {
         return (StatusCode::UNAUTHORIZED, String::new());
     }
     let document = Document::parse(&body).unwrap();
@@ -58,8 +58,8 @@ async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) 
     let mut machine = machine.lock().unwrap();
     let answer = match action.rsplit('/').next().unwrap() {
         "Create" => {
-            machine.made += 1;
-            let id = format!("shell-{}", machine.made);
+            machine.created += 1;
+            let id = format!("shell-{}", machine.created);
             machine.shells.insert(id.clone(), None);
             format!("<e><Selector Name=\"ShellId\">{id}</Selector></e>")
         }
@@ -72,7 +72,7 @@ async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) 
             if line == "forbidden" {
                 return fault("5", "Access is denied.");
             }
-            let command = Command { line, input: Vec::new(), has_end: false, ended: false };
+            let command = Command { line, input: Vec::new(), input_ended: false, terminated: false };
             machine.shells.insert(shell, Some(command));
             "<e><CommandId>c-1</CommandId></e>".to_owned()
         }
@@ -80,12 +80,12 @@ async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) 
             let Some(Some(command)) = machine.shells.get_mut(&shell) else { return fault("2150858843", "no shell") };
             let node = document.descendants().find(|node| node.tag_name().name() == "Stream").unwrap();
             command.input.extend(STANDARD.decode(node.text().unwrap_or_default()).unwrap());
-            command.has_end |= node.attribute("End") == Some("true");
+            command.input_ended |= node.attribute("End") == Some("true");
             "<e/>".to_owned()
         }
         "Signal" => {
             let Some(Some(command)) = machine.shells.get_mut(&shell) else { return fault("2150858843", "no shell") };
-            command.ended = true;
+            command.terminated = true;
             "<e/>".to_owned()
         }
         "Receive" => return receive(&mut machine, &shell),
@@ -95,10 +95,10 @@ async fn wsman(State(machine): State<Shared>, headers: HeaderMap, body: String) 
 }
 
 fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
-    let nothing_yet = fault("2150858793", "timed out");
-    if machine.slow > 0 {
-        machine.slow -= 1;
-        return nothing_yet;
+    let no_output_yet = fault("2150858793", "timed out");
+    if machine.timeouts > 0 {
+        machine.timeouts -= 1;
+        return no_output_yet;
     }
     let Some(Some(command)) = machine.shells.get_mut(shell) else {
         return fault("2150858843", "The shell was not found.");
@@ -107,13 +107,13 @@ fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
     let done =
         |exit: &str| format!("<CommandState State=\"s/CommandState/Done\"><ExitCode>{exit}</ExitCode></CommandState>");
     let inner = match command.line.as_str() {
-        "count" if !command.has_end => return nothing_yet,
+        "count" if !command.input_ended => return no_output_yet,
         "count" => stream("stdout", command.input.len().to_string().as_bytes()) + &done("0"),
         "both & <more>" => stream("stdout", b"out") + &stream("stderr", b"err") + &done("3"),
         "crash" => done("-1073741510"),
-        "waits" if command.ended => done("1"),
-        "waits" => stream("stdout", b"up"),
-        "vanish" => {
+        "wait" if command.terminated => done("1"),
+        "wait" => stream("stdout", b"up"),
+        "lose-shell" => {
             machine.shells.clear();
             return fault("2150858843", "The shell was not found.");
         }
@@ -123,7 +123,7 @@ fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
 }
 
 /// Returns the routes of the machine.
-pub(crate) fn app(machine: &Shared) -> Router {
+pub(crate) fn routes(machine: &SharedMachine) -> Router {
     Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(machine))
 }
 
@@ -136,10 +136,10 @@ pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
     target
 }
 
-pub(crate) async fn machine() -> (Shared, Target) {
-    let shared = Shared::default();
+pub(crate) async fn machine() -> (SharedMachine, Target) {
+    let shared = SharedMachine::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (mut target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), app(&shared));
+    let (mut target, app) = (winrm_target(listener.local_addr().unwrap(), "winrm"), routes(&shared));
     target.allow_unencrypted = true;
     tokio::spawn(async move { axum::serve(listener, app).await });
     (shared, target)
@@ -149,18 +149,18 @@ async fn session(target: &Target) -> Box<dyn Session> {
     dial(target, &KnownHosts::default()).await.unwrap()
 }
 
-/// Waits until all shells are deleted, which happens after a command's end was reported.
-async fn no_shells(machine: &Shared) {
+/// Waits until all shells are deleted. A shell is deleted in the background after its command has ended.
+async fn wait_for_shell_deletion(machine: &SharedMachine) {
     while !machine.lock().unwrap().shells.is_empty() {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn returns_output_and_status_of_a_command() {
+async fn command_returns_output_and_status() {
     let (machine, target) = machine().await;
     let session = session(&target).await;
-    machine.lock().unwrap().slow = 2;
+    machine.lock().unwrap().timeouts = 2;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let run =
         RemoteCommand { stdout: Some(&mut stdout), stderr: Some(&mut stderr), ..RemoteCommand::new("both & <more>") };
@@ -171,13 +171,13 @@ async fn returns_output_and_status_of_a_command() {
     assert_eq!(
         session.run(RemoteCommand::new("crash")).await.unwrap().exit,
         Exit::Code(0xC000_013A),
-        "32 bits, as Windows has them"
+        "an exit status on Windows has 32 bits"
     );
-    no_shells(&machine).await;
+    wait_for_shell_deletion(&machine).await;
 }
 
 #[tokio::test]
-async fn sends_input_completely() {
+async fn command_receives_complete_input() {
     let (machine, target) = machine().await;
     let session = session(&target).await;
     let input = vec![b'x'; 200_000];
@@ -191,7 +191,7 @@ async fn sends_input_completely() {
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
     assert_eq!(text, "5");
-    no_shells(&machine).await;
+    wait_for_shell_deletion(&machine).await;
 }
 
 #[tokio::test]
@@ -200,24 +200,24 @@ async fn command_can_be_canceled_and_lost_command_has_no_status() {
     let session = session(&target).await;
     let stop = CancellationToken::new();
     let (mut reader, mut writer) = tokio::io::duplex(1 << 20);
-    let run = RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("waits") };
+    let run = RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("wait") };
     let watch = async {
         reader.read_u8().await.unwrap();
         stop.cancel();
     };
     let (outcome, ()) = tokio::join!(session.run(run), watch);
     assert_eq!(outcome.unwrap().exit, Exit::Code(1));
-    let lost = session.run(RemoteCommand::new("vanish")).await.unwrap_err();
+    let lost = session.run(RemoteCommand::new("lose-shell")).await.unwrap_err();
     assert!(matches!(&lost, RunError::Lost { cause } if cause == "The shell was not found."), "{lost}");
     let silent = session.run(RemoteCommand::new("no status")).await.unwrap_err();
     assert!(matches!(silent, RunError::Lost { .. }), "C6: {silent}");
     let refused = session.run(RemoteCommand::new("forbidden")).await.unwrap_err();
     assert!(matches!(&refused, RunError::Refused { cause, .. } if cause == "Access is denied."), "{refused}");
-    no_shells(&machine).await;
+    wait_for_shell_deletion(&machine).await;
 }
 
 #[tokio::test]
-async fn rejected_credentials_fail_immediately_and_silence_is_retried() {
+async fn rejected_credentials_fail_immediately_and_refused_connections_are_retried() {
     let (_machine, mut target) = machine().await;
     target.password = "wrong".to_owned();
     target.timeout = Duration::from_secs(3600);

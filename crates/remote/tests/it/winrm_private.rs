@@ -5,24 +5,25 @@ use std::time::Duration;
 use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
 use crate::behind_proxies;
-use crate::winrm::{app, machine, winrm_target};
+use crate::winrm::{machine, routes, winrm_target};
 use crate::winrm_tls;
 
 #[tokio::test]
 async fn plain_http_is_rejected_before_anything_is_sent() {
-    let shared = crate::winrm::Shared::default();
+    let shared = crate::winrm::SharedMachine::default();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = winrm_target(listener.local_addr().unwrap(), "winrm");
-    let heard = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-    let counted = std::sync::Arc::clone(&heard);
-    let count = axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
-        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        next.run(request)
-    });
-    let app = app(&shared).layer(count);
+    let requests = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counter = std::sync::Arc::clone(&requests);
+    let count_requests =
+        axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            next.run(request)
+        });
+    let app = routes(&shared).layer(count_requests);
     tokio::spawn(async move { axum::serve(listener, app).await });
     let dialed = dial(&target, &KnownHosts::default()).await;
-    assert_eq!(heard.load(std::sync::atomic::Ordering::Relaxed), 0, "the password was sent in clear text");
+    assert_eq!(requests.load(std::sync::atomic::Ordering::Relaxed), 0, "the password was sent in clear text");
     let error = dialed.err().unwrap().to_string();
     assert!(error.contains("winrm+https") && error.contains("allow_unencrypted = true"), "{error}");
 }
@@ -39,5 +40,5 @@ async fn proxies_in_the_environment_are_ignored() {
         }
         return;
     }
-    behind_proxies::run_without_requests("winrm_private::proxies_in_the_environment_are_ignored").await;
+    behind_proxies::assert_proxy_is_not_used("winrm_private::proxies_in_the_environment_are_ignored").await;
 }

@@ -20,7 +20,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio_rustls::server::TlsStream;
 
-use crate::winrm::{Shared, app, winrm_target};
+use crate::winrm::{SharedMachine, routes, winrm_target};
 
 /// A self-signed certificate with its key.
 struct Identity {
@@ -30,10 +30,10 @@ struct Identity {
 
 impl Identity {
     fn new() -> Self {
-        let made = rcgen::generate_simple_self_signed(vec!["windows-1".to_owned()]).unwrap();
+        let generated = rcgen::generate_simple_self_signed(vec!["windows-1".to_owned()]).unwrap();
         Self {
-            certificate: made.cert.der().clone(),
-            key: PrivateKeyDer::Pkcs8(made.signing_key.serialize_der().into()),
+            certificate: generated.cert.der().clone(),
+            key: PrivateKeyDer::Pkcs8(generated.signing_key.serialize_der().into()),
         }
     }
 
@@ -43,9 +43,9 @@ impl Identity {
 }
 
 /// Accepts TLS connections, and drops others.
-struct Secure(TcpListener, TlsAcceptor);
+struct TlsListener(TcpListener, TlsAcceptor);
 
-impl Listener for Secure {
+impl Listener for TlsListener {
     type Io = TlsStream<TcpStream>;
     type Addr = SocketAddr;
 
@@ -63,7 +63,7 @@ impl Listener for Secure {
     }
 }
 
-/// Starts a machine, and counts its requests.
+/// Starts a machine with a request counter.
 async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<AtomicU32>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -71,61 +71,64 @@ async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<Ato
     let resolver = SingleCertAndKey::from(CertifiedKey::new(vec![certificate.certificate.clone()], key));
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
     let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-    let secure = Secure(listener, TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(resolver)))));
-    let heard = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&heard);
-    let count = from_fn(move |request: Request, next: Next| {
-        counted.fetch_add(1, Ordering::Relaxed);
+    let tls_listener =
+        TlsListener(listener, TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(resolver)))));
+    let requests = Arc::new(AtomicU32::new(0));
+    let counter = Arc::clone(&requests);
+    let count_requests = from_fn(move |request: Request, next: Next| {
+        counter.fetch_add(1, Ordering::Relaxed);
         next.run(request)
     });
-    tokio::spawn(async move { axum::serve(secure, app(&Shared::default()).layer(count)).await });
-    (address, heard)
+    tokio::spawn(
+        async move { axum::serve(tls_listener, routes(&SharedMachine::default()).layer(count_requests)).await },
+    );
+    (address, requests)
 }
 
-/// Starts a machine without counting.
+/// Starts a machine and returns its target.
 pub(crate) async fn target() -> Target {
     let identity = Identity::new();
     winrm_target(machine(&identity, &identity).await.0, "winrm+https")
 }
 
 #[tokio::test]
-async fn first_certificate_is_trusted_and_no_other_after_it() {
+async fn only_the_first_certificate_is_trusted() {
     let (first, second) = (Identity::new(), Identity::new());
     let (address, _) = machine(&first, &first).await;
     let hosts = KnownHosts::default();
     let session = dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
     assert_eq!(session.run(RemoteCommand::new("both & <more>")).await.unwrap().exit, Exit::Code(3));
 
-    let (address, heard) = machine(&second, &second).await;
+    let (address, requests) = machine(&second, &second).await;
     let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
     let DialError::HostKey { found, known, .. } = &error else { panic!("{error}") };
     assert_eq!((found, known), (&second.fingerprint(), &first.fingerprint()));
-    assert_eq!(heard.load(Ordering::Relaxed), 0, "it was told nothing, and no password");
+    assert_eq!(requests.load(Ordering::Relaxed), 0, "no request with the password was sent");
 }
 
 #[tokio::test]
 async fn only_pinned_certificate_is_accepted() {
-    let (machines, others) = (Identity::new(), Identity::new());
+    let (own, other) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
-    hosts.pin("vm-1", &[machines.fingerprint()]);
-    let (address, heard) = machine(&others, &others).await;
+    hosts.pin("vm-1", &[own.fingerprint()]);
+    let (address, requests) = machine(&other, &other).await;
     let error = dial(&winrm_target(address, "winrm+https"), &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
-    assert_eq!(heard.load(Ordering::Relaxed), 0);
-    let (address, _) = machine(&machines, &machines).await;
+    assert_eq!(requests.load(Ordering::Relaxed), 0);
+    let (address, _) = machine(&own, &own).await;
     dial(&winrm_target(address, "winrm+https"), &hosts).await.unwrap();
 }
 
-/// Certificates are public: the machine must have the key.
+/// A certificate is public, so the machine must prove that it has the private key.
 #[tokio::test]
 async fn certificate_without_its_key_is_rejected() {
-    let (machines, impostors) = (Identity::new(), Identity::new());
+    let (own, impostor) = (Identity::new(), Identity::new());
     let hosts = KnownHosts::default();
-    hosts.pin("vm-1", &[machines.fingerprint()]);
-    let (address, heard) = machine(&machines, &impostors).await;
+    hosts.pin("vm-1", &[own.fingerprint()]);
+    let (address, requests) = machine(&own, &impostor).await;
     let mut target = winrm_target(address, "winrm+https");
     target.timeout = Duration::from_secs(1);
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
-    assert_eq!(heard.load(Ordering::Relaxed), 0);
+    assert_eq!(requests.load(Ordering::Relaxed), 0);
 }

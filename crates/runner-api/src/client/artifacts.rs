@@ -71,28 +71,28 @@ impl Client {
             .file_name(filename.to_owned())
             .mime_str("application/octet-stream")
             .map_err(|error| ClientError::Setup(error.to_string()))?;
-        let wanted = [
+        let parameters = [
             ("artifact_format", &query.artifact_format),
             ("artifact_type", &query.artifact_type),
             ("expire_in", &query.expire_in),
         ];
-        let wanted: Vec<_> = wanted
+        let parameters: Vec<_> = parameters
             .into_iter()
             .filter_map(|(key, value)| Some((key, value.as_deref().filter(|value| !value.is_empty())?)))
             .collect();
         let call = self
             .call(Method::POST, &format!("jobs/{job}/artifacts"))
-            .query(&wanted)
+            .query(&parameters)
             .header("JOB-TOKEN", token)
             .timeout(timeouts.total)
             .multipart(Form::new().part("file", part));
-        let silent = async {
+        let response_timeout = async {
             sent.cancelled().await;
             tokio::time::sleep(timeouts.response).await;
         };
         let response = tokio::select! {
             response = send(CALL, call) => response?,
-            () = silent => {
+            () = response_timeout => {
                 let message = format!("no response within {} s after the file was sent", timeouts.response.as_secs());
                 return Err(ClientError::unreachable(CALL, message));
             }

@@ -2,11 +2,11 @@
 
 use url::Url;
 
-/// Returns the address and the cause: a readable description if it is well known, otherwise that of the root cause.
+/// Returns the address and the cause: a readable description if it is well known, otherwise the message of the root cause.
 pub(super) fn describe(error: &reqwest::Error) -> String {
-    let place = error.url().map(address).unwrap_or_default();
+    let server = error.url().map(address).unwrap_or_default();
     let cause = if error.is_timeout() { "timeout".to_owned() } else { root_cause(error) };
-    format!("{place}: {}", known_cause(&cause).unwrap_or(&cause))
+    format!("{server}: {}", known_cause(&cause).unwrap_or(&cause))
 }
 
 /// Returns scheme, host and port. Other parts of the URL may be secret, such as the signed path of a storage.
@@ -34,7 +34,7 @@ fn known_cause(cause: &str) -> Option<&'static str> {
         ("dns error", "host not found: is the name correct?"),
         (
             "CaUsedAsEndEntity",
-            "the certificate of the server is that of an authority (CA:TRUE), and differs from the one in tls-ca-file",
+            "the certificate of the server is a CA certificate (CA:TRUE) and differs from the one in tls-ca-file",
         ),
         ("UnknownIssuer", "the authority of its certificate is unknown: set tls-ca-file"),
         ("NotValidForName", "its certificate is for another name"),
@@ -52,6 +52,6 @@ mod tests {
     fn library_errors_have_readable_messages() {
         let name = "proto error: no records found for Query { name: Name(\"nosuch.invalid.\"), query_type: A, query_class: IN }";
         assert_eq!(known_cause(name), Some("host not found: is the name correct?"));
-        assert_eq!(known_cause("Connection refused (os error 111)"), None, "it is clear as it is");
+        assert_eq!(known_cause("Connection refused (os error 111)"), None, "the message is already readable");
     }
 }

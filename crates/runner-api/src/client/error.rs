@@ -99,7 +99,7 @@ impl ClientError {
 
     /// Returns true if the job does not belong to this manager or has ended, so that nothing more may be sent.
     #[must_use]
-    pub fn is_job_gone(&self) -> bool {
+    pub fn is_job_closed(&self) -> bool {
         match self {
             Self::Forbidden { .. } => true,
             Self::Transient { status, .. } => matches!(status, Some(JobStatus::Canceled | JobStatus::Failed)),

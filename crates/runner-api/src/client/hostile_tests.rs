@@ -13,10 +13,10 @@ use super::{Client, ClientError, JOB_REQUEST_TIMEOUT, JobOffer, Progress};
 use crate::payload::JobPayload;
 use crate::wire::JobRequest;
 
-const SOON: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const CREATED: &str = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n";
 
-/// Starts a server that answers one call by `answer`.
+/// Starts a server that handles one call with `answer`.
 async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     answer: impl FnOnce(TcpStream) -> F + Send + 'static,
 ) -> (Client, JoinHandle<T>) {
@@ -33,16 +33,16 @@ async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
 }
 
 /// Requests a job. The server sends `text` and closes the connection.
-async fn part(text: String) -> Result<JobOffer, ClientError> {
+async fn request_with_response(text: String) -> Result<JobOffer, ClientError> {
     let (client, _server) = server(|mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
         call.shutdown().await.unwrap();
     })
     .await;
-    tokio::time::timeout(SOON, client.request_job(&JobRequest::default(), &Progress::default())).await.unwrap()
+    tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await.unwrap()
 }
 
-fn unreadable(offer: Result<JobOffer, ClientError>) -> (JobId, String) {
+fn decode_failure(offer: Result<JobOffer, ClientError>) -> (JobId, String) {
     let job = offer.unwrap().job.unwrap();
     (job.id, job.decode_error().unwrap().to_owned())
 }
@@ -58,66 +58,72 @@ async fn endless_response_head_is_not_read() {
         sent
     })
     .await;
-    let asked = tokio::time::timeout(SOON, client.request_job(&JobRequest::default(), &Progress::default())).await;
-    assert!(asked.unwrap().unwrap_err().transient().is_some());
-    // Includes what the operating system buffers for both ends.
+    let result =
+        tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await;
+    assert!(result.unwrap().unwrap_err().transient().is_some());
+    // The limit includes the buffers of the operating system at both ends.
     assert!(server.await.unwrap() < 32 * 1024 * 1024);
 }
 
 /// Requests a job from a server that sends `text` and then nothing, and returns the result after the timeout.
-async fn dripping(text: &'static str, answers: bool) -> Result<JobOffer, ClientError> {
+async fn request_with_stalled_response(text: &'static str, has_response_head: bool) -> Result<JobOffer, ClientError> {
     let (send, sent) = oneshot::channel();
     let (client, server) = server(move |mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
         send.send(()).unwrap();
-        // Until the client closes the connection.
+        // Returns when the client closes the connection.
         call.read_to_end(&mut Vec::new()).await
     })
     .await;
     let progress = Progress::default();
-    let asking = tokio::spawn({
+    let request = tokio::spawn({
         let progress = progress.clone();
         async move { client.request_job(&JobRequest::default(), &progress).await }
     });
-    tokio::time::timeout(SOON, sent).await.unwrap().unwrap();
-    while progress.is_answered() != answers {
-        assert!(!asking.is_finished());
+    tokio::time::timeout(TEST_TIMEOUT, sent).await.unwrap().unwrap();
+    while progress.is_answered() != has_response_head {
+        assert!(!request.is_finished());
         tokio::task::yield_now().await;
     }
     tokio::time::pause();
     tokio::time::advance(JOB_REQUEST_TIMEOUT).await;
     tokio::time::resume();
-    let asked = tokio::time::timeout(SOON, asking).await.unwrap().unwrap();
-    let _ = tokio::time::timeout(SOON, server).await.unwrap();
-    asked
+    let result = tokio::time::timeout(TEST_TIMEOUT, request).await.unwrap().unwrap();
+    let _ = tokio::time::timeout(TEST_TIMEOUT, server).await.unwrap();
+    result
 }
 
 #[tokio::test]
 async fn slow_response_ends_with_timeout() {
-    let error = dripping("HTTP/1.1 201 Cre", false).await.unwrap_err();
+    let error = request_with_stalled_response("HTTP/1.1 201 Cre", false).await.unwrap_err();
     assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
     let body = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n\r\n{\"id\":7,";
-    let error = dripping(body, true).await.unwrap_err();
+    let error = request_with_stalled_response(body, true).await.unwrap_err();
     assert!(error.transient().is_some() && error.to_string().contains("timeout"), "{error}");
 }
 
 #[tokio::test]
 async fn incomplete_payload_yields_id_and_token() {
-    let begun = r#"{"id":7,"token":"t","job_info":{"name":"build"},"variables":[{"key":"A"#;
+    let partial = r#"{"id":7,"token":"t","job_info":{"name":"build"},"variables":[{"key":"A"#;
     for head in
         ["Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n46\r\n", "Connection: close\r\n\r\n"]
     {
-        let (id, why) = unreadable(part(format!("{CREATED}{head}{begun}")).await);
+        let (id, why) = decode_failure(request_with_response(format!("{CREATED}{head}{partial}")).await);
         assert_eq!(id, JobId(7), "{head}");
-        let lost = why.contains("the response was incomplete") || why.contains("invalid JSON at line 1");
-        assert!(lost, "{head}: {why}");
+        let is_explained = why.contains("the response was incomplete") || why.contains("invalid JSON at line 1");
+        assert!(is_explained, "{head}: {why}");
     }
-    let (_, why) = unreadable(
-        dripping("HTTP/1.1 201 Created\r\nContent-Length: 99\r\n\r\n{\"id\":7,\"token\":\"t\",", true).await,
+    let (_, why) = decode_failure(
+        request_with_stalled_response(
+            "HTTP/1.1 201 Created\r\nContent-Length: 99\r\n\r\n{\"id\":7,\"token\":\"t\",",
+            true,
+        )
+        .await,
     );
     assert!(why.contains("timeout"), "{why}");
     for incomplete in ["", "{", r#"{"id":7,"token":"gl"#, r#"{"token":"t","steps":["#] {
-        let error = part(format!("{CREATED}Content-Length: 1000\r\n\r\n{incomplete}")).await.unwrap_err();
+        let error =
+            request_with_response(format!("{CREATED}Content-Length: 1000\r\n\r\n{incomplete}")).await.unwrap_err();
         assert!(error.transient().is_some(), "{incomplete}: {error}");
     }
 }
@@ -125,20 +131,21 @@ async fn incomplete_payload_yields_id_and_token() {
 #[tokio::test]
 async fn endless_payload_is_reported_as_too_long() {
     let (client, server) = server(|mut call| async move {
-        let begun = format!("{CREATED}Connection: close\r\n\r\n{{\"id\":7,\"token\":\"t\",\"run\":\"");
-        call.write_all(begun.as_bytes()).await.unwrap();
-        let more = vec![b'x'; 1024 * 1024];
+        let partial = format!("{CREATED}Connection: close\r\n\r\n{{\"id\":7,\"token\":\"t\",\"run\":\"");
+        call.write_all(partial.as_bytes()).await.unwrap();
+        let chunk = vec![b'x'; 1024 * 1024];
         let mut sent = 0;
-        while sent < 1000 && call.write_all(&more).await.is_ok() {
+        while sent < 1000 && call.write_all(&chunk).await.is_ok() {
             sent += 1;
         }
         sent
     })
     .await;
-    let asked = tokio::time::timeout(SOON, client.request_job(&JobRequest::default(), &Progress::default())).await;
-    let (id, why) = unreadable(asked.unwrap());
+    let result =
+        tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await;
+    let (id, why) = decode_failure(result.unwrap());
     assert!(id == JobId(7) && why.contains("exceeds 64 MiB"), "{id} {why}");
-    assert!(server.await.unwrap() < 128, "nothing more is read");
+    assert!(server.await.unwrap() < 128, "the client stops reading");
 }
 
 #[tokio::test]
@@ -148,12 +155,12 @@ async fn job_is_accepted_with_any_content_type() {
         format!("HTTP/1.1 201 Created\r\n{kind}Content-Length: {length}\r\n\r\n{body}")
     };
     for kind in ["", "Content-Type: text/json\r\n", "Content-Type: text/html\r\n"] {
-        let offer = part(answer(kind, r#"{"id":7,"token":"t"}"#)).await.unwrap();
+        let offer = request_with_response(answer(kind, r#"{"id":7,"token":"t"}"#)).await.unwrap();
         assert_eq!(offer.job.unwrap().decode_error(), None, "{kind}");
     }
-    let page = part(answer("Content-Type: text/html\r\n", "<html>Welcome</html>")).await.unwrap_err();
+    let page = request_with_response(answer("Content-Type: text/html\r\n", "<html>Welcome</html>")).await.unwrap_err();
     assert!(page.to_string().contains("content type is `text/html`"), "{page}");
-    let empty = part(answer("Content-Type: application/json\r\n", "")).await.unwrap_err();
+    let empty = request_with_response(answer("Content-Type: application/json\r\n", "")).await.unwrap_err();
     assert!(matches!(empty, ClientError::Protocol { .. }), "{empty}");
 }
 

@@ -86,8 +86,8 @@ impl Client {
 
     /// Returns the same client for another host, for [`ClientError::Redirected`].
     #[must_use]
-    pub fn with_base_url(&self, place: &Url) -> Self {
-        Self { base: base_url(place).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
+    pub fn with_base_url(&self, url: &Url) -> Self {
+        Self { base: base_url(url).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
     }
 
     /// Creates a client even if a certificate file is currently invalid. Calls are sent without it, and fail if it is
@@ -111,7 +111,7 @@ impl Client {
     /// it cannot be run ([`crate::payload::JobPayload::decode_error`]).
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
-        let response = self.ask(CALL, request, progress).await?;
+        let response = self.send_job_request(CALL, request, progress).await?;
         progress.answered();
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
@@ -125,7 +125,7 @@ impl Client {
 
     /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks
     /// progress.
-    async fn ask(
+    async fn send_job_request(
         &self,
         call: &'static str,
         request: &JobRequest,
@@ -133,41 +133,41 @@ impl Client {
     ) -> Result<Response, ClientError> {
         let body = serde_json::to_vec(request).map_err(|error| ClientError::Setup(error.to_string()))?;
         let body = Bytes::from(body);
-        let by = Instant::now() + JOB_REQUEST_TIMEOUT;
+        let deadline = Instant::now() + JOB_REQUEST_TIMEOUT;
         let mut url = self.url("jobs/request");
-        let mut hops = 0;
+        let mut redirects = 0;
         loop {
-            let ask = self
+            let attempt = self
                 .call_to(Method::POST, url)
                 .header(header::CONTENT_TYPE, "application/json")
                 .header(header::CONTENT_LENGTH, body.len())
                 .header(header::ACCEPT, "application/json")
                 .header("RUNNER-TOKEN", &request.token)
-                .timeout(by.saturating_duration_since(Instant::now()))
+                .timeout(deadline.saturating_duration_since(Instant::now()))
                 .body(progress.body(body.clone()));
-            let response = self.send(observe::REQUEST_JOB, call, ask).await?;
-            match redirect::next(&response).filter(|_| hops < redirect::MAX_REDIRECTS) {
+            let response = self.send(observe::REQUEST_JOB, call, attempt).await?;
+            match redirect::next(&response).filter(|_| redirects < redirect::MAX_REDIRECTS) {
                 Some(to) => url = to,
                 None => return Ok(response),
             }
-            hops += 1;
+            redirects += 1;
         }
     }
 
     /// Updates the state of a job, and its result at the end (`PUT /jobs/:id`).
     ///
     /// # Errors
-    /// Returns [`ClientError`]. [`ClientError::is_job_gone`] is true if nothing more may be reported.
+    /// Returns [`ClientError`]. [`ClientError::is_job_closed`] is true if nothing more may be reported.
     pub async fn update_job(&self, job: JobId, request: &UpdateRequest) -> Result<UpdateReply, ClientError> {
         let call = self.json(Method::PUT, &format!("jobs/{job}"), request).header("JOB-TOKEN", &request.token);
         reply::update(self.send(observe::UPDATE_JOB, "job update", call).await?).await
     }
 
-    /// Sends the bytes of the trace from `start` on (`PATCH /jobs/:id/trace`). Without `bytes`, only asks for the
+    /// Sends the bytes of the trace from `start` on (`PATCH /jobs/:id/trace`). If `bytes` is empty, only queries the
     /// acknowledged length.
     ///
     /// # Errors
-    /// Returns [`ClientError`]. [`ClientError::is_job_gone`] is true if the job must be stopped.
+    /// Returns [`ClientError`]. [`ClientError::is_job_closed`] is true if the job must be stopped.
     pub async fn patch_trace(
         &self,
         job: JobId,

@@ -1,7 +1,7 @@
 //! Accepts a coordinator's self-signed certificate that is configured as trusted. `openssl req -x509` marks such
 //! certificates as those of an authority (CA:TRUE).
 //!
-//! The default verification rejects the certificate of an authority as that of a server. Go, and therefore
+//! The default verification rejects a CA certificate as the certificate of a server. Go, and therefore
 //! gitlab-runner, accepts it if it is configured. This verifier does the same for exactly that certificate, if it is
 //! valid and matches the host name. Everything else follows the default verification.
 
@@ -16,8 +16,8 @@ use tokio_rustls::rustls::{CertificateError, DigitallySignedStruct, Error, Signa
 /// The default verification, and the configured certificates.
 #[derive(Debug)]
 pub(super) struct Verifier {
-    pub(super) usual: Arc<WebPkiServerVerifier>,
-    pub(super) named: Vec<CertificateDer<'static>>,
+    pub(super) default_verifier: Arc<WebPkiServerVerifier>,
+    pub(super) trusted: Vec<CertificateDer<'static>>,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -29,8 +29,8 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        match self.usual.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(error) if is_of_authority(&error) && self.named.contains(end_entity) => {
+        match self.default_verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+            Err(error) if is_ca_as_end_entity(&error) && self.trusted.contains(end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -44,7 +44,7 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.usual.verify_tls12_signature(message, cert, dss)
+        self.default_verifier.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -53,16 +53,17 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.usual.verify_tls13_signature(message, cert, dss)
+        self.default_verifier.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.usual.supported_verify_schemes()
+        self.default_verifier.supported_verify_schemes()
     }
 }
 
-/// Returns true if this is the only problem: the validity period is checked before, and would be a different error.
-fn is_of_authority(error: &Error) -> bool {
+/// Returns true if the only problem is that the server presents a CA certificate. The validity period is checked before that and
+/// would be a different error.
+fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
 }

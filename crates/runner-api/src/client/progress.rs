@@ -14,7 +14,7 @@ enum Stage {
     /// The request waits for a connection.
     #[default]
     Unsent,
-    TakenBack,
+    Canceled,
     /// The request was passed to a connection at this time.
     Sent(Instant),
     /// The response headers have arrived.
@@ -31,9 +31,9 @@ impl Progress {
     pub fn cancel_unsent(&self) -> bool {
         let mut stage = self.0.lock();
         if *stage == Stage::Unsent {
-            *stage = Stage::TakenBack;
+            *stage = Stage::Canceled;
         }
-        *stage == Stage::TakenBack
+        *stage == Stage::Canceled
     }
 
     /// Returns the time at which the request was sent. `None` before that, and after the response.
@@ -41,7 +41,7 @@ impl Progress {
     pub fn sent_at(&self) -> Option<Instant> {
         match *self.0.lock() {
             Stage::Sent(at) => Some(at),
-            Stage::Unsent | Stage::TakenBack | Stage::Answered => None,
+            Stage::Unsent | Stage::Canceled | Stage::Answered => None,
         }
     }
 
@@ -60,7 +60,7 @@ impl Progress {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {
             let mut stage = stage.lock();
-            if *stage == Stage::TakenBack {
+            if *stage == Stage::Canceled {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "the request was canceled"));
             }
             *stage = Stage::Sent(Instant::now());

@@ -32,9 +32,9 @@ pub(super) fn policy() -> Policy {
 
 /// Returns true if a call with a token may be redirected to `to`.
 pub(super) fn may_follow(status: StatusCode, from: &Url, to: &Url) -> bool {
-    let keeps_the_call = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
-    let keeps_the_secret = to.scheme() == "https" || (to.scheme() == "http" && from.scheme() == "http");
-    keeps_the_call && keeps_the_secret && from.host().is_some() && from.host() == to.host()
+    let keeps_method_and_body = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+    let keeps_token_secret = to.scheme() == "https" || (to.scheme() == "http" && from.scheme() == "http");
+    keeps_method_and_body && keeps_token_secret && from.host().is_some() && from.host() == to.host()
 }
 
 /// Returns the target of a redirect, if it may receive the token.
@@ -51,14 +51,14 @@ pub(super) fn target(response: &Response) -> Option<Url> {
 pub(super) fn refused(response: &Response) -> Option<String> {
     let to = target(response).filter(|_| response.status().is_redirection())?;
     Some(format!(
-        "the server redirects to `{}`; calls with a token follow only 307 and 308, on the same host, and never from https \
-         to http: if that is the coordinator, write it as the URL",
-        place(&to)
+        "the server redirects to `{to}`, which is not followed because requests carry a token; if `{to}` is the coordinator, \
+         configure it as the URL (only 307 and 308 on the same host are followed, and never from https to http)",
+        to = configured_url(&to)
     ))
 }
 
 /// Returns the URL as a user would configure it. Its other parts may be secret.
-fn place(url: &Url) -> String {
+fn configured_url(url: &Url) -> String {
     let prefix = url.path().split_once(API).map_or("", |(prefix, _)| prefix);
     format!("{}{prefix}", url.origin().ascii_serialization())
 }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn token_is_sent_only_to_its_host_and_never_downgraded() {
-        for (status, from, to, may) in [
+        for (status, from, to, allowed) in [
             (307, "https://g.example/api", "https://g.example/sub/api", true),
             (308, "http://g.example/api", "https://g.example/api", true),
             (308, "http://g.example:8080/api", "https://g.example:8443/api", true),
@@ -82,18 +82,18 @@ mod tests {
         ] {
             let (status, [from, to]) =
                 (StatusCode::from_u16(status).unwrap(), [from, to].map(|url| Url::parse(url).unwrap()));
-            assert_eq!(may_follow(status, &from, &to), may, "{status} {from} {to}");
+            assert_eq!(may_follow(status, &from, &to), allowed, "{status} {from} {to}");
         }
     }
 
     #[test]
     fn message_shows_url_as_configured() {
-        for (url, told) in [
+        for (url, shown) in [
             ("https://g.example/api/v4/jobs/request", "https://g.example"),
             ("https://g.example:81/gitlab/api/v4/runners/verify?token=x", "https://g.example:81/gitlab"),
             ("https://store.example/secret/path?signature=x", "https://store.example"),
         ] {
-            assert_eq!(place(&Url::parse(url).unwrap()), told);
+            assert_eq!(configured_url(&Url::parse(url).unwrap()), shown);
         }
     }
 }

@@ -80,14 +80,14 @@ pub(super) async fn job(call: &'static str, mut response: Response) -> Result<Jo
         return JobPayload::recover_partial(&body, error.message()).ok_or(error);
     }
     JobPayload::read(&body)
-        .map_err(|message| ClientError::Protocol { call, message: other_kind(&response).unwrap_or(message) })
+        .map_err(|message| ClientError::Protocol { call, message: content_type_error(&response).unwrap_or(message) })
 }
 
 async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {
     if !expected.contains(&response.status()) {
         return Err(refusal(call, response).await);
     }
-    if let Some(message) = other_kind(&response) {
+    if let Some(message) = content_type_error(&response) {
         return Err(ClientError::Protocol { call, message });
     }
     let mut body = Vec::new();
@@ -96,7 +96,7 @@ async fn json(call: &'static str, mut response: Response, expected: &[StatusCode
 }
 
 /// Returns the error for a content type other than JSON.
-fn other_kind(response: &Response) -> Option<String> {
+fn content_type_error(response: &Response) -> Option<String> {
     let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_json = kind.split(';').next().map(str::trim) == Some("application/json");
     (!is_json).then(|| format!("expected JSON, but the content type is `{kind}`"))
@@ -164,7 +164,7 @@ fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Only 403 and `Job-Status` say that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may come from
+/// Only 403 and `Job-Status` mean that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may come from
 /// a load balancer, and only a retry can distinguish the two.
 fn only_403_is_final(error: ClientError) -> ClientError {
     match error {
@@ -202,12 +202,12 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
     let name = response.status().canonical_reason().unwrap_or("unknown status");
-    let words = words(response).await;
-    let own = words.strip_prefix(&code).unwrap_or(&words).trim();
-    if own.is_empty() { name.to_owned() } else { own.to_owned() }
+    let text = error_text(response).await;
+    let message = text.strip_prefix(&code).unwrap_or(&text).trim();
+    if message.is_empty() { name.to_owned() } else { message.to_owned() }
 }
 
-async fn words(mut response: Response) -> String {
+async fn error_text(mut response: Response) -> String {
     let name = response.status().canonical_reason().unwrap_or("unknown status").to_owned();
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -219,7 +219,7 @@ async fn words(mut response: Response) -> String {
     match serde_json::from_slice::<serde_json::Value>(&body) {
         Ok(value) => match value.get("message").or_else(|| value.get("error")) {
             Some(serde_json::Value::String(text)) => text.clone(),
-            Some(fields) => fields.to_string(),
+            Some(other) => other.to_string(),
             None => name,
         },
         Err(_) => name,

@@ -34,7 +34,7 @@ impl Client {
     /// Returns [`ClientError`].
     pub async fn unregister(&self, token: &str) -> Result<(), ClientError> {
         let call = self.json(Method::DELETE, "runners", &json!({ "token": token })).header("RUNNER-TOKEN", token);
-        gone(send(UNREGISTER, call).await?).await
+        expect_deleted(send(UNREGISTER, call).await?).await
     }
 
     /// Deletes this manager and keeps the runner (`DELETE /runners/managers`).
@@ -43,7 +43,7 @@ impl Client {
     /// Returns [`ClientError`].
     pub async fn unregister_manager(&self, request: &TokenRequest) -> Result<(), ClientError> {
         let call = self.json(Method::DELETE, "runners/managers", request).header("RUNNER-TOKEN", &request.token);
-        gone(send(UNREGISTER, call).await?).await
+        expect_deleted(send(UNREGISTER, call).await?).await
     }
 
     /// Creates a new token and invalidates the old one (`POST /runners/reset_authentication_token`).
@@ -67,7 +67,7 @@ impl Client {
     }
 }
 
-async fn gone(response: reqwest::Response) -> Result<(), ClientError> {
+async fn expect_deleted(response: reqwest::Response) -> Result<(), ClientError> {
     if response.status() == StatusCode::NO_CONTENT {
         return Ok(());
     }

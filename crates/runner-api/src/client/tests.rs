@@ -42,7 +42,11 @@ async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
 }
 
 /// Starts a server that sends the same response to every call. Returns a client, and the server's task.
-async fn answering(status: u16, headers: &[(&str, &str)], body: &'static str) -> (Client, tokio::task::JoinHandle<()>) {
+async fn server_with_response(
+    status: u16,
+    headers: &[(&str, &str)],
+    body: &'static str,
+) -> (Client, tokio::task::JoinHandle<()>) {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         map.insert(http::HeaderName::try_from(*name).unwrap(), value.parse().unwrap());
@@ -85,7 +89,7 @@ async fn runner_can_be_registered_reset_and_deleted() {
     let request = RegisterRequest { token: REGISTRATION_TOKEN.to_owned(), ..RegisterRequest::default() };
     let first = client.register(&request).await.unwrap();
     let second = client.reset_token(&first.token).await.unwrap();
-    assert!(client.reset_token(&first.token).await.unwrap_err().is_unknown_token(), "the old token is worth nothing");
+    assert!(client.reset_token(&first.token).await.unwrap_err().is_unknown_token(), "the old token is invalid");
     let third = client.reset_token_with_pat(first.id, PERSONAL_TOKEN).await.unwrap();
     assert!(second.token != third.token && coordinator.runner(&third.token).unwrap().id == first.id);
     assert!(client.reset_token_with_pat(first.id, "glpat-wrong").await.is_err());
@@ -108,9 +112,9 @@ fn error_names_invalid_certificate_file_with_reason() {
     assert!(refused(&found).contains("host.crt: it contains no certificate"), "{}", refused(&found));
     let absent = TlsFiles { ca: Some(path("absent")), ..TlsFiles::default() };
     assert!(refused(&absent).contains("absent: No such file"), "{}", refused(&absent));
-    let half = TlsFiles { certificate: Some(path("host.crt")), ..TlsFiles::default() };
-    assert!(refused(&half).contains("missing key for this certificate"), "{}", refused(&half));
-    assert_eq!(half.clone().or_from(folder.path(), "host").certificate, half.certificate);
+    let without_key = TlsFiles { certificate: Some(path("host.crt")), ..TlsFiles::default() };
+    assert!(refused(&without_key).contains("missing key for this certificate"), "{}", refused(&without_key));
+    assert_eq!(without_key.clone().or_from(folder.path(), "host").certificate, without_key.certificate);
 }
 
 #[tokio::test]
@@ -120,17 +124,20 @@ async fn trace_continues_from_length_of_the_coordinator() {
         client.patch_trace(JOB, "secret", start, Bytes::from_static(text.as_bytes()), false).await.unwrap()
     };
     assert!(matches!(patch(0, "hello").await, TraceReply { size: 5, accepted: true, .. }));
-    assert!(matches!(patch(0, "").await, TraceReply { size: 5, accepted: false, .. }), "an empty piece asks");
+    assert!(
+        matches!(patch(0, "").await, TraceReply { size: 5, accepted: false, .. }),
+        "an empty piece queries the length"
+    );
     assert!(matches!(patch(5, "").await, TraceReply { size: 5, accepted: true, .. }));
     coordinator.set_status(JOB, JobStatus::Canceling);
     assert_eq!(patch(5, "!").await.status, Some(JobStatus::Canceling));
     coordinator.set_status(JOB, JobStatus::Canceled);
     let error = client.patch_trace(JOB, "secret", 6, Bytes::new(), false).await.unwrap_err();
-    assert!(error.is_job_gone() && error.job_status() == Some(JobStatus::Canceled), "{error}");
+    assert!(error.is_job_closed() && error.job_status() == Some(JobStatus::Canceled), "{error}");
 }
 
 #[tokio::test]
-async fn lost_response_is_recovered_by_retry() {
+async fn failed_update_is_retried_until_it_succeeds() {
     let (coordinator, _served, client) = with_running_job().await;
     coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     let policy = Policy { first: Duration::from_millis(1), ..Policy::SHORT };
@@ -160,36 +167,36 @@ async fn artifacts_stream_up_and_down() {
 
 #[tokio::test]
 async fn distinguishes_responses_of_other_servers() {
-    let (client, server) = answering(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
+    let (client, server) = server_with_response(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
     server.abort();
 
     let reset = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(100));
     let headers = [("RateLimit-ResetTime", reset.as_str()), ("Retry-After", "60")];
-    let (client, server) = answering(429, &headers, "").await;
+    let (client, server) = server_with_response(429, &headers, "").await;
     let wait = client.request_job(&request(), &Progress::default()).await.unwrap_err().transient().flatten().unwrap();
-    assert!((90..=100).contains(&wait.as_secs()), "the date counts first: {wait:?}");
+    assert!((90..=100).contains(&wait.as_secs()), "the date takes precedence: {wait:?}");
     server.abort();
 
-    let (client, server) = answering(201, &[("Content-Type", "text/html")], "<html>").await;
+    let (client, server) = server_with_response(201, &[("Content-Type", "text/html")], "<html>").await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert!(matches!(error, ClientError::Protocol { .. }), "{error}");
     server.abort();
 
-    let (client, server) = answering(416, &[], "").await;
+    let (client, server) = server_with_response(416, &[], "").await;
     let reply = client.patch_trace(JOB, "secret", 9, Bytes::new(), false).await.unwrap();
-    assert_eq!((reply.size, reply.accepted), (0, false), "without a length everything is sent again");
+    assert_eq!((reply.size, reply.accepted), (0, false), "without a length, the whole trace is sent again");
     server.abort();
 
     let headers = [("Job-Status", "success"), ("X-GitLab-Trace-Update-Interval", "100000")];
-    let (client, server) = answering(202, &headers, "").await;
+    let (client, server) = server_with_response(202, &headers, "").await;
     let reply = client.update_job(JOB, &UpdateRequest::default()).await.unwrap();
     assert!(!reply.applied && !reply.resend_trace);
     assert_eq!(reply.interval, Some(Duration::from_secs(900)));
     server.abort();
 
-    let (client, server) = answering(307, &[("Location", "http://127.0.0.1:1/storage")], "").await;
+    let (client, server) = server_with_response(307, &[("Location", "http://127.0.0.1:1/storage")], "").await;
     let error = client.download_artifact(JOB, "secret", true).await.err().unwrap();
     assert!(error.transient().is_some() && !error.to_string().contains("storage"), "{error}");
     server.abort();
@@ -198,7 +205,7 @@ async fn distinguishes_responses_of_other_servers() {
 #[tokio::test]
 async fn unreadable_job_is_kept_and_endless_response_is_not_read() {
     let headers = [("Content-Type", "application/json")];
-    let (client, server) = answering(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
+    let (client, server) = server_with_response(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
     let job = client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap();
     assert_eq!(job.id, JOB);
     assert!(job.decode_error().unwrap().contains("`steps`"), "{job:?}");
@@ -235,10 +242,10 @@ async fn unanswered_upload_ends_with_timeout() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, Router::new().fallback(silent)).await.unwrap() });
-    let limits = UploadTimeouts { response: Duration::from_millis(20), ..UploadTimeouts::default() };
+    let timeouts = UploadTimeouts { response: Duration::from_millis(20), ..UploadTimeouts::default() };
     let body = futures::stream::iter([Ok(Bytes::from_static(b"file"))]).boxed();
     let (client, query) = (Client::new(&url).unwrap(), ArtifactQuery::default());
-    let upload = client.upload_artifact(JOB, "secret", &query, "a.zip", body, Some(4), limits);
+    let upload = client.upload_artifact(JOB, "secret", &query, "a.zip", body, Some(4), timeouts);
     let error = upload.await.unwrap_err();
     assert!(error.transient().is_some() && error.to_string().contains("no response within"), "{error}");
     server.abort();
@@ -273,13 +280,16 @@ async fn follows_redirect_on_same_host_with_method_and_body() {
 #[tokio::test]
 async fn rejects_redirect_to_other_host_and_names_it() {
     let (_coordinator, served, _) = coordinator().await;
-    let elsewhere = served.url.as_str().replace("127.0.0.1", "localhost");
-    for (status, to) in [(307, elsewhere.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
+    let other_host = served.url.as_str().replace("127.0.0.1", "localhost");
+    for (status, to) in [(307, other_host.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
         let (client, front) = redirecting(status, to).await;
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
         assert!(matches!(error, ClientError::Rejected { code, .. } if code == status), "{error}");
         let expected = format!("redirects to `{}`", to.trim_end_matches('/'));
-        assert!(error.to_string().contains(&expected) && error.to_string().contains("write it as the URL"), "{error}");
+        assert!(
+            error.to_string().contains(&expected) && error.to_string().contains("configure it as the URL"),
+            "{error}"
+        );
         front.abort();
     }
 }
@@ -298,12 +308,12 @@ async fn redirect_loop_ends_with_error() {
 
 #[tokio::test]
 async fn html_page_and_empty_error_have_readable_messages() {
-    let (client, server) = answering(200, &[("content-type", "text/html")], "<html>Welcome</html>").await;
+    let (client, server) = server_with_response(200, &[("content-type", "text/html")], "<html>Welcome</html>").await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
     assert!(error.contains("200 OK; check that the URL"), "{error}");
     server.abort();
     for body in ["", "{\"message\":\"\"}", "{\"message\":\"401 \"}"] {
-        let (client, server) = answering(401, &[("content-type", "application/json")], body).await;
+        let (client, server) = server_with_response(401, &[("content-type", "application/json")], body).await;
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
         assert_eq!(error, "job request: the coordinator denied the request: 401 Unauthorized");
         server.abort();
@@ -312,17 +322,17 @@ async fn html_page_and_empty_error_have_readable_messages() {
 
 #[tokio::test]
 async fn connection_errors_have_readable_messages() {
-    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = silent.local_addr().unwrap().port();
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = unused.local_addr().unwrap().port();
     let plain = serve(Arc::new(MemoryCoordinator::new(Duration::from_millis(50)))).await.unwrap();
     let tls = plain.url.as_str().replace("http:", "https:");
-    drop(silent);
-    for (url, words) in [
+    drop(unused);
+    for (url, expected) in [
         (format!("http://127.0.0.1:{port}"), "Connection refused"),
         (tls, "the server does not use TLS: is it an http:// URL?"),
     ] {
         let client = Client::new(&Url::parse(&url).unwrap()).unwrap();
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();
-        assert!(error.contains(words) && error.contains(url.trim_end_matches('/')), "{error}");
+        assert!(error.contains(expected) && error.contains(url.trim_end_matches('/')), "{error}");
     }
 }

@@ -56,11 +56,11 @@ impl TlsFiles {
         if self.is_empty() {
             return Ok(None);
         }
-        let named = self.ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
-        self.trusting(named).map(Some)
+        let trusted = self.ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
+        self.trusting(trusted).map(Some)
     }
 
-    fn trusting(&self, named: Vec<CertificateDer<'static>>) -> Result<ClientConfig, ClientError> {
+    fn trusting(&self, trusted: Vec<CertificateDer<'static>>) -> Result<ClientConfig, ClientError> {
         let mut roots = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
@@ -68,19 +68,19 @@ impl TlsFiles {
         }
         roots.add_parsable_certificates(system.certs);
         if let Some(path) = &self.ca {
-            for certificate in &named {
+            for certificate in &trusted {
                 roots.add(certificate.clone()).map_err(|error| unusable(path, &error.to_string()))?;
             }
         }
         let failed = |error: &dyn std::error::Error| ClientError::Setup(error_chain(error));
         let provider = Arc::new(default_provider());
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-        let usual = verifier.build().map_err(|error| failed(&error))?;
+        let default_verifier = verifier.build().map_err(|error| failed(&error))?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| failed(&error))?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Verifier { usual, named }));
+            .with_custom_certificate_verifier(Arc::new(Verifier { default_verifier, trusted }));
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => {
                 let chain = certificates(certificate)?;
@@ -111,10 +111,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError
 
 /// Reads a certificate file. For a job, the path may be in a directory that the job can write.
 fn read(path: &Path) -> Result<Vec<u8>, ClientError> {
-    let read = muster_files::open_chosen(path).and_then(|file| muster_files::read_open(file, path, LIMIT));
+    let read = muster_files::open_following_links(path).and_then(|file| muster_files::read_open(file, path, LIMIT));
     read.map_err(|error| unusable(path, &error.problem.to_string()))
 }
 
-fn unusable(path: &Path, why: &str) -> ClientError {
-    ClientError::Setup(format!("{}: {why}", path.display()))
+fn unusable(path: &Path, reason: &str) -> ClientError {
+    ClientError::Setup(format!("{}: {reason}", path.display()))
 }

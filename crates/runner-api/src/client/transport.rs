@@ -51,7 +51,7 @@ type Stamps = [Option<Stamp>; 3];
 #[derive(Debug)]
 struct Current {
     http: reqwest::Client,
-    made: Instant,
+    created: Instant,
     stamps: Stamps,
 }
 
@@ -69,7 +69,7 @@ impl Transport {
     /// Returns [`ClientError::Setup`] if a certificate file is invalid.
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
-        let current = Mutex::new(Current { http: build(&base, &tls, age)?, made: Instant::now(), stamps });
+        let current = Mutex::new(Current { http: build(&base, &tls, age)?, created: Instant::now(), stamps });
         Ok(Self { base, tls, age, current })
     }
 
@@ -83,17 +83,17 @@ impl Transport {
             tracing::error!(%error, "failed to read the runner's certificates; they are read again when they change");
             build(&base, &TlsFiles::default(), age)
         })?;
-        Ok(Self { base, tls, age, current: Mutex::new(Current { http, made: Instant::now(), stamps }) })
+        Ok(Self { base, tls, age, current: Mutex::new(Current { http, created: Instant::now(), stamps }) })
     }
 
     /// Returns the client for the next call.
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();
         let stamps = stamps(&self.tls);
-        let old = matches!(self.age, ConnectionAge::UpTo(age) if current.made.elapsed() >= age);
-        if old || stamps != current.stamps {
+        let expired = matches!(self.age, ConnectionAge::UpTo(age) if current.created.elapsed() >= age);
+        if expired || stamps != current.stamps {
             current.stamps = stamps;
-            current.made = Instant::now();
+            current.created = Instant::now();
             match build(&self.base, &self.tls, self.age) {
                 Ok(http) => current.http = http,
                 Err(error) => {

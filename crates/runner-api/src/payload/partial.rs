@@ -38,10 +38,10 @@ pub(super) struct PartialPayload {
 
 impl PartialPayload {
     pub(super) fn read(part: &[u8]) -> Self {
-        let mut least = Self::default();
+        let mut partial = Self::default();
         // Members before an error are kept. The error itself is irrelevant.
-        let _ = serde_json::Deserializer::from_slice(part).deserialize_map(Members(&mut least));
-        least
+        let _ = serde_json::Deserializer::from_slice(part).deserialize_map(Members(&mut partial));
+        partial
     }
 }
 

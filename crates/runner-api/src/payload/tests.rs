@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Returns a job with a value in every member.
-fn full() -> Value {
+fn full_payload() -> Value {
     json!({
         "id": 7, "token": "glcbt-1", "allow_git_fetch": true,
         "job_info": {
@@ -50,28 +50,28 @@ fn full() -> Value {
 }
 
 /// Returns the path of every value in the payload.
-fn places(value: &Value, at: &str, all: &mut Vec<String>) {
-    let below: Vec<(String, &Value)> = match value {
+fn paths(value: &Value, at: &str, all: &mut Vec<String>) {
+    let children: Vec<(String, &Value)> = match value {
         Value::Object(members) => members.iter().map(|(name, member)| (format!("{at}/{name}"), member)).collect(),
         Value::Array(items) => items.iter().enumerate().map(|(index, item)| (format!("{at}/{index}"), item)).collect(),
         _ => Vec::new(),
     };
-    for (place, value) in below {
-        places(value, &place, all);
-        all.push(place);
+    for (path, value) in children {
+        paths(value, &path, all);
+        all.push(path);
     }
 }
 
 #[test]
 fn accepts_null_everywhere_except_in_id_and_token() {
     let mut all = Vec::new();
-    places(&full(), "", &mut all);
+    paths(&full_payload(), "", &mut all);
     assert!(all.len() > 90, "{all:?}");
-    for place in all.iter().filter(|place| !matches!(place.as_str(), "/id" | "/token")) {
-        let mut payload = full();
-        *payload.pointer_mut(place).unwrap() = Value::Null;
+    for path in all.iter().filter(|path| !matches!(path.as_str(), "/id" | "/token")) {
+        let mut payload = full_payload();
+        *payload.pointer_mut(path).unwrap() = Value::Null;
         let read = JobPayload::read(payload.to_string().as_bytes()).unwrap();
-        assert_eq!((read.id.0, read.decode_error()), (7, None), "{place}");
+        assert_eq!((read.id.0, read.decode_error()), (7, None), "{path}");
     }
 }
 
@@ -90,16 +90,16 @@ fn unset_keywords_are_decoded_as_defaults() {
 
 #[test]
 fn decode_error_names_position_and_hides_values() {
-    let mut body = full();
+    let mut body = full_payload();
     body["variables"][0]["value"] = json!({ "glpat-secret": "glpat-secret" });
     let read = JobPayload::read(body.to_string().as_bytes()).unwrap();
     assert_eq!((read.id.0, read.token.as_str(), read.job_info.name.as_str()), (7, "glcbt-1", "test"));
-    assert_eq!(read.features.failure_reasons, ["unknown_failure"], "a report needs them");
-    let why = read.decode_error().unwrap();
-    assert!(why.contains("`variables[0].value`") && !why.contains("glpat"), "{why}");
+    assert_eq!(read.features.failure_reasons, ["unknown_failure"], "the report needs them");
+    let reason = read.decode_error().unwrap();
+    assert!(reason.contains("`variables[0].value`") && !reason.contains("glpat"), "{reason}");
     // It is stored in the manager's state like any other job.
-    let kept: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
-    assert_eq!(kept, read);
+    let stored: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
+    assert_eq!(stored, read);
 
     body["features"] = json!("none");
     assert!(JobPayload::read(body.to_string().as_bytes()).unwrap().decode_error().is_some());

@@ -93,7 +93,7 @@ pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
     }
 }
 
-/// Announces that the same idempotency key returns the same job again.
-pub(super) fn set_repeats(headers: &mut HeaderMap) {
+/// Announces that requests with the same idempotency key get the same job.
+pub(super) fn set_idempotency_honored(headers: &mut HeaderMap) {
     headers.insert(crate::wire::IDEMPOTENCY_HEADER, HeaderValue::from_static(crate::wire::IDEMPOTENCY_HONORED));
 }

@@ -91,7 +91,7 @@ async fn runner_calls_return_expected_statuses() {
     assert_eq!((verified.status, verified.header("content-type")), (200, Some("application/json")));
     assert_eq!(verified.body, format!(r#"{{"id":1,"token":"{RUNNER_TOKEN}","token_expires_at":null}}"#));
     assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 204);
-    assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 404, "no such manager any more");
+    assert_eq!(server.json("DELETE", "/runners/managers", &body).await.status, 404, "the manager was already deleted");
     let reset = server.json("POST", "/runners/reset_authentication_token", &body).await;
     assert_eq!((reset.status, server.json("DELETE", "/runners", &body).await.status), (201, 403));
     assert_eq!(server.json("DELETE", "/runners", &reset.body).await.status, 204);
@@ -148,8 +148,8 @@ async fn trace_piece_is_accepted_only_at_the_current_end() {
         (first.header("job-status"), first.header("x-gitlab-trace-update-interval")),
         (Some("running"), Some("1"))
     );
-    let again = server.patch("0-4", "hello").await;
-    assert_eq!((again.status, again.header("range")), (416, Some("0-5")));
+    let repeated = server.patch("0-4", "hello").await;
+    assert_eq!((repeated.status, repeated.header("range")), (416, Some("0-5")));
     assert_eq!(server.patch("5-10", " world").await.header("range"), Some("0-11"));
     assert_eq!(server.coordinator.job(JobId(7)).unwrap().text(), "hello world");
     assert_eq!(server.patch("bytes 5-10/11", "x").await.status, 400);

@@ -12,7 +12,7 @@ use crate::service::{JobRequestAnswer, ServiceError};
 
 /// Time that GitLab needs to find a job.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Looks {
+pub(super) struct JobSearch {
     time: Duration,
 }
 
@@ -26,19 +26,19 @@ pub(super) struct Front {
     /// Whether requests that were passed on wait before a job is selected.
     paused: bool,
     /// Number of requests that were passed on and are not answered.
-    looking: usize,
+    searching: usize,
 }
 
 impl Front {
     /// Counts a request as passed on, unless requests are not passed on now.
     fn pass_on(&mut self) -> bool {
-        self.looking += usize::from(!self.closed);
+        self.searching += usize::from(!self.closed);
         !self.closed
     }
 }
 
 impl State {
-    fn nothing(&self) -> JobRequestAnswer {
+    fn answer_without_job(&self) -> JobRequestAnswer {
         JobRequestAnswer { job: None, last_update: self.front.version.to_string() }
     }
 }
@@ -46,10 +46,9 @@ impl State {
 impl MemoryCoordinator {
     /// Makes the coordinator behave like GitLab: it takes `time` to select a job, and assigns it even if the caller has
     /// disconnected.
-    /// the connection was closed meanwhile.
     #[must_use]
     pub fn as_gitlab(self, time: Duration) -> Self {
-        Self { gitlab: Some(Looks { time }), ..self }
+        Self { gitlab: Some(JobSearch { time }), ..self }
     }
 
     /// Returns true if the coordinator behaves like GitLab.
@@ -66,41 +65,41 @@ impl MemoryCoordinator {
         (assigned, state.jobs.values().filter(|job| job.status.is_complete()).count())
     }
 
-    /// Sets whether the front end passes requests on. Requests that were already passed on are not affected.
+    /// Sets whether the front end forwards job requests. Requests that were already forwarded are not affected.
     ///
-    /// A request that arrives while it does not gets no job, even when it passes requests on again: the coordinator notices
-    /// a dead caller late, and tests that kill callers must not have jobs assigned to them.
-    pub fn pass_requests_on(&self, passes: bool) {
-        self.change(|state| state.front.closed = !passes);
+    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later: the coordinator
+    /// detects the death of a caller late, and a test that kills a caller must not have jobs assigned to it.
+    pub fn set_forwarding_enabled(&self, enabled: bool) {
+        self.change(|state| state.front.closed = !enabled);
     }
 
-    /// Sets whether jobs are selected for requests that were passed on. Otherwise these requests wait.
-    pub fn look_for_jobs(&self, looks: bool) {
-        self.change(|state| state.front.paused = !looks);
+    /// Sets whether jobs are assigned to requests that were forwarded. While assignment is disabled, these requests wait.
+    pub fn set_assignment_enabled(&self, enabled: bool) {
+        self.change(|state| state.front.paused = !enabled);
     }
 
-    /// Waits until this number of requests were passed on and are not answered.
+    /// Waits until this number of requests has been forwarded and not answered.
     ///
     /// # Panics
     /// Panics after the wait timeout.
-    pub async fn wait_for_looking(&self, count: usize) {
-        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.looking == count)).await;
-        let now = self.state.lock().front.looking;
-        assert!(waited.is_ok(), "{now} requests, not {count}, were passed on and are not answered");
+    pub async fn wait_for_pending_requests(&self, count: usize) {
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.searching == count)).await;
+        let now = self.state.lock().front.searching;
+        assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
     /// Waits until no job is being selected and every assigned job has sent something. A manager stores a job before
-    /// that, so no assigned job is unknown to its manager then.
+    /// that, so every assigned job is known to its manager.
     ///
     /// # Panics
     /// Panics after the wait timeout.
     pub async fn wait_until_assigned_jobs_are_known(&self) {
         let known = |state: &State| {
             let mut assigned = state.jobs.values().filter(|job| job.assignments > 0);
-            state.front.looking == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
+            state.front.searching == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
         };
         let waited = tokio::time::timeout(self.wait_timeout, self.until(known)).await;
-        assert!(waited.is_ok(), "a job that was assigned was never heard of");
+        assert!(waited.is_ok(), "an assigned job has sent nothing");
     }
 
     /// Waits until this number of job requests have been received in total.
@@ -109,7 +108,7 @@ impl MemoryCoordinator {
     /// Panics after the wait timeout.
     pub async fn wait_for_requests(&self, count: usize) {
         let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.requests >= count)).await;
-        assert!(waited.is_ok(), "{} requests came, and not {count}", self.requests());
+        assert!(waited.is_ok(), "received {} job requests instead of {count}", self.requests());
     }
 
     async fn until(&self, wanted: impl Fn(&State) -> bool) {
@@ -118,7 +117,11 @@ impl MemoryCoordinator {
     }
 
     /// Handles a job request.
-    pub(super) async fn request_of_gitlab(&self, known: &str, looks: Looks) -> Result<JobRequestAnswer, ServiceError> {
+    pub(super) async fn request_of_gitlab(
+        &self,
+        known: &str,
+        search: JobSearch,
+    ) -> Result<JobRequestAnswer, ServiceError> {
         let mut changes = self.changed.subscribe();
         let version = self.state.lock().front.version;
         if known == version.to_string() {
@@ -130,26 +133,26 @@ impl MemoryCoordinator {
         }
         if !self.change(|state| state.front.pass_on()) {
             self.until(|state| !state.front.closed).await;
-            return Ok(self.state.lock().nothing());
+            return Ok(self.state.lock().answer_without_job());
         }
         let (state, changed) = (std::sync::Arc::clone(&self.state), self.changed.clone());
-        // Not part of this call, so that a disconnect does not cancel it.
-        let look = tokio::spawn(async move {
+        // A separate task, so that a disconnect does not cancel it.
+        let task = tokio::spawn(async move {
             let mut changes = changed.subscribe();
-            tokio::time::sleep(looks.time).await;
+            tokio::time::sleep(search.time).await;
             while state.lock().front.paused && changes.changed().await.is_ok() {}
             let assignment = {
                 let mut state = state.lock();
-                state.front.looking -= 1;
-                let nothing = state.nothing();
+                state.front.searching -= 1;
+                let answer_without_job = state.answer_without_job();
                 let job = state.assign().and_then(|id| state.jobs.get(&id)).map(|job| Box::new(job.payload.clone()));
                 // With a job, there is no version (docs/spec/runner-api.md, section 2.3).
-                if job.is_some() { JobRequestAnswer { job, last_update: String::new() } } else { nothing }
+                if job.is_some() { JobRequestAnswer { job, last_update: String::new() } } else { answer_without_job }
             };
             changed.send_modify(|version| *version += 1);
             assignment
         });
-        look.await.map_err(|error| ServiceError::Internal(error.to_string()))
+        task.await.map_err(|error| ServiceError::Internal(error.to_string()))
     }
 }
 
@@ -158,17 +161,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_found_the_front_end_closed_gets_no_job_when_it_opens() {
+    async fn request_held_by_closed_front_end_gets_no_job() {
         let coordinator = MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO);
-        let looks = coordinator.gitlab.unwrap();
+        let search = coordinator.gitlab.unwrap();
         coordinator.enqueue(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());
-        coordinator.pass_requests_on(false);
-        let (held, ()) = tokio::join!(coordinator.request_of_gitlab("", looks), async {
+        coordinator.set_forwarding_enabled(false);
+        let (held, ()) = tokio::join!(coordinator.request_of_gitlab("", search), async {
             tokio::task::yield_now().await;
-            coordinator.pass_requests_on(true);
+            coordinator.set_forwarding_enabled(true);
         });
         assert!(held.unwrap().job.is_none());
-        let next = coordinator.request_of_gitlab("", looks).await.unwrap();
+        let next = coordinator.request_of_gitlab("", search).await.unwrap();
         assert_eq!(next.job.unwrap().id.0, 1);
     }
 }

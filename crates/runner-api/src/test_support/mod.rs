@@ -114,7 +114,7 @@ pub struct MemoryCoordinator {
     interval: Duration,
     wait_timeout: Duration,
     /// Time that GitLab needs to find a job. `None` for a coordinator with idempotency keys.
-    gitlab: Option<gitlab::Looks>,
+    gitlab: Option<gitlab::JobSearch>,
 }
 
 impl Default for MemoryCoordinator {
@@ -161,7 +161,7 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
 
-    /// Waits until only this number of faults of this kind are left.
+    /// Waits until only this number of faults of this kind remain.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -169,7 +169,7 @@ impl MemoryCoordinator {
         let mut changes = self.changed.subscribe();
         let now = || self.state.lock().faults.get(&call).map_or(0, VecDeque::len);
         let used = async { while now() > left && changes.changed().await.is_ok() {} };
-        tokio::time::timeout(self.wait_timeout, used).await.unwrap_or_else(|_| panic!("{} faults are left", now()));
+        tokio::time::timeout(self.wait_timeout, used).await.unwrap_or_else(|_| panic!("{} faults remain", now()));
     }
 
     /// Waits for this number of further events. A call is at least one event, and a change by the test is one.
@@ -179,8 +179,8 @@ impl MemoryCoordinator {
     pub async fn events(&self, count: u64) {
         let mut changes = self.changed.subscribe();
         let wanted = *changes.borrow() + count;
-        let come = tokio::time::timeout(self.wait_timeout, changes.wait_for(|version| *version >= wanted)).await;
-        assert!(come.is_ok(), "there were no {count} more events");
+        let result = tokio::time::timeout(self.wait_timeout, changes.wait_for(|version| *version >= wanted)).await;
+        assert!(result.is_ok(), "fewer than {count} further events");
     }
 
     /// Removes all faults.
@@ -202,7 +202,7 @@ impl MemoryCoordinator {
     /// Revokes the assignment of a job that was not accepted. Its token is rejected from now on.
     pub fn take_back(&self, id: JobId) {
         self.change(|state| {
-            state.keys.retain(|_, given| *given != id);
+            state.keys.retain(|_, assigned| *assigned != id);
             if let Some(job) = state.jobs.get_mut(&id) {
                 job.status = JobStatus::Pending;
                 job.payload.token.push_str("-again");
@@ -262,10 +262,10 @@ impl MemoryCoordinator {
                 }
             }
         };
-        match tokio::time::timeout(self.wait_timeout, found).await {
-            Ok(job) => job,
-            Err(_) => panic!("the job did not become as expected: {:#?}", self.job(id)),
-        }
+        let Ok(job) = tokio::time::timeout(self.wait_timeout, found).await else {
+            panic!("the job did not reach the expected state: {:#?}", self.job(id));
+        };
+        job
     }
 
     /// Waits until the job has finished.
@@ -304,7 +304,7 @@ pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Resul
     let app = crate::routes::router(service);
     let task = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(%error, "the test coordinator ended");
+            tracing::error!(%error, "the test coordinator failed");
         }
     });
     Ok(Served { url, task })

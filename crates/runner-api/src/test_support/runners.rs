@@ -27,12 +27,12 @@ pub struct Runner {
 #[derive(Debug)]
 pub(super) struct Runners {
     by_token: BTreeMap<String, Runner>,
-    made: i64,
+    count: i64,
 }
 
 impl Default for Runners {
     fn default() -> Self {
-        let mut runners = Self { by_token: BTreeMap::new(), made: 0 };
+        let mut runners = Self { by_token: BTreeMap::new(), count: 0 };
         runners.add(RUNNER_TOKEN, Runner::default());
         runners
     }
@@ -44,10 +44,10 @@ fn forbidden() -> ServiceError {
 
 impl Runners {
     fn add(&mut self, token: &str, runner: Runner) -> RunnerCredentials {
-        self.made += 1;
+        self.count += 1;
         let credentials =
-            RunnerCredentials { id: self.made, token: token.to_owned(), token_expires_at: runner.expires.clone() };
-        self.by_token.insert(token.to_owned(), Runner { id: self.made, ..runner });
+            RunnerCredentials { id: self.count, token: token.to_owned(), token_expires_at: runner.expires.clone() };
+        self.by_token.insert(token.to_owned(), Runner { id: self.count, ..runner });
         credentials
     }
 
@@ -59,7 +59,7 @@ impl Runners {
         if request.token != REGISTRATION_TOKEN {
             return Err(forbidden());
         }
-        let token = format!("memory-{}", self.made + 1);
+        let token = format!("memory-{}", self.count + 1);
         Ok(self.add(&token, Runner { registered: Some(request), ..Runner::default() }))
     }
 

@@ -13,7 +13,7 @@ use crate::service::{
 };
 use crate::wire::{JobRequest, RegisterRequest, RunnerCredentials, TokenRequest, UpdateRequest};
 
-fn lost() -> ServiceError {
+fn injected_failure() -> ServiceError {
     ServiceError::Internal("injected fault".to_owned())
 }
 
@@ -43,10 +43,10 @@ impl MemoryCoordinator {
         effect: impl FnOnce(&mut State) -> Result<T, ServiceError>,
     ) -> Result<T, ServiceError> {
         self.change(|state| match state.faults.get_mut(&call).and_then(std::collections::VecDeque::pop_front) {
-            Some(Fault::FailBefore | Fault::Hung | Fault::TraceReset) => Err(lost()),
+            Some(Fault::FailBefore | Fault::Hung | Fault::TraceReset) => Err(injected_failure()),
             Some(Fault::Missing) => Err(ServiceError::NotFound("injected fault".to_owned())),
             Some(Fault::Rejected) => Err(ServiceError::BadRequest("injected fault".to_owned())),
-            Some(Fault::FailAfter) => effect(state).and(Err(lost())),
+            Some(Fault::FailAfter) => effect(state).and(Err(injected_failure())),
             None => effect(state),
         })
     }
@@ -62,7 +62,7 @@ impl MemoryCoordinator {
         }
     }
 
-    fn take(&self, key: Option<&str>) -> Result<Option<JobPayload>, ServiceError> {
+    fn assign_or_repeat(&self, key: Option<&str>) -> Result<Option<JobPayload>, ServiceError> {
         self.with_faults(Call::RequestJob, |state| {
             let known = key.and_then(|key| state.keys.get(key)).copied();
             let id = match known {
@@ -112,9 +112,9 @@ impl RunnerService for MemoryCoordinator {
         if self.state.lock().refuses_runners {
             return Err(ServiceError::Forbidden { status: None });
         }
-        if let Some(looks) = self.gitlab {
+        if let Some(search) = self.gitlab {
             self.change(|state| state.requests += 1);
-            return self.request_of_gitlab(&request.last_update, looks).await;
+            return self.request_of_gitlab(&request.last_update, search).await;
         }
         let mut changes = self.changed.subscribe();
         {
@@ -128,7 +128,7 @@ impl RunnerService for MemoryCoordinator {
         let deadline = tokio::time::sleep(self.long_poll);
         tokio::pin!(deadline);
         let job = loop {
-            if let Some(job) = self.take(request.idempotency_key.as_deref())? {
+            if let Some(job) = self.assign_or_repeat(request.idempotency_key.as_deref())? {
                 break Some(Box::new(job));
             }
             changes.mark_unchanged();
@@ -177,11 +177,11 @@ impl RunnerService for MemoryCoordinator {
         bytes: Bytes,
     ) -> Result<TraceAnswer, ServiceError> {
         self.hang(Call::AppendTrace).await;
-        let emptied = self.change(|state| {
+        let reset = self.change(|state| {
             let faults = state.faults.get_mut(&Call::AppendTrace)?;
             matches!(faults.front()?, Fault::TraceReset).then(|| faults.pop_front()).flatten()
         });
-        if emptied.is_some() {
+        if reset.is_some() {
             let status = running(&mut self.state.lock(), id, token)?.status;
             return Ok(TraceAnswer { accepted: false, size: 0, status, update_interval: self.interval });
         }

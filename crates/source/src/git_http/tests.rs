@@ -1,4 +1,4 @@
-//! The routes that a stock runner clones through.
+//! Tests of the routes from which gitlab-runner clones.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use super::*;
 use crate::Snapshot;
 
-/// Runs git in a directory, without the user's and the machine's configuration.
+/// Runs git in a directory, with a fixed user name and without prompts. Returns whether it succeeded.
 fn git(directory: &Path, arguments: &[&str]) -> bool {
     let mut command = Command::new("git");
     command.current_dir(directory).env("GIT_TERMINAL_PROMPT", "0");
@@ -30,7 +30,7 @@ async fn serve(snapshot: &Snapshot) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stock_git_clones_over_http_with_the_jobs_token_only() {
+async fn git_clones_over_http_only_with_the_token_of_a_job() {
     let home = tempfile::tempdir().unwrap();
     let app = home.path().join("app");
     std::fs::create_dir(&app).unwrap();

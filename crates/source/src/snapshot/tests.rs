@@ -52,7 +52,7 @@ impl Repository {
         Snapshot::take(&self.path(), &self.store()).unwrap()
     }
 
-    /// What a job would find, checked out by a plain git from the store.
+    /// Checks out the snapshot from the store with git, as a job does.
     fn checkout(&self, snapshot: &Snapshot) -> tempfile::TempDir {
         let target = tempfile::tempdir().unwrap();
         snapshot.pin(7, Some("refs/heads/main")).unwrap();
@@ -69,7 +69,7 @@ fn git_in(directory: &Path, arguments: &[&str]) -> String {
     line(&output.stdout)
 }
 
-/// Every file below `path` with its content.
+/// Returns the content of each file below `path`.
 fn bytes_of(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![path.to_owned()];
@@ -108,7 +108,7 @@ fn clean_tree_uses_the_head_commit() {
 }
 
 #[test]
-fn snapshot_has_changed_and_untracked_but_no_ignored_files() {
+fn snapshot_has_changed_and_untracked_files_but_no_ignored_files() {
     let repository = Repository::new();
     repository.write("changed.txt", "old");
     repository.write("deleted.txt", "x");
@@ -179,7 +179,7 @@ fn change_in_the_same_second_as_the_index_is_detected() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     repository.commit("First");
-    // Same size, and the same time as the index: only the racy check of git can tell.
+    // The file has the same size and the same time as before, so git detects the change only by reading its content.
     let time = fs::metadata(repository.path().join(".git/index")).unwrap().modified().unwrap();
     repository.write("a.txt", "two");
     fs::File::options().write(true).open(repository.path().join("a.txt")).unwrap().set_modified(time).unwrap();
@@ -188,7 +188,7 @@ fn change_in_the_same_second_as_the_index_is_detected() {
 }
 
 #[test]
-fn worktrees_submodules_shallow_clones_and_sha256_work() {
+fn snapshots_support_worktrees_submodules_shallow_clones_and_sha256() {
     let inner = Repository::new();
     inner.write("inner.txt", "i");
     inner.commit("Inner");
@@ -200,7 +200,7 @@ fn worktrees_submodules_shallow_clones_and_sha256_work() {
     repository.commit("Second");
     repository.write("sub/dirty.txt", "in the submodule");
     let snapshot = repository.take();
-    assert!(!snapshot.dirty, "a submodule stays a link to its commit");
+    assert!(!snapshot.dirty, "a submodule is a link to its commit");
     assert!(snapshot.tracked_paths.contains("sub"));
 
     let tree = repository.home.path().join("tree");
@@ -231,7 +231,7 @@ fn worktrees_submodules_shallow_clones_and_sha256_work() {
 }
 
 #[test]
-fn snapshot_error_names_the_problem() {
+fn snapshot_errors_distinguish_their_causes() {
     let directory = tempfile::tempdir().unwrap();
     let store = directory.path().join("store");
     let error = |path: &Path| Snapshot::take(path, &store).unwrap_err();

@@ -11,9 +11,9 @@ use crate::definition::{Body, Call, Outputs, StepEntry, StepFile};
 use crate::expression::{expand, expand_text};
 use muster_files::Limit;
 
-/// Name of a step's file in the step's directory.
-const FILE: &str = "step.yml";
-const FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
+/// Name of the step file in a step's directory.
+const STEP_FILE: &str = "step.yml";
+const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
 impl UserSteps<'_> {
     /// Runs one step of a sequence. Returns its outputs.
@@ -29,7 +29,8 @@ impl UserSteps<'_> {
         let scope = self.scope(frame);
         let reference = match &entry.call {
             Call::Script(text) => {
-                let text = expand_text(text, &scope).map_err(in_text("failed to load: expand input \"script\""))?;
+                let text =
+                    expand_text(text, &scope).map_err(expression_error("failed to load: expand input \"script\""))?;
                 return self.script(&text, &self.entry_env(entry, frame, &scope)?).await.map(|()| Map::new());
             }
             Call::Unsupported(kind) => {
@@ -38,10 +39,11 @@ impl UserSteps<'_> {
                 )));
             }
             Call::Step(reference) => expand_text(reference, &scope)
-                .map_err(in_text("failed to load: fetching step: interpolating reference"))?,
+                .map_err(expression_error("failed to load: fetching step: interpolating reference"))?,
         };
         if let Some(name) = reference.strip_prefix("builtin://") {
-            // The manager uses built-in steps in a job's plan. A `run:` list must not call them: their inputs are not checked.
+            // The manager uses built-in steps in a job's plan. A `run:` list must not call them, because their inputs
+            // are not checked.
             return Err(StepError::Step(format!("there is no built-in step {name:?}")));
         }
         let path = local_path(&reference, frame.dir)?;
@@ -83,8 +85,8 @@ impl UserSteps<'_> {
         };
         let scope = self.scope(&frame);
         for (key, value) in &file.env {
-            let value =
-                expand_text(value, &scope).map_err(in_text(&format!("expand step env: env variable {key:?}")))?;
+            let value = expand_text(value, &scope)
+                .map_err(expression_error(&format!("expand step env: env variable {key:?}")))?;
             env.insert(key.clone(), value);
         }
         frame.env = env;
@@ -113,7 +115,7 @@ impl UserSteps<'_> {
         self.expand_map(&entry.inputs, scope, |key| format!("failed to load: expand input {key:?}"))
     }
 
-    /// Returns the inputs for a step file, with its defaults for inputs that are not given.
+    /// Returns the inputs for a step file, completed with its defaults.
     fn checked_inputs(
         &self,
         entry: &StepEntry,
@@ -134,7 +136,7 @@ impl UserSteps<'_> {
     ) -> Result<IndexMap<String, String>, StepError> {
         let mut env = frame.env.clone();
         for (key, value) in &entry.env {
-            let value = expand_text(value, scope).map_err(in_text(&format!("failed to load: env {key:?}")))?;
+            let value = expand_text(value, scope).map_err(expression_error(&format!("failed to load: env {key:?}")))?;
             env.insert(key.clone(), value);
         }
         Ok(env)
@@ -147,7 +149,7 @@ impl UserSteps<'_> {
         description: impl Fn(&str) -> String,
     ) -> Result<Map<String, Value>, StepError> {
         let expanded = |(key, value): (&String, &Value)| {
-            Ok((key.clone(), expand(value, scope).map_err(in_text(&description(key)))?))
+            Ok((key.clone(), expand(value, scope).map_err(expression_error(&description(key)))?))
         };
         map.iter().map(expanded).collect()
     }
@@ -168,16 +170,16 @@ fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<
     Ok(inputs)
 }
 
-/// Returns a function that adds a description of the text to the error of an expression in it.
-pub(super) fn in_text(description: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
-    let at = description.to_owned();
-    move |source| StepError::Expression { at, source }
+/// Returns a function that adds a description of the text to the error of an expression in that text.
+pub(super) fn expression_error(description: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
+    let description = description.to_owned();
+    move |source| StepError::Expression { description, source }
 }
 
-/// Returns the path of the step file that a local reference names (docs/spec/steps.md, section 2.4).
+/// Returns the path of the step file to which a local reference refers (docs/spec/steps.md, section 2.4).
 fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
-    let local = reference.starts_with(['.', '/']);
-    if !local {
+    let is_local = reference.starts_with(['.', '/']);
+    if !is_local {
         return Err(StepError::Step(format!(
             "failed to load: {reference:?}: only local steps are supported; keep the step in the repository and call it as \
              `./directory`"
@@ -185,12 +187,12 @@ fn local_path(reference: &str, dir: &Path) -> Result<PathBuf, StepError> {
     }
     let path = dir.join(reference);
     let is_file = path.extension().is_some_and(|extension| extension == "yml" || extension == "yaml");
-    Ok(if is_file { path } else { path.join(FILE) })
+    Ok(if is_file { path } else { path.join(STEP_FILE) })
 }
 
 async fn load(path: &Path) -> Result<StepFile, StepError> {
     let failed = |error: String| StepError::Step(format!("failed to load: loading file {:?}: {error}", path.display()));
-    let text = muster_files::read(path.to_owned(), FILE_LIMIT).await;
+    let text = muster_files::read(path.to_owned(), STEP_FILE_LIMIT).await;
     let text = text.map_err(|error| failed(format!("reading file: {}", error.problem)))?;
     StepFile::parse(&text).map_err(|error| failed(error.to_string()))
 }

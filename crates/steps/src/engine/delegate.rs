@@ -1,14 +1,14 @@
 //! Runs steps at another agent, in an environment that a step creates: a second process or a container.
 //!
 //! ```text
-//! environment created -> Run -> log copied, result awaited -> job closed -> environment removed
+//! environment created -> log section ends -> Run -> log copied, result awaited -> job closed -> environment removed
 //!                        cancel       --> Cancel
 //!                        stop, timeout --> Stop, then the environment is removed
 //! ```
 //!
-//! This engine is the client of the second agent, as a manager is of the first, and reconnects if the connection breaks. The step
-//! fails if the agent does not answer for [`SILENCE_TIMEOUT`] or its environment is lost. It is never run again, because the user's
-//! code may have run already (invariant J2).
+//! This engine is the client of the second agent, just as the manager is the client of the first. It reconnects if the connection
+//! breaks. The step fails if the agent does not answer for [`SILENCE_TIMEOUT`] or its environment is lost. It is never run again,
+//! because the user's code may have run already (invariant J2).
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -17,42 +17,83 @@ use muster_agent_api::client::{self, AgentError, RunOptions};
 use muster_agent_api::plan;
 use muster_agent_api::result::{JobResult, StepNode};
 use muster_agent_api::step_runner::RunRequest;
-use muster_job::TerminationCause;
-use tokio::time::{Instant, sleep_until, timeout};
+use muster_job::{TerminationCause, go_duration};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::policy::MAX_ATTEMPTS;
 use super::{Engine, Job, JobCancellation};
-use crate::builtin::{DelegateTarget, OpenTarget};
+use crate::builtin::{DelegateTarget, OpenTarget, Step};
 use crate::failure::Failure;
 use crate::log::Stream;
+use crate::stop::StopToken;
+use crate::style;
 
 /// Time without an answer after which the second agent is considered lost.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for the second agent to clean up after it was told to stop.
+/// Maximum time for the second agent to clean up after it received `Stop`.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay before an environment that could not be created is tried again.
+const OPEN_RETRY_DELAY: Duration = Duration::from_secs(3);
 /// Maximum duration of a call that cancels, stops or closes a job.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<J: Job> Engine<J> {
     pub(super) async fn delegate(
         &self,
+        step: &Step<J>,
         target: &dyn DelegateTarget<J>,
         steps: &[plan::Step],
         cancellation: &JobCancellation,
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
-        self.job.user_code_starts(&cancellation.stop).await?;
-        let target = target.open(&self.job, &cancellation.stop).await?;
+        let opening = cancellation.stop.child();
+        let opened = self.open_target(step, target, &opening);
+        let target = opening.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, opened).await;
+        self.job.log().end_lines();
+        self.close_section(step.section_name(), &step.policy.title);
+        let target = target?;
         let result = match self.job.delegate_request(target.project_dir(), steps) {
-            Ok(request) => self.run_at(&*target, &request, cancellation).await,
+            Ok(request) => match self.job.wait_until_user_code_may_run(&cancellation.stop).await {
+                Ok(()) => self.run_at(&*target, &request, cancellation).await,
+                Err(failure) => Err(failure),
+            },
             Err(failure) => Err(failure),
         };
+        let failure = result.as_ref().map_or(None, Failure::from_result);
+        if let Some(failure) = &failure
+            && let Some(explanation) = target.explain(failure).await
+        {
+            self.print(&style::error(&explanation));
+        }
         target.close().await;
-        let result = result?;
-        nodes.clone_from(&result.tree.steps);
-        let Some(failure) = Failure::from_result(&result) else { return Ok(()) };
-        // If this engine stopped the steps, the failure is its own cause, not the other agent's description of it.
+        nodes.clone_from(&result?.tree.steps);
+        let Some(failure) = failure else { return Ok(()) };
+        // If this engine stopped the steps, the failure is this engine's cause, not the message of the second agent.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));
         Err(stopped.map_or(failure, Failure::Stopped))
+    }
+
+    /// Creates the environment. If the machine fails, this is tried again, as in gitlab-runner (docs/spec/job-execution.md, section 1.2).
+    async fn open_target(
+        &self,
+        step: &Step<J>,
+        target: &dyn DelegateTarget<J>,
+        stop: &StopToken,
+    ) -> Result<Box<dyn OpenTarget>, Failure> {
+        let mut attempts_left = step.policy.attempts.clamp(1, MAX_ATTEMPTS);
+        loop {
+            attempts_left -= 1;
+            let message = match target.open(&self.job, stop).await {
+                Err(Failure::System(message)) if attempts_left > 0 && stop.cause().is_none() => message,
+                opened => return opened,
+            };
+            self.print(&style::error(&format!("Preparation failed: {message}")));
+            self.print(&style::info(&format!("Will be retried in {} ...", go_duration(OPEN_RETRY_DELAY))));
+            tokio::select! {
+                cause = stop.stopped() => return Err(Failure::Stopped(cause)),
+                () = sleep(OPEN_RETRY_DELAY) => {}
+            }
+        }
     }
 
     /// Sends the request to the agent of the environment and waits until the job has ended there.
@@ -63,7 +104,7 @@ impl<J: Job> Engine<J> {
         cancellation: &JobCancellation,
     ) -> Result<JobResult, Failure> {
         let log = self.job.log();
-        let lost =
+        let lost_error =
             |reason: &dyn std::fmt::Display| Failure::System(format!("the agent of the step was lost: {reason}"));
         let running = async {
             let sent = AtomicBool::new(false);
@@ -76,10 +117,10 @@ impl<J: Job> Engine<J> {
             let accepted =
                 timeout(SILENCE_TIMEOUT, client::run_until_accepted(target, || Ok(request.clone()), options));
             let no_answer = |_| AgentError::Broken(format!("no answer within {} s", SILENCE_TIMEOUT.as_secs()));
-            accepted.await.map_err(no_answer).flatten().map_err(|error| lost(&error))?;
+            accepted.await.map_err(no_answer).flatten().map_err(|error| lost_error(&error))?;
             let copy = |bytes: &[u8]| log.write(Stream::Output, bytes);
             let result = client::follow_to_end(target, &request.id, SILENCE_TIMEOUT, copy).await;
-            let result = result.map_err(|error| lost(&error))?;
+            let result = result.map_err(|error| lost_error(&error))?;
             if let Err(error) = client::close(target, &request.id, CALL_TIMEOUT).await {
                 tracing::warn!(%error, "failed to close the job at the agent of a step, removing its environment");
             }
@@ -92,7 +133,7 @@ impl<J: Job> Engine<J> {
             tokio::select! {
                 biased;
                 result = &mut running => return result,
-                reason = target.lost() => return Err(lost(&reason)),
+                reason = target.lost() => return Err(lost_error(&reason)),
                 cause = cancellation.stop.stopped(), if stopped.is_none() => {
                     stopped = Some((cause, Instant::now() + STOP_TIMEOUT));
                     log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
@@ -115,7 +156,7 @@ fn log_failure(result: Result<Result<(), AgentError>, tokio::time::error::Elapse
     }
 }
 
-/// Waits until the deadline of a stopped agent. `None` waits forever: the agent was not stopped.
+/// Waits until the deadline of a stopped agent. Waits forever if the agent was not stopped (`None`).
 async fn stop_timeout(stopped: Option<(TerminationCause, Instant)>) -> TerminationCause {
     match stopped {
         Some((cause, deadline)) => {

@@ -9,7 +9,7 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
-use super::call::in_text;
+use super::call::expression_error;
 use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::StepFile;
 use crate::expression::expand_text;
@@ -42,12 +42,14 @@ impl UserSteps<'_> {
     ) -> Result<(), StepError> {
         let scope = self.scope(frame);
         let expanded = |word: &String| {
-            expand_text(word, &scope).map_err(in_text(&format!("exec: interpolate command argument {word:?}")))
+            expand_text(word, &scope).map_err(expression_error(&format!("exec: interpolate command argument {word:?}")))
         };
         let mut words = command.iter().map(expanded).collect::<Result<Vec<_>, _>>()?.into_iter();
         let program = words.next().unwrap_or_default();
         let dir = match work_dir {
-            Some(dir) => self.work_dir.join(expand_text(dir, &scope).map_err(in_text("exec: interpolate workdir"))?),
+            Some(dir) => {
+                self.work_dir.join(expand_text(dir, &scope).map_err(expression_error("exec: interpolate workdir"))?)
+            }
             None => self.work_dir.to_owned(),
         };
         // A name without a directory is looked up in the agent's PATH, not the step's (docs/spec/steps.md, section 1.4).

@@ -38,7 +38,7 @@ pub use user_steps::StepError;
 /// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
-/// What the engine needs of the job whose steps it executes.
+/// Access to the job whose steps the engine executes.
 pub trait Job: Send + Sync + 'static {
     /// Returns the processes of the job.
     fn processes(&self) -> &Processes;
@@ -49,7 +49,7 @@ pub trait Job: Send + Sync + 'static {
     /// Returns the time between TERM and KILL when processes are terminated.
     fn grace(&self) -> Duration;
 
-    /// Returns the job's directory. It never changes.
+    /// Returns the path of the job's directory. It is the same during the whole job.
     fn work_dir(&self) -> &Path;
 
     /// Returns the directory for temporary files of the steps. It is private to the job.
@@ -71,15 +71,15 @@ pub trait Job: Send + Sync + 'static {
     fn begin_step(self: &Arc<Self>, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// Waits until the user's code may run (invariant J2).
-    fn user_code_starts(&self, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn wait_until_user_code_may_run(&self, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
 /// The two ways to end a job early.
 #[derive(Debug, Clone, Default)]
 pub struct JobCancellation {
-    /// Graceful cancel. The script ends, then after_script and uploads run.
+    /// Graceful cancel. The script is ended, and then after_script and uploads run.
     pub cancel: CancellationToken,
-    /// Stop. Everything ends, then only cleanup steps run.
+    /// Stop. The current step is ended, and then only cleanup steps run.
     pub stop: StopToken,
 }
 
@@ -125,7 +125,7 @@ impl<J: Job> Engine<J> {
         self.deadline
     }
 
-    /// Runs steps in order, each if its condition holds.
+    /// Runs the steps whose condition is met, in order.
     pub async fn run(&self, steps: &[Step<J>], cancellation: &JobCancellation) -> StepsResult {
         let mut progress = JobProgress::default();
         let mut nodes = Vec::new();
@@ -135,7 +135,7 @@ impl<J: Job> Engine<J> {
         StepsResult { failure: progress.failure(), nodes }
     }
 
-    /// Runs one step if its condition holds. Returns `None` if the step is not part of the result.
+    /// Runs one step if its condition is met. Returns `None` if the step is not part of the result.
     async fn run_step(
         &self,
         step: &Step<J>,
@@ -147,10 +147,11 @@ impl<J: Job> Engine<J> {
         }
         progress.observe_cancel(cancellation);
         let start = StartTime::now();
-        // GitLab's results have no node for the step that prints where the job runs.
+        // GitLab's results have no node for the step that prints the environment.
         let is_in_result = step.role() != Role::Prepare;
         if !progress.allows(step) {
-            // A plan has two variants of some steps, one for each outcome. The result does not list the skipped variant for failures.
+            // For some steps a plan has two variants: one for a job that succeeded, and one for a job that failed. If the variant for a
+            // failed job is skipped, the result does not list it.
             let is_listed = is_in_result && step.policy.when != When::OnFailure;
             return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Vec::new()));
         }

@@ -17,7 +17,7 @@ use crate::stop::{StopToken, wait_until};
 use crate::style;
 
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
-const MAX_ATTEMPTS: u32 = 10;
+pub(super) const MAX_ATTEMPTS: u32 = 10;
 
 impl<J: Job> Engine<J> {
     pub(super) async fn run_in_section(
@@ -26,7 +26,7 @@ impl<J: Job> Engine<J> {
         cancellation: &JobCancellation,
         is_cancelable: bool,
     ) -> StepsResult {
-        self.open_section(&step.name, &step.policy.title);
+        self.open_section(step.section_name(), &step.policy.title);
         let mut nodes = Vec::new();
         let failure = self.run_attempts(step, cancellation, is_cancelable, &mut nodes).await.err();
         self.job.log().end_lines();
@@ -39,7 +39,10 @@ impl<J: Job> Engine<J> {
                 step.name
             )));
         }
-        self.close_section(&step.name, &step.policy.title);
+        // The section of a delegating step has ended before its steps.
+        if !matches!(step.call, Call::Delegate(..)) {
+            self.close_section(step.section_name(), &step.policy.title);
+        }
         StepsResult { failure, nodes }
     }
 
@@ -51,11 +54,13 @@ impl<J: Job> Engine<J> {
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
         let stop = cancellation.stop.child();
-        // The steps of a group handle a cancel themselves: which of them it ends depends on their roles.
+        // The steps of a group handle a cancel themselves. Their roles determine which of them it ends.
         let has_inner_steps = step.has_inner_steps();
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
-        let attempts = step.policy.attempts.clamp(1, MAX_ATTEMPTS);
+        // The steps of an environment may be user code, so only its creation is repeated (invariant J2).
+        let attempts =
+            if matches!(step.call, Call::Delegate(..)) { 1 } else { step.policy.attempts.clamp(1, MAX_ATTEMPTS) };
         let (mut delay, max_delay) = self.retry_backoff;
         let work = async {
             let mut attempt = 1;
@@ -101,14 +106,14 @@ impl<J: Job> Engine<J> {
         self.print(&style::title(title));
     }
 
-    fn close_section(&self, name: &str, title: &str) {
+    pub(super) fn close_section(&self, name: &str, title: &str) {
         if self.sections && !title.is_empty() {
             self.print(&style::section_end(name));
         }
     }
 
-    /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel. The work decides how long it takes to
-    /// stop: processes have the grace time, and a built-in step that blocks a thread has its own timeout.
+    /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel. The time until it ends depends on the
+    /// work: processes have the grace time, and a built-in step that blocks a thread has its own timeout.
     async fn run_with_timeouts(
         &self,
         step: &Step<J>,
@@ -116,15 +121,15 @@ impl<J: Job> Engine<J> {
         stop: &StopToken,
         work: impl Future<Output = Result<(), Failure>>,
     ) -> Result<(), Failure> {
-        let step_limit = Duration::from_millis(step.policy.timeout_ms);
-        let step_deadline = if step_limit.is_zero() { None } else { Instant::now().checked_add(step_limit) };
+        let step_timeout = Duration::from_millis(step.policy.timeout_ms);
+        let step_deadline = if step_timeout.is_zero() { None } else { Instant::now().checked_add(step_timeout) };
         // A cleanup step has only its own timeout, because it also runs after the job's deadline.
         let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
-        let step_is_first = match (step_deadline, job_deadline) {
+        let step_expires_first = match (step_deadline, job_deadline) {
             (Some(step), Some(job)) => step < job,
             (step, _) => step.is_some(),
         };
-        let deadline = if step_is_first { step_deadline } else { job_deadline };
+        let deadline = if step_expires_first { step_deadline } else { job_deadline };
         let canceled = async {
             match cancel {
                 Some(cancel) => cancel.cancelled().await,
@@ -139,8 +144,8 @@ impl<J: Job> Engine<J> {
                 biased;
                 result = &mut work => {
                     return match result {
-                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && step_is_first => {
-                            Err(Failure::StepTimeout(step_timeout(step)))
+                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && step_expires_first => {
+                            Err(Failure::StepTimeout(step_timeout_message(step)))
                         }
                         Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out => {
                             let timeout = go_duration(self.timeout);
@@ -175,7 +180,7 @@ impl<J: Job> Engine<J> {
             return result.failure.map_or(Ok(()), Err);
         }
         if let Call::Delegate(target, steps) = &step.call {
-            return self.delegate(&**target, steps, cancellation, nodes).await;
+            return self.delegate(step, &**target, steps, cancellation, nodes).await;
         }
         let role = step.role();
         if let (Some(cause), false) = (stop.cause(), role == Role::Cleanup) {
@@ -187,7 +192,7 @@ impl<J: Job> Engine<J> {
         if let Call::Builtin(builtin) = &step.call {
             return builtin.run(&self.job, stop).await;
         }
-        self.job.user_code_starts(stop).await?;
+        self.job.wait_until_user_code_may_run(stop).await?;
         let user_steps = UserSteps::new(&*self.job, stop);
         let result = match &step.call {
             Call::Run(list) => user_steps.run(list, nodes).await,
@@ -198,7 +203,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-fn step_timeout<J>(step: &Step<J>) -> String {
+fn step_timeout_message<J>(step: &Step<J>) -> String {
     let timeout = go_duration(Duration::from_millis(step.policy.timeout_ms));
     match step.role() {
         Role::Script => "script timeout: context deadline exceeded".to_owned(),

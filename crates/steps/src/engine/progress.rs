@@ -15,14 +15,14 @@ pub(super) struct JobProgress {
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
-    /// Whether the user's script has started. Then after_script has to run.
+    /// Whether the user's script has started. Then after_script must run.
     script_started: bool,
     /// Whether the last script step has ended.
     script_ended: bool,
 }
 
 impl JobProgress {
-    fn keep_first(&mut self, failure: Failure) {
+    fn record_first_failure(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
     }
 
@@ -30,14 +30,14 @@ impl JobProgress {
         self.failure
     }
 
-    /// Records a cancel or stop that came since the last step.
+    /// Records a cancel or stop since the last step.
     pub(super) fn observe_cancel(&mut self, cancellation: &JobCancellation) {
         if let Some(cause) = cancellation.stop.cause() {
-            self.keep_first(Failure::Stopped(cause));
+            self.record_first_failure(Failure::Stopped(cause));
             self.is_finishing = true;
         }
         if cancellation.cancel.is_cancelled() && !self.is_canceled() {
-            self.keep_first(Failure::Stopped(TerminationCause::CanceledByUser));
+            self.record_first_failure(Failure::Stopped(TerminationCause::CanceledByUser));
             // A cancel between two script steps counts as a cancel of the script. Before or after them it ends the job.
             self.is_finishing |= !self.script_started || self.script_ended;
         }
@@ -85,7 +85,7 @@ impl JobProgress {
         }
     }
 
-    /// Records the failure of a step and decides what it means for the job. `print` writes to the log.
+    /// Records the failure of a step and decides which steps may still run. `print` writes to the log.
     pub(super) fn record_failure<J>(
         &mut self,
         step: &Step<J>,
@@ -98,10 +98,10 @@ impl JobProgress {
             Failure::Stopped(TerminationCause::CanceledByUser) if in_script && cancellation.stop.cause().is_none() => {
                 print(&style::warning("script canceled externally (UI, API)"));
             }
-            // Every other shell of the job would fail in the same way.
+            // Every later shell of the job would fail in the same way.
             Failure::Profile(..) => {
                 self.is_finishing = true;
-                self.keep_first(failure);
+                self.record_first_failure(failure);
                 return;
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.is_finishing = true,
@@ -117,6 +117,6 @@ impl JobProgress {
             }));
             return;
         }
-        self.keep_first(failure);
+        self.record_first_failure(failure);
     }
 }

@@ -1,6 +1,6 @@
 //! Executes the `run:` list of a job: its steps in order, each loaded right before it runs (docs/spec/steps.md, sections 1.5 and 4).
 //!
-//! A process gets its environment variables from these layers; a later one replaces variables of an earlier one:
+//! A process gets its environment variables from these layers. A later layer replaces variables of earlier layers:
 //! 1. the agent's environment
 //! 2. exports of earlier steps
 //! 3. `env` of the enclosing sequences, outermost first
@@ -44,10 +44,10 @@ pub enum StepError {
     #[error("exec: {0}")]
     Run(#[from] RunError),
     /// An expression could not be parsed or evaluated.
-    #[error("{at}: {source}")]
+    #[error("{description}: {source}")]
     Expression {
-        /// Text that contains the expression.
-        at: String,
+        /// Description of the text that contains the expression.
+        description: String,
         /// Error of the expression.
         #[source]
         source: ExpressionError,
@@ -55,7 +55,7 @@ pub enum StepError {
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
-    /// The machine failed, not the job.
+    /// The failure was caused by the machine, not by the job.
     #[error("{0}")]
     System(String),
     /// A step inside a sequence failed.
@@ -70,7 +70,7 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// Returns the error of the innermost step, without the names of the steps around it.
+    /// Returns the error of the innermost step, without the names of the steps that contain it.
     #[must_use]
     pub fn cause(&self) -> &Self {
         match self {
@@ -81,7 +81,7 @@ impl StepError {
 }
 
 impl From<&StepError> for Failure {
-    /// Returns the failure of the job. Its text names the nested steps down to the one that failed.
+    /// Returns the failure of the job. Its text names the nested steps down to the step that failed.
     fn from(error: &StepError) -> Self {
         match error.cause() {
             StepError::Exit(code) => Self::Exit(*code),
@@ -187,7 +187,7 @@ impl<'a> UserSteps<'a> {
         Ok(frame.steps)
     }
 
-    /// Returns the values that expressions can use, as one object.
+    /// Returns the values that expressions can use, as an object.
     pub(super) fn scope(&self, frame: &Frame<'_>) -> Value {
         let mut env: Map<String, Value> = self
             .environment

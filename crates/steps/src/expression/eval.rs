@@ -25,8 +25,8 @@ pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, Ex
             items.iter().map(|item| eval(item, scope, depth)).collect::<Result<_, _>>().map(Value::Array)
         }
         Node::Object(entries) => object(entries, scope, depth),
-        Node::Attribute(of, name) => attribute(&eval(of, scope, depth)?, name),
-        Node::Index(of, index) => element(&eval(of, scope, depth)?, &eval(index, scope, depth)?),
+        Node::Attribute(object, name) => attribute(&eval(object, scope, depth)?, name),
+        Node::Index(value, index) => element(&eval(value, scope, depth)?, &eval(index, scope, depth)?),
         Node::Call(name, arguments) => {
             let arguments: Vec<Value> =
                 arguments.iter().map(|item| eval(item, scope, depth)).collect::<Result<_, _>>()?;
@@ -65,8 +65,8 @@ fn object(entries: &[(Node, Node)], scope: &Value, depth: usize) -> Result<Value
     Ok(Value::Object(object))
 }
 
-fn attribute(of: &Value, name: &str) -> Result<Value, ExpressionError> {
-    match of {
+fn attribute(value: &Value, name: &str) -> Result<Value, ExpressionError> {
+    match value {
         Value::Object(object) => {
             object.get(name).cloned().ok_or_else(|| error(format!("at \".{name}\": attribute {MISSING}")))
         }
@@ -74,15 +74,15 @@ fn attribute(of: &Value, name: &str) -> Result<Value, ExpressionError> {
     }
 }
 
-fn element(of: &Value, index: &Value) -> Result<Value, ExpressionError> {
-    match (of, index) {
-        (Value::Object(_), Value::String(name)) => attribute(of, name),
+fn element(value: &Value, index: &Value) -> Result<Value, ExpressionError> {
+    match (value, index) {
+        (Value::Object(_), Value::String(name)) => attribute(value, name),
         (Value::Array(items), Value::Number(index)) => {
             let position = index.as_f64().filter(|index| index.fract() == 0.0 && *index >= 0.0);
             let found = items.iter().enumerate().find(|(index, _)| Some(*index as f64) == position);
             found.map(|(_, item)| item.clone()).ok_or_else(|| error(format!("at [{index}]: element {MISSING}")))
         }
-        (of, index) => Err(error(format!("{} cannot be indexed by {}", kind(of).1, kind(index).1))),
+        (value, index) => Err(error(format!("{} cannot be indexed by {}", kind(value).1, kind(index).1))),
     }
 }
 
@@ -103,7 +103,7 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, ExpressionError> {
                 .ok_or_else(|| error(format!("num(): {text:?} is not a number"))),
             other => Err(error(format!("num() takes a string, not {}", kind(other).1))),
         },
-        _ => Err(error(format!("function {name:?} {MISSING}: there are str(), num() and bool()"))),
+        _ => Err(error(format!("function {name:?} {MISSING}; the functions are str(), num() and bool()"))),
     }
 }
 
@@ -133,7 +133,7 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Expressi
         _ => {}
     }
     let (Some(a), Some(b)) = (left.as_f64(), right.as_f64()) else {
-        return Err(error(format!("`{operator}` cannot join {} and {}", kind(left).1, kind(right).1)));
+        return Err(error(format!("`{operator}` cannot be applied to {} and {}", kind(left).1, kind(right).1)));
     };
     number(match operator {
         "+" => a + b,
@@ -155,6 +155,7 @@ pub(super) fn truthy(value: &Value) -> bool {
     }
 }
 
+/// Returns the rank of a value's kind in comparisons, and the name of the kind with an article.
 fn kind(value: &Value) -> (u8, &'static str) {
     match value {
         Value::Null => (0, "null"),

@@ -6,7 +6,7 @@ use super::template::{self, Part};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
     Number(f64),
-    /// String. Expressions inside double quotes are separate parts.
+    /// String. An expression inside double quotes is a separate part.
     Text(Vec<Part>),
     Name(String),
     /// Operator, punctuation or bracket.
@@ -14,13 +14,13 @@ pub(super) enum Token {
     End,
 }
 
-/// Longest first, so that `<=` does not become `<` and `=`.
+/// Operators, punctuation and brackets. Longer symbols come first, so that `<=` does not become `<` and `=`.
 const SYMBOLS: [&str; 26] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "!", ".", ",", ":", "(", ")", "[", "]", "{",
     "}", "?", "|", "&",
 ];
 
-/// Returns the tokens of `text` with their offsets. The last one is [`Token::End`].
+/// Returns the tokens of `text` with their offsets. The last token is [`Token::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
     let mut tokens = Vec::new();
     let mut at = 0;

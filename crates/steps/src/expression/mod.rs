@@ -1,7 +1,7 @@
 //! Expressions of step files, `${{ ... }}`: the language Moa, with the lookups of its predecessor (docs/spec/steps.md, section 3).
 //!
-//! Values are JSON values; numbers are doubles. The parser limits the depth. Evaluation always ends, because the language has no
-//! loops.
+//! Values are JSON values, and numbers are doubles. The parser limits the depth. Evaluation always terminates, because the language
+//! has no loops.
 
 mod eval;
 mod lexer;
@@ -36,7 +36,7 @@ pub enum ExpressionError {
     Eval(String),
 }
 
-/// Evaluates the expression `text`, which is given without its `${{ }}`. Names are looked up in `scope`.
+/// Evaluates the expression `text`, without its `${{ }}`. Names are looked up in `scope`.
 ///
 /// # Errors
 /// The expression could not be parsed or evaluated.
@@ -47,7 +47,9 @@ pub fn evaluate(text: &str, scope: &Value) -> Result<Value, ExpressionError> {
 /// Evaluates an expression that is inside `depth` strings of other expressions.
 fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
     if depth > MAX_STRING_DEPTH {
-        return Err(ExpressionError::Eval(format!("expressions are inside more than {MAX_STRING_DEPTH} strings")));
+        return Err(ExpressionError::Eval(format!(
+            "expressions are nested inside more than {MAX_STRING_DEPTH} strings"
+        )));
     }
     let result = parser::parse(text).and_then(|node| eval::eval(&node, scope, depth));
     match result {

@@ -100,7 +100,7 @@ impl Parser {
         if self.take(symbol) { Ok(()) } else { Err(self.expected(&format!("`{symbol}`"))) }
     }
 
-    fn expected(&self, what: &str) -> ExpressionError {
+    fn expected(&self, expectation: &str) -> ExpressionError {
         let offset = self.tokens.get(self.at).or(self.tokens.last()).map_or(0, |(_, offset)| *offset);
         let got = match self.peek() {
             Token::Number(_) => "a number".to_owned(),
@@ -109,12 +109,12 @@ impl Parser {
             Token::Symbol(symbol) => format!("`{symbol}`"),
             Token::End => "the end".to_owned(),
         };
-        ExpressionError::Syntax { message: format!("expected {what}, got {got}"), offset }
+        ExpressionError::Syntax { message: format!("expected {expectation}, got {got}"), offset }
     }
 
-    fn deeper<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T, ExpressionError>) -> Result<T, ExpressionError> {
+    fn nested<T>(&mut self, parse: impl FnOnce(&mut Self) -> Result<T, ExpressionError>) -> Result<T, ExpressionError> {
         if self.depth >= MAX_DEPTH {
-            return Err(self.expected("an expression that nests less deeply"));
+            return Err(self.expected("an expression with less nesting"));
         }
         self.depth += 1;
         let result = parse(self);
@@ -145,7 +145,7 @@ impl Parser {
     fn unary(&mut self) -> Result<Node, ExpressionError> {
         for operator in ["+", "-", "!"] {
             if self.take(operator) {
-                let operand = self.deeper(Self::unary)?;
+                let operand = self.nested(Self::unary)?;
                 return Ok(Node::Unary(operator, Box::new(operand)));
             }
         }
@@ -160,14 +160,14 @@ impl Parser {
                 self.at += 1;
                 node = Node::Attribute(Box::new(node), name);
             } else if self.take("[") {
-                let index = self.deeper(|parser| parser.binary(0))?;
+                let index = self.nested(|parser| parser.binary(0))?;
                 self.expect("]")?;
                 node = Node::Index(Box::new(node), Box::new(index));
             } else {
                 return Ok(node);
             }
         }
-        Err(self.expected("fewer accesses in a row"))
+        Err(self.expected("fewer attributes and indexes in a row"))
     }
 
     fn primary(&mut self) -> Result<Node, ExpressionError> {
@@ -187,7 +187,7 @@ impl Parser {
                 _ => Ok(Node::Name(name)),
             },
             Token::Symbol("(") => {
-                let node = self.deeper(|parser| parser.binary(0))?;
+                let node = self.nested(|parser| parser.binary(0))?;
                 self.expect(")")?;
                 Ok(node)
             }
@@ -206,7 +206,7 @@ impl Parser {
             return Ok(items);
         }
         loop {
-            items.push(self.deeper(|parser| parser.binary(0))?);
+            items.push(self.nested(|parser| parser.binary(0))?);
             if self.take(end) {
                 return Ok(items);
             }
@@ -224,7 +224,7 @@ impl Parser {
                 Token::Name(name) => Node::Text(vec![Part::Literal(name)]),
                 Token::Text(parts) => Node::Text(parts),
                 Token::Symbol("(") => {
-                    let key = self.deeper(|parser| parser.binary(0))?;
+                    let key = self.nested(|parser| parser.binary(0))?;
                     self.expect(")")?;
                     key
                 }
@@ -234,7 +234,7 @@ impl Parser {
                 }
             };
             self.expect(":")?;
-            entries.push((key, self.deeper(|parser| parser.binary(0))?));
+            entries.push((key, self.nested(|parser| parser.binary(0))?));
             if !self.take(",") {
                 self.expect("}")?;
                 break;

@@ -53,7 +53,7 @@ fn invalid_expression_is_rejected_with_reason() {
         ("job.NOPE", "at \".NOPE\": attribute not found"),
         ("1 +", "parser: expected a value, got the end at 3"),
         ("1 / 0", "division by zero"),
-        ("1 + 'a'", "cannot join a number and a string"),
+        ("1 + 'a'", "cannot be applied to a number and a string"),
         ("for", "reserved word"),
         ("nope(1)", "function \"nope\" not found"),
         ("'open", "expected the end of the string"),

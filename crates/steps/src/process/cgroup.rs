@@ -1,8 +1,8 @@
 //! Version 2 cgroups that contain the processes of jobs: one cgroup for the agent, and below it one for each job.
 //!
-//! No controllers are used. All that is needed is a writable directory in a mounted cgroup2 hierarchy, which can be the `unified`
-//! one of a hybrid system. Root has one, and so has a user with a delegated subtree. Processes are started inside their cgroup
-//! ([`super::spawn`]) and never moved.
+//! No controllers are used. The only requirement is a writable directory in a mounted cgroup2 hierarchy, which can be the
+//! `unified` hierarchy of a hybrid system. Root has such a directory, and so does a user with a delegated subtree. Processes are
+//! started inside their cgroup ([`super::spawn`]) and never moved.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,14 +28,14 @@ impl Cgroup {
     /// Creates the cgroup of this agent. `None` means that the system does not permit one, or that its kernel is too old.
     pub(super) fn for_agent() -> Option<Self> {
         let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
-        let own = procfs::read("/proc/self/cgroup").ok()?;
-        let own = own.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+        let own_path = procfs::read("/proc/self/cgroup").ok()?;
+        let own_path = own_path.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
         // A process can have several agents. Each needs its own cgroup, because it removes the cgroup when it ends.
         let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
-        let above = mount.join(own);
-        let path = above.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
+        let parent = mount.join(own_path);
+        let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
         fs::create_dir(&path).ok()?;
-        remove_dead_agents(&above);
+        remove_dead_agents(&parent);
         let cgroup = Self(path);
         if !cgroup.is_usable() {
             cgroup.remove();
@@ -46,7 +46,7 @@ impl Cgroup {
 
     /// Returns the cgroup at `path`, which may be from an earlier agent. `None` means that there is no cgroup.
     pub(super) fn existing(path: &Path) -> Option<Self> {
-        path.join(PROCS).exists().then(|| Self(path.to_owned()))
+        path.join(PROCS_FILE).exists().then(|| Self(path.to_owned()))
     }
 
     /// Returns whether processes can be started in a child of the cgroup and can be killed with it. Old kernels cannot do both.
@@ -89,13 +89,13 @@ impl Cgroup {
 
     /// Moves a process into the cgroup. Processes that it starts later will be in the cgroup too.
     pub(super) fn add(&self, pid: i32) -> io::Result<()> {
-        fs::write(self.0.join(PROCS), pid.to_string())
+        fs::write(self.0.join(PROCS_FILE), pid.to_string())
     }
 
     /// Returns all processes in the cgroup and in the cgroups that the job created inside it. Zombies are not included.
     pub(super) fn members(&self) -> Vec<i32> {
         let mut pids = Vec::new();
-        collect(&self.0, &mut pids);
+        collect_pids(&self.0, &mut pids);
         pids
     }
 
@@ -117,11 +117,11 @@ impl Cgroup {
     }
 }
 
-const PROCS: &str = "cgroup.procs";
+const PROCS_FILE: &str = "cgroup.procs";
 
 /// Removes the empty cgroups of agents that no longer run.
-fn remove_dead_agents(above: &Path) {
-    for path in children(above) {
+fn remove_dead_agents(parent: &Path) {
+    for path in children(parent) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let pid = name.strip_prefix(AGENT_PREFIX).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));
         // Only `ESRCH` means that the agent no longer runs. `EPERM` means that it belongs to another user.
@@ -132,13 +132,13 @@ fn remove_dead_agents(above: &Path) {
     }
 }
 
-fn collect(path: &Path, pids: &mut Vec<i32>) {
-    let text = fs::read_to_string(path.join(PROCS)).unwrap_or_default();
+fn collect_pids(path: &Path, pids: &mut Vec<i32>) {
+    let text = fs::read_to_string(path.join(PROCS_FILE)).unwrap_or_default();
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
     // The number of links shows whether there are child cgroups, without reading the directory.
     if has_children(path) {
         for child in children(path) {
-            collect(&child, pids);
+            collect_pids(&child, pids);
         }
     }
 }
@@ -153,7 +153,7 @@ fn children(path: &Path) -> Vec<PathBuf> {
     entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
-/// Returns the mount point of the cgroup2 file system, from the text of `/proc/self/mountinfo`. `None` means that none exists.
+/// Returns the mount point of the cgroup2 file system, from the text of `/proc/self/mountinfo`. `None` means that it is not mounted.
 fn mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (fields, rest) = line.split_once(" - ")?;
@@ -174,9 +174,9 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_of_running_agents_are_kept() {
-        let above = tempfile::tempdir().unwrap();
-        let cgroup_of = |pid: u32| above.path().join(format!("{AGENT_PREFIX}{pid}-0"));
+    fn cgroups_of_running_agents_are_not_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let cgroup_of = |pid: u32| parent.path().join(format!("{AGENT_PREFIX}{pid}-0"));
         let script = r"printf \\377\\376 >/proc/$$/comm; echo; read line";
         let mut agent = std::process::Command::new("sh")
             .args(["-c", script])
@@ -186,12 +186,12 @@ mod tests {
             .unwrap();
         io::Read::read_exact(agent.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         fs::create_dir(cgroup_of(agent.id())).unwrap();
-        remove_dead_agents(above.path());
+        remove_dead_agents(parent.path());
         let existed_while_running = cgroup_of(agent.id()).exists();
         agent.kill().unwrap();
         agent.wait().unwrap();
-        assert!(existed_while_running, "the cgroup of a running agent was removed, whose name is not UTF-8");
-        remove_dead_agents(above.path());
+        assert!(existed_while_running, "the cgroup of a running agent with a non-UTF-8 name was removed");
+        remove_dead_agents(parent.path());
         assert!(!cgroup_of(agent.id()).exists());
     }
 }

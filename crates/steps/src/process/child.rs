@@ -10,7 +10,7 @@ use super::AWAITED;
 use super::sys::{self, Watched};
 use super::usage::Usage;
 
-/// Child of this process. It is killed if this is dropped before its exit status was collected.
+/// Child of this process. It is killed if the value is dropped before its exit status was collected.
 #[derive(Debug)]
 pub(super) struct Child {
     pid: i32,
@@ -59,7 +59,7 @@ impl Drop for Child {
         if !self.is_reaped {
             self.kill();
         }
-        // From here on the process is handled like any other orphan: the end of its job reaps it.
+        // From here on, the process is handled like any other orphan. It is reaped at the end of its job.
         AWAITED.lock().remove(&self.pid);
     }
 }

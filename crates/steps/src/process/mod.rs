@@ -4,7 +4,7 @@
 //! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a tag
 //!   in their environment. A process that left its group, was orphaned *and* does not have the tag of a running job is still a
 //!   child of the agent. It is terminated when all jobs have ended that ran when it started.
-//! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This needs
+//! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This requires
 //!   a writable subtree of a version 2 hierarchy.
 //!
 //! `docs/explanation/processes.md` describes the guarantees of each.
@@ -56,9 +56,9 @@ static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessRecord {
-    /// Symbol and cgroup of the job's processes.
+    /// Tag and cgroup of the job's processes.
     Job {
-        /// Symbol in the environment of the processes. It is unique on this host and over time.
+        /// Tag in the environment of the processes. It is unique on this host and over time.
         tag: String,
         /// Directory of the cgroup that contains the processes. `None` means that there is no cgroup.
         cgroup: Option<PathBuf>,
@@ -103,21 +103,21 @@ impl ProcessManager {
     /// The processes of jobs may have at most `open_files` files open. `None` means as many as this process.
     #[must_use]
     pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
-        let own = getrlimit(Resource::Nofile);
+        let agent_limit = getrlimit(Resource::Nofile);
         let open_files = open_files
-            .filter(|files| own.current.is_none_or(|own| *files < own))
-            .map(|files| Rlimit { current: Some(files), maximum: own.maximum });
+            .filter(|files| agent_limit.current.is_none_or(|limit| *files < limit))
+            .map(|files| Rlimit { current: Some(files), maximum: agent_limit.maximum });
         let cgroups = if containment == Containment::Cgroups { Cgroup::for_agent() } else { None };
         let is_subreaper = rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .inspect_err(|error| {
                 tracing::warn!(%error, "failed to become a subreaper, finding orphaned processes of jobs only by their tag");
             })
             .is_ok();
-        let environment = std::env::vars_os().filter(|(key, _)| is_for_jobs(key)).collect();
+        let environment = std::env::vars_os().filter(|(key, _)| is_inherited_by_jobs(key)).collect();
         Arc::new(Self { cgroups, is_subreaper, environment, open_files })
     }
 
-    /// Prepares the processes of a job. `id` is the ID of the job; `nonce` makes its tag unique.
+    /// Prepares the processes of a job. `id` is the ID of the job, and `nonce` makes its tag unique.
     ///
     /// # Errors
     /// The error of the recorder.
@@ -171,10 +171,10 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
 ///
 /// They do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
 /// tokens on.
-fn is_for_jobs(key: &OsStr) -> bool {
+fn is_inherited_by_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
-    let own: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
-    !key.starts_with(b"MUSTER_") && !own.contains(&key)
+    let excluded: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
+    !key.starts_with(b"MUSTER_") && !excluded.contains(&key)
 }
 
 /// Processes of one job. [`Processes::finish`] must be called before it is dropped.
@@ -244,20 +244,21 @@ impl Processes {
     pub fn apply_share(&mut self, share: &SlotShare) -> Result<(), SlotError> {
         let name: String = self.tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let slot = SlotCgroup::create(share, &name)?;
-        if let Some(own) = &self.cgroup
+        if let Some(previous) = &self.cgroup
             && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
         {
-            // The slot's cgroup can contain the processes too. Then they start in it, and need not be moved.
+            // The slot's cgroup can also contain the processes. They then start in it, and do not have to be moved.
             let cgroup = Some(unified.path().to_owned());
             (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
-            own.remove();
+            previous.remove();
             self.cgroup = Some(unified.clone());
         }
         self.slot = Some(slot);
         Ok(())
     }
 
-    /// Returns the resources that the job has used so far, from the counters of its cgroup, or else of its ended processes.
+    /// Returns the resources that the job has used so far: the counters of its cgroup, or the sum of its ended processes if the cgroup
+    /// does not count them.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
         let counters = self.slot.as_ref().map(SlotCgroup::usage_counters).unwrap_or_default();

@@ -17,7 +17,7 @@ pub(super) struct Process {
     pub(super) parent: i32,
     pub(super) group: i32,
     pub(super) start_ticks: u64,
-    pub(super) zombie: bool,
+    pub(super) is_zombie: bool,
 }
 
 impl Process {
@@ -27,7 +27,7 @@ impl Process {
     }
 
     fn has_tag(&self, tag: &str) -> bool {
-        self.tag().is_some_and(|own| own == tag.as_bytes())
+        self.tag().is_some_and(|own_tag| own_tag == tag.as_bytes())
     }
 
     /// Returns the tag in the environment of the process. `None` means that it has no tag, or cannot be read.
@@ -67,19 +67,19 @@ pub(super) fn all_processes() -> Vec<Process> {
 
 /// Returns the live processes that have the tag, are in the process group of one of `leaders`, or descend from such a process.
 pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
-    pick_job(tag, leaders, &live_processes())
+    select_job_processes(tag, leaders, &live_processes())
 }
 
-/// Returns the same processes as [`job_processes`], if this process is the subreaper: only its descendants have to be examined.
+/// Returns the same processes as [`job_processes`]. Examines only the descendants of this process, which must be the subreaper.
 pub(super) fn job_descendants(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     let mut table = live_processes();
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    let below: HashSet<i32> = with_descendants(HashSet::from([own]), &table).into_iter().collect();
-    table.retain(|process| below.contains(&process.pid));
-    pick_job(tag, leaders, &table)
+    let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
+    let descendants: HashSet<i32> = with_descendants(HashSet::from([own_pid]), &table).into_iter().collect();
+    table.retain(|process| descendants.contains(&process.pid));
+    select_job_processes(tag, leaders, &table)
 }
 
-fn pick_job(tag: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
+fn select_job_processes(tag: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
     let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_tag(tag);
     with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
@@ -91,8 +91,8 @@ pub(super) fn with_all_descendants(roots: HashSet<i32>) -> Vec<i32> {
 
 /// Returns all live processes except this one.
 fn live_processes() -> Vec<Process> {
-    let own = i32::try_from(std::process::id()).unwrap_or_default();
-    all_processes().into_iter().filter(|process| !process.zombie && process.pid != own).collect()
+    let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
+    all_processes().into_iter().filter(|process| !process.is_zombie && process.pid != own_pid).collect()
 }
 
 fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
@@ -114,13 +114,13 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
 /// The kernel gives an orphan to the first live thread of its subreaper, which is the main thread. So it is enough to read the
 /// children of that thread.
 pub(super) fn adopted_children() -> Vec<i32> {
-    let own = std::process::id();
-    match read(&format!("/proc/self/task/{own}/children")) {
+    let own_pid = std::process::id();
+    match read(&format!("/proc/self/task/{own_pid}/children")) {
         Ok(text) => text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect(),
         // The kernel was built without these lists.
         Err(_) => {
-            let own = i32::try_from(own).unwrap_or_default();
-            all_processes().into_iter().filter(|process| process.parent == own).map(|process| process.pid).collect()
+            let own_pid = i32::try_from(own_pid).unwrap_or_default();
+            all_processes().into_iter().filter(|process| process.parent == own_pid).map(|process| process.pid).collect()
         }
     }
 }
@@ -140,7 +140,7 @@ fn parse(pid: i32, stat: &str) -> Option<Process> {
     let fields: Vec<&str> = rest.split(' ').collect();
     Some(Process {
         pid,
-        zombie: matches!(*fields.first()?, "Z" | "X"),
+        is_zombie: matches!(*fields.first()?, "Z" | "X"),
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         start_ticks: fields.get(19)?.parse().ok()?,
@@ -155,7 +155,7 @@ mod tests {
     fn parses_name_with_parentheses_and_spaces() {
         let stat = "42 (a) R 9 (b) S 7 40 39 0 -1 0 1 2 3 4 5 6 7 8 9 10 11 12 987 13";
         let process = parse(42, stat).unwrap();
-        assert_eq!((process.parent, process.group, process.start_ticks, process.zombie), (7, 40, 987, false));
+        assert_eq!((process.parent, process.group, process.start_ticks, process.is_zombie), (7, 40, 987, false));
     }
 
     #[test]

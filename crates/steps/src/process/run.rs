@@ -29,9 +29,9 @@ use crate::stop::StopToken;
 
 /// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md, section 1.4).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without output after which a step is complete, even if a child still holds the pipe, as a background server does.
+/// Time without output after which a step is complete, even if a child such as a background server still has the pipe open.
 ///
-/// Output that comes later is still written to the log.
+/// Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once. Below 64 KiB, because freeing 64 KiB or more makes the C library trim its whole heap.
 const READ_BUFFER_BYTES: usize = 32 * 1024;
@@ -43,16 +43,16 @@ pub struct Command {
     pub program: PathBuf,
     /// Arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// Complete environment. The last entry of a variable counts.
+    /// Complete environment. If a variable occurs more than once, the last entry is used.
     pub env: Vec<(OsString, OsString)>,
     /// Working directory. `None` means the agent's own working directory.
     pub work_dir: Option<PathBuf>,
     /// Bytes for standard input. `None` means `/dev/null`.
     ///
-    /// A process that has to be moved into a cgroup gets them only after the move.
+    /// A process that must be moved into a cgroup gets the bytes only after the move.
     pub stdin: Option<Vec<u8>>,
-    /// File for standard output, if the output is parsed and not printed. `None` means the log, through the same pipe as standard
-    /// error.
+    /// File for standard output, if the output is parsed instead of printed. `None` means that it is written to the log, through the
+    /// same pipe as standard error.
     pub stdout: Option<Arc<File>>,
 }
 
@@ -94,7 +94,8 @@ pub enum RunError {
 }
 
 impl Processes {
-    /// Runs a process and waits until it has ended. Its output goes to `log`, as does output of its children after its end.
+    /// Runs a process and waits until it has ended. Its output is written to `log`, also the output of its children after
+    /// its end.
     ///
     /// If `stop` is canceled, all processes of the job are terminated, with `grace` between TERM and KILL.
     ///
@@ -114,7 +115,7 @@ impl Processes {
                 let _ = pipe.write_all(bytes).await;
             }
         };
-        let ended = match executed(report, stop).await {
+        let ended = match wait_for_exec(report, stop).await {
             Err(source) => Err(RunError::Start { program: command.program.display().to_string(), source }),
             Ok(()) => match self.enter_cgroup(child.pid()) {
                 Err(error) => Err(RunError::Watch(error)),
@@ -128,7 +129,7 @@ impl Processes {
         self.leaders.lock().remove(&child.pid());
         drop(child);
         let ended = ended?;
-        // Also after a cancel: the last output must precede the message about the cancel.
+        // This also happens after a cancel, because the last output must precede the message about the cancel.
         drained.wait().await;
         Ok(ended)
     }
@@ -136,7 +137,7 @@ impl Processes {
     fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<Started, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
-        // pipes, whose lines can change places.
+        // pipes, whose lines can be reordered.
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let output = match &command.stdout {
             Some(file) => file.try_clone().map(OwnedFd::from),
@@ -165,7 +166,7 @@ impl Processes {
     /// The second value is the pipe on which a process in a cgroup reports that it cannot execute its program.
     fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
-        // Like a shell, pass the file name as `argv[0]`: programs print it before their messages.
+        // Like a shell, this passes the file name as `argv[0]`, because programs print it before their messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
         let env = command.env.iter().filter(|(key, _)| key != JOB_TAG);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
@@ -174,7 +175,7 @@ impl Processes {
             let program = Program {
                 file: &file,
                 args: [name].into_iter().chain(command.args.iter().map(OsString::as_os_str)).collect(),
-                env: last_of_each(env),
+                env: deduplicated(env),
                 work_dir: command.work_dir.as_deref(),
                 stdio: stdio.each_ref().map(AsFd::as_fd),
             };
@@ -200,7 +201,7 @@ impl Processes {
     fn set_nofile_limit(&self, pid: i32) {
         let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
-            tracing::debug!(%error, "a process of a job has this process's limit of open files");
+            tracing::debug!(%error, "failed to limit the open files of a process, using the agent's limit");
         }
     }
 
@@ -261,13 +262,13 @@ struct Started {
 ///
 /// # Errors
 /// The program cannot be executed.
-async fn executed(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<()> {
+async fn wait_for_exec(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<()> {
     let Some(report) = report else { return Ok(()) };
     let mut pipe = Receiver::from_owned_fd(report)?;
     let mut number = [0; size_of::<i32>()];
     tokio::select! {
         biased;
-        // The pipe also closes if the process was killed before it executed its program. Its exit status shows that.
+        // The pipe also closes if the process was killed before it executed its program. The exit status then shows this.
         read = pipe.read_exact(&mut number) => match read {
             Ok(_) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
             Err(_) => Ok(()),
@@ -276,10 +277,11 @@ async fn executed(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<()> {
     }
 }
 
-/// Returns the standard input of a process with these bytes, and the pipe to write them to if they are not yet in it.
-fn input(bytes: Option<&[u8]>, is_held_back: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
+/// Returns the standard input of a process with these bytes. The second value is the pipe to write them to, if they are not in it
+/// yet. `must_wait` means that the process must not read the bytes yet.
+fn input(bytes: Option<&[u8]>, must_wait: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
     let Some(bytes) = bytes else { return Ok((File::open("/dev/null")?.into(), None)) };
-    if !is_held_back && let Ok(file) = in_memory(bytes) {
+    if !must_wait && let Ok(file) = in_memory(bytes) {
         return Ok((file.into(), None));
     }
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
@@ -298,7 +300,7 @@ fn in_memory(bytes: &[u8]) -> io::Result<File> {
 }
 
 /// Returns each variable once, with the value that was set last.
-fn last_of_each<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
+fn deduplicated<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
     env.collect::<IndexMap<_, _>>().into_iter().collect()
 }
 
@@ -308,9 +310,9 @@ struct OutputProgress(watch::Receiver<()>);
 impl OutputProgress {
     /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_IDLE_TIMEOUT`].
     async fn wait(mut self) {
-        let quiet = async { while let Ok(Ok(())) = timeout(DRAIN_IDLE_TIMEOUT, self.0.changed()).await {} };
+        let idle = async { while let Ok(Ok(())) = timeout(DRAIN_IDLE_TIMEOUT, self.0.changed()).await {} };
         // A child that keeps printing delays the end by at most this time.
-        let _ = timeout(DRAIN_TIMEOUT, quiet).await;
+        let _ = timeout(DRAIN_TIMEOUT, idle).await;
     }
 }
 
@@ -321,7 +323,7 @@ async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) 
     let mut pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
         Err(error) => {
-            tracing::error!(%error, "the output of a process cannot be read");
+            tracing::error!(%error, "failed to read the output of a process");
             return;
         }
     };

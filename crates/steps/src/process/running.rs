@@ -1,4 +1,4 @@
-//! List of the jobs of this process that may have processes.
+//! List of the running jobs of this agent.
 
 use parking_lot::Mutex;
 
@@ -22,7 +22,7 @@ struct Job {
     number: u64,
     tag: String,
     /// Time when the job was added, in clock ticks since boot. All its processes start later.
-    since: u64,
+    added_ticks: u64,
 }
 
 impl Running {
@@ -31,7 +31,7 @@ impl Running {
         let mut list = self.0.lock();
         list.last_number += 1;
         let number = list.last_number;
-        list.jobs.push(Job { number, tag: tag.to_owned(), since: procfs::current_ticks() });
+        list.jobs.push(Job { number, tag: tag.to_owned(), added_ticks: procfs::current_ticks() });
         number
     }
 
@@ -39,7 +39,7 @@ impl Running {
     pub(super) fn remove(&self, number: u64) -> Vec<u64> {
         let mut list = self.0.lock();
         list.jobs.retain(|job| job.number != number);
-        list.jobs.iter().map(|job| job.since).collect()
+        list.jobs.iter().map(|job| job.added_ticks).collect()
     }
 
     /// Returns whether a running job has this tag.

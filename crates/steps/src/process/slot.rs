@@ -1,8 +1,8 @@
-//! Cgroups of a job's slot: they give the job its share of a machine that runs several jobs, and count what the job uses.
+//! Cgroups of a job's slot: they give the job its share of a machine that runs several jobs, and count the job's usage.
 //!
 //! ```text
-//! <mount>/<slot>          cgroup of the slot, kept: its weight is the slot's share while slots compete
-//! <mount>/<slot>/job-<n>  cgroup of one job, removed with it: counts what the job uses
+//! <mount>/<slot>          cgroup of the slot, never removed: its weight is the slot's share while slots compete
+//! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job: counts the job's usage
 //! ```
 //!
 //! Hierarchies of version 1 and version 2 can be mounted side by side. The directories are created in each hierarchy that controls
@@ -85,7 +85,7 @@ pub struct UsageCounters {
 ///
 /// `None` means that the kernel does not measure it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub struct PressureStall {
     pub cpu: Option<Duration>,
     pub memory: Option<Duration>,
@@ -96,18 +96,18 @@ impl PressureStall {
     /// Returns the stall times of the whole machine since boot.
     #[must_use]
     pub fn of_machine() -> Self {
-        let of = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
-        Self { cpu: of("cpu"), memory: of("memory"), io: of("io") }
+        let read = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
+        Self { cpu: read("cpu"), memory: read("memory"), io: read("io") }
     }
 
     /// Returns the stall times between an earlier reading and this one.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
-        let less = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
+        let difference = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
         Self {
-            cpu: less(self.cpu, earlier.cpu),
-            memory: less(self.memory, earlier.memory),
-            io: less(self.io, earlier.io),
+            cpu: difference(self.cpu, earlier.cpu),
+            memory: difference(self.memory, earlier.memory),
+            io: difference(self.io, earlier.io),
         }
     }
 }
@@ -158,21 +158,21 @@ impl SlotCgroup {
         Ok(Self { hierarchies })
     }
 
-    /// Returns the job's cgroup of version 2. `None` means that none exists.
+    /// Returns the job's cgroup of version 2. `None` means that it has none.
     pub(super) fn unified(&self) -> Option<&Cgroup> {
         self.hierarchies.iter().find(|hierarchy| hierarchy.unified).map(|hierarchy| &hierarchy.job)
     }
 
-    /// Returns whether a process has to be moved after it was started in the cgroup `own`.
-    pub(super) fn must_move(&self, own: Option<&Cgroup>) -> bool {
-        self.hierarchies.iter().any(|hierarchy| !(hierarchy.unified && own.is_some()))
+    /// Returns whether a process must be moved after it was started in `start_cgroup`.
+    pub(super) fn must_move(&self, start_cgroup: Option<&Cgroup>) -> bool {
+        self.hierarchies.iter().any(|hierarchy| !(hierarchy.unified && start_cgroup.is_some()))
     }
 
-    /// Moves a process into the job's cgroups, except into version 2 if it was started in the cgroup `own`.
+    /// Moves a process into the job's cgroups, except into version 2 if it was started in `start_cgroup`.
     ///
-    /// If a process cannot be moved, this only logs a warning: the job can run without its share.
-    pub(super) fn add(&self, pid: i32, own: Option<&Cgroup>) {
-        for hierarchy in self.hierarchies.iter().filter(|hierarchy| !(hierarchy.unified && own.is_some())) {
+    /// If a process cannot be moved, this only logs a warning, because the job can run without its share.
+    pub(super) fn add(&self, pid: i32, start_cgroup: Option<&Cgroup>) {
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| !(hierarchy.unified && start_cgroup.is_some())) {
             let added = hierarchy.job.add(pid).or_else(|error| {
                 if error.kind() != io::ErrorKind::NotFound {
                     return Err(error);
@@ -251,13 +251,13 @@ impl Mount {
     /// Enables the controllers for the slot and its jobs, if they are available.
     fn enable_controllers(&self, relative: &str) {
         let mut path = self.path.clone();
-        let below: Vec<&str> = relative.split('/').collect();
-        for depth in 0..=below.len() {
+        let parts: Vec<&str> = relative.split('/').collect();
+        for depth in 0..=parts.len() {
             for controller in ["+cpu", "+memory", "+io"] {
-                // A controller may be missing, or this process may not be permitted to enable it. The job can run without.
+                // A controller may be missing, or this process may not be permitted to enable it. The job can run without it.
                 let _ = fs::write(path.join("cgroup.subtree_control"), controller);
             }
-            if let Some(part) = below.get(depth) {
+            if let Some(part) = parts.get(depth) {
                 path.push(part);
             }
         }
@@ -390,9 +390,9 @@ mod tests {
             counters.stalled,
             PressureStall { io: Some(Duration::from_millis(250)), ..PressureStall::default() }
         );
-        let own = Cgroup::existing(&two.join("ci/slot-1/job-7")).unwrap();
-        assert!(slot.must_move(Some(&own)));
-        slot.add(99, Some(&own));
+        let start_cgroup = Cgroup::existing(&two.join("ci/slot-1/job-7")).unwrap();
+        assert!(slot.must_move(Some(&start_cgroup)));
+        slot.add(99, Some(&start_cgroup));
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/job-7/cgroup.procs")).unwrap(), "99");
         assert_eq!(
             fs::read_to_string(two.join("ci/slot-1/job-7/cgroup.procs")).unwrap(),

@@ -1,7 +1,8 @@
 //! Starts a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
 //!
 //! The kernel puts the child into the cgroup before its first instruction. Moving a process later would be slow: on most kernels it
-//! waits for an RCU grace period of the whole machine. None of our dependencies, nor the C library, wraps this call.
+//! waits for an RCU grace period of the whole machine. Neither our dependencies nor the C library provide a
+//! wrapper for this call.
 #![expect(
     unsafe_code,
     reason = "clone3 has no safe wrapper, and the child of a clone may only make async-signal-safe calls"
@@ -76,8 +77,8 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, Own
         stdio: program.stdio.map(|fd| fd.as_raw_fd()),
         error_pipe: write.as_raw_fd(),
     };
-    // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, for it does
-    // not share this process's memory.
+    // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, because it
+    // does not share this process's memory.
     let pid = unsafe { clone_into(cgroup, &child) }.map_err(SpawnError::Clone)?;
     drop(write);
     Ok((pid, read))
@@ -124,7 +125,7 @@ struct Child {
 }
 
 /// # Safety
-/// The pointers of `child` must be valid, its lists end with a null pointer.
+/// The pointers of `child` must be valid, and its lists must end with a null pointer.
 unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
     let number = |number: c_int| u64::try_from(number).map_err(io::Error::other);
     let args = CloneArgs {
@@ -133,12 +134,12 @@ unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
         cgroup: number(cgroup.as_raw_fd())?,
         ..CloneArgs::default()
     };
-    // SAFETY: without a stack and without shared memory this is a fork. The structure is the kernel's and has the size that is
-    // given; the kernel only reads it.
+    // SAFETY: without a stack and without shared memory this is a fork. The structure has the layout that the kernel
+    // expects and the given size. The kernel only reads it.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
     match pid {
         0 => {
-            // SAFETY: this is the child, with a copy of what the caller vouches for.
+            // SAFETY: this is the child. It has a copy of the data, whose validity the caller guarantees.
             unsafe { execute(child) }
         }
         -1 => Err(io::Error::last_os_error()),
@@ -148,14 +149,14 @@ unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
 
 /// Executes the program in the child.
 ///
-/// Other threads of the parent may have held locks, which are never released in the child. So it makes only async-signal-safe calls
-/// and allocates no memory.
+/// Other threads of the parent may have held locks, which are never released in the child. Therefore it makes only async-signal-safe
+/// calls and allocates no memory.
 ///
 /// # Safety
 /// As for [`clone_into`].
 unsafe fn execute(child: &Child) -> ! {
-    // SAFETY: calls with numbers, and with pointers that the caller vouches for; the set of signals is initialised before it
-    // is used.
+    // SAFETY: the calls get numbers, and pointers whose validity the caller guarantees. The set of signals is initialized before
+    // it is used.
     unsafe {
         let mut signals = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut signals);

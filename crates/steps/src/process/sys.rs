@@ -1,7 +1,7 @@
 //! Watches a process by a file descriptor, and reads the resource usage of a process that has ended, with unsafe system calls.
 #![expect(
     unsafe_code,
-    reason = "AsyncFd leaves it to the caller that the descriptor stays the same, and no crate wraps waitid with its account"
+    reason = "AsyncFd requires the caller to guarantee that the descriptor does not change, and no crate wraps waitid with resource usage"
 )]
 
 use std::io;
@@ -23,7 +23,7 @@ impl Watched {
     /// Watches the process `pid`. It may be any process of this machine.
     ///
     /// # Errors
-    /// There is no such process.
+    /// The process does not exist.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK)?;
@@ -59,7 +59,7 @@ pub(super) fn usage_of_ended(pid: i32) -> Option<Usage> {
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the call writes two structures of the types that the kernel expects; the C library does not offer its fifth argument.
+    // SAFETY: the call writes two structures of the types that the kernel expects. The C library does not offer its fifth argument.
     // Zeros are valid values of both, if the kernel does not write one of them.
     let (result, info, usage) = unsafe {
         let result = libc::syscall(libc::SYS_waitid, libc::P_PID, id, info.as_mut_ptr(), options, usage.as_mut_ptr());

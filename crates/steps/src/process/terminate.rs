@@ -27,24 +27,25 @@ impl Processes {
         for usage in self.members().into_iter().filter_map(Usage::current) {
             self.usage.lock().add(usage);
         }
-        let left = terminate_all(|| self.members(), grace, self.cgroup.as_ref()).await;
+        let remaining = terminate_all(|| self.members(), grace, self.cgroup.as_ref()).await;
         self.terminations.fetch_add(1, Ordering::Relaxed);
         self.reap_orphans();
-        left
+        remaining
     }
 
     /// Ends the job: terminates its processes, waits for their remaining output and removes the cgroup.
     pub async fn finish(&self, grace: Duration) {
         if self.may_have_processes() {
-            let left = self.terminate(grace).await;
-            if left > 0 {
-                tracing::error!(tag = self.tag, left, "failed to terminate all processes of a job");
+            let remaining = self.terminate(grace).await;
+            if remaining > 0 {
+                tracing::error!(tag = self.tag, remaining, "failed to terminate all processes of a job");
             }
         }
-        // From here on the job does not protect processes: two jobs that end at the same time must not wait for each other.
+        // From here on, no process counts as a process of this job. Otherwise, two jobs that end at the same time would wait for each
+        // other.
         let start_times = RUNNING.remove(self.number);
         if self.manager.is_subreaper && !self.orphans().is_empty() {
-            // This finds processes that hid from their own job. A process that started before all running jobs belongs to none of
+            // This finds processes that left their own job. A process that started before all running jobs belongs to none of
             // them.
             let is_owned = |process: &Process| start_times.iter().any(|start| *start <= process.start_ticks);
             terminate_all(|| self.adopted_descendants(|process| !is_owned(process)), grace, None).await;
@@ -61,13 +62,13 @@ impl Processes {
         }
     }
 
-    /// Returns whether the job's cgroup is the cgroup of its slot. That one is removed later, because its counters are read again.
+    /// Returns whether the job's cgroup is the one inside of its slot, which is removed later, because its counters are read again.
     fn is_counted_in_cgroup(&self) -> bool {
-        let slots = self.slot.as_ref().and_then(|slot| slot.unified());
-        slots.zip(self.cgroup.as_ref()).is_some_and(|(slots, own)| slots.path() == own.path())
+        let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
+        slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
     }
 
-    /// Returns whether the job may have processes. Most jobs have none at their end; then this reads only a short list.
+    /// Returns whether the job may have processes. Most jobs have none at their end. In that case this reads only a short list.
     fn may_have_processes(&self) -> bool {
         // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
@@ -102,7 +103,7 @@ impl Processes {
     pub(super) fn adopted_descendants(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
         let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
-        let adopted = adopted.filter(|process| !process.zombie && process.group != own_group && is_wanted(process));
+        let adopted = adopted.filter(|process| !process.is_zombie && process.group != own_group && is_wanted(process));
         // A process with the tag of a running job belongs to that job, which will find it. Any other tag is forged.
         let adopted = adopted.filter(|process| !process.tag().is_some_and(|tag| RUNNING.contains(&tag)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
@@ -119,7 +120,7 @@ impl Processes {
         let own_group = own_group();
         let awaited = AWAITED.lock();
         let orphans = procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
-        let dead = orphans.filter_map(Process::read).filter(|process| process.zombie && process.group != own_group);
+        let dead = orphans.filter_map(Process::read).filter(|process| process.is_zombie && process.group != own_group);
         for pid in dead.filter_map(|process| Pid::from_raw(process.pid)) {
             let _ = waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
         }
@@ -164,7 +165,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
     terminate_all(|| procfs::job_processes(tag, &leaders), grace, None).await;
 }
 
-/// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of processes that are left.
+/// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of remaining processes.
 pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duration, cgroup: Option<&Cgroup>) -> usize {
     let mut watched: HashMap<i32, Watched> = HashMap::new();
     let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_TIMEOUT)];
@@ -193,9 +194,9 @@ pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duratio
                     process.signal(signal);
                 }
             }
-            // Wait for one process at a time: all have to end, and the next call of `members` finds new ones.
+            // One process is awaited at a time: all must end, and the next call of `members` finds new ones.
             let Some(process) = watched.values().next() else {
-                // Processes that cannot be watched have already ended. Look again after other tasks had a chance to run.
+                // Processes that cannot be watched have already ended. The list is read again after other tasks had a chance to run.
                 tokio::task::yield_now().await;
                 if Instant::now() >= deadline {
                     break;

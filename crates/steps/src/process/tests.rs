@@ -28,7 +28,7 @@ impl MemoryLog {
     }
 }
 
-/// Returns a log in memory, as itself and as the port.
+/// Returns a log in memory twice: as its own type and as the trait object.
 fn memory() -> (Arc<MemoryLog>, Arc<dyn Log>) {
     let memory = Arc::new(MemoryLog::default());
     let log: Arc<dyn Log> = Arc::<MemoryLog>::clone(&memory);
@@ -62,8 +62,8 @@ fn shell(script: &str) -> Command {
     }
 }
 
-/// Waits until the condition holds. It polls, because the end of processes that are not children cannot be awaited.
-async fn until(description: &str, mut condition: impl FnMut() -> bool) {
+/// Waits until the condition is true. Polls, because the end of processes that are not children cannot be awaited.
+async fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "timeout: {description}");
@@ -71,8 +71,8 @@ async fn until(description: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-fn alive(pid: i32) -> bool {
-    procfs::Process::read(pid).is_some_and(|process| !process.zombie)
+fn is_alive(pid: i32) -> bool {
+    procfs::Process::read(pid).is_some_and(|process| !process.is_zombie)
 }
 
 #[tokio::test]
@@ -123,7 +123,7 @@ async fn usage_includes_terminated_background_processes() {
         let (memory, log) = memory();
         let script = format!("sh -c '{BURN}; echo burnt; exec sleep 600 >/dev/null 2>&1' & exit 0");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
-        until("it has burnt", || memory.text().contains("burnt")).await;
+        wait_for("the child has used CPU time", || memory.text().contains("burnt")).await;
         let before = processes.usage_counters();
         processes.finish(GRACE).await;
         let after = processes.usage_counters();
@@ -141,7 +141,7 @@ async fn processes_that_ignore_term_are_killed_after_grace_time() {
                       echo ready; while :; do sleep 1; done' & wait; while :; do sleep 1; done";
         let run = processes.run(shell(script), &log, &stop, GRACE);
         let stopper = async {
-            until("the tree runs", || memory.text().contains("ready")).await;
+            wait_for("the tree runs", || memory.text().contains("ready")).await;
             stop.stop(TerminationCause::TimedOut);
         };
         let (ended, ()) = tokio::join!(run, stopper);
@@ -159,20 +159,20 @@ async fn background_process_does_not_delay_the_step() {
     let script = "sleep 600 & { for n in 1 2 3; do sleep 0.1; echo late $n; done; } &\necho script";
     let stop = StopToken::new();
     let run = processes.run(shell(script), &log, &stop, GRACE);
-    tokio::time::timeout(TIMEOUT, run).await.expect("the step waits for the server").unwrap();
-    until("later output is in the log", || memory.text().ends_with("late 3\n")).await;
+    tokio::time::timeout(TIMEOUT, run).await.expect("the step must not wait for the background process").unwrap();
+    wait_for("later output is in the log", || memory.text().ends_with("late 3\n")).await;
     processes.finish(GRACE).await;
 }
 
-/// Log that counts the writes between two turns of another task on the same thread.
+/// Log that counts the writes between two polls of another task on the same thread.
 #[derive(Default)]
-struct Turns {
+struct TurnLog {
     /// Writes since the last turn, and the maximum.
     writes: Mutex<(usize, usize)>,
     written: tokio::sync::Notify,
 }
 
-impl Log for Turns {
+impl Log for TurnLog {
     fn write(&self, _: Stream, _: &[u8]) {
         let mut writes = self.writes.lock();
         writes.0 += 1;
@@ -185,8 +185,8 @@ impl Log for Turns {
 async fn endless_output_does_not_block_other_tasks() {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
     let (processes, _) = job(&manager, "flood");
-    let turns = Arc::new(Turns::default());
-    let log: Arc<dyn Log> = Arc::<Turns>::clone(&turns);
+    let turns = Arc::new(TurnLog::default());
+    let log: Arc<dyn Log> = Arc::<TurnLog>::clone(&turns);
     let stop = StopToken::new();
     let run = processes.run(shell("exec cat /dev/zero"), &log, &stop, GRACE);
     let other = async {
@@ -202,7 +202,7 @@ async fn endless_output_does_not_block_other_tasks() {
     };
     let (ended, max) = tokio::join!(run, other);
     assert_eq!(ended.unwrap(), ProcessEnd::Stopped(TerminationCause::CanceledByUser));
-    // The flooding task is woken by the pipe as well as by its own yield.
+    // The task that copies the output is woken by the pipe and by its own yield.
     assert!(max <= 4, "{max} writes between two turns");
     processes.finish(GRACE).await;
 }
@@ -212,11 +212,11 @@ async fn process_has_configured_limit_of_open_files() {
     let manager = ProcessManager::new(Containment::ProcessTree, Some(99));
     let (processes, _) = job(&manager, "files");
     let (memory, log) = memory();
-    // The process gets the limit shortly after its start, and passes it on to the processes that it starts then.
+    // The limit is set shortly after the start of the process. Processes that it starts later inherit the limit.
     let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
-    let own = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    let hard = own.map_or("unlimited".to_owned(), |files| files.to_string());
+    let agent_limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let hard = agent_limit.map_or("unlimited".to_owned(), |files| files.to_string());
     assert_eq!(memory.text(), format!("99\n{hard}\n"));
     processes.finish(GRACE).await;
 }
@@ -229,9 +229,9 @@ async fn daemon_is_terminated_with_its_job() {
         let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nwait_for=$!; sleep 0.1; exit 0";
         processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
         let pid: i32 = memory.text().trim().parse().unwrap();
-        assert!(alive(pid));
+        assert!(is_alive(pid));
         processes.finish(GRACE).await;
-        assert!(!alive(pid));
+        assert!(!is_alive(pid));
     }
 }
 
@@ -247,13 +247,13 @@ async fn process_with_non_utf8_name_is_terminated_with_its_job() {
         assert_eq!(std::fs::read(format!("/proc/{pid}/comm")).unwrap(), b"\xff\xfe\n");
         let watched = Watched::open(pid).unwrap();
         processes.finish(GRACE).await;
-        assert!(watched.has_ended(), "the process outlives its job");
+        assert!(watched.has_ended(), "the process still runs after the end of its job");
         assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "the process remains as a zombie");
     }
 }
 
 #[tokio::test]
-async fn recorded_leftovers_are_terminated_and_others_are_not() {
+async fn only_recorded_leftovers_are_terminated() {
     for manager in managers() {
         let (processes, records) = job(&manager, "leftover");
         let (memory, log) = memory();
@@ -265,8 +265,8 @@ async fn recorded_leftovers_are_terminated_and_others_are_not() {
         let mut records = records.lock().clone();
         records.push(ProcessRecord::Leader { pid: id, start_ticks: 1 });
         terminate_leftovers(&records, GRACE).await;
-        assert!(!alive(pid));
-        assert!(alive(id), "a process with the same ID but another start time was terminated");
+        assert!(!is_alive(pid));
+        assert!(is_alive(id), "a process with the same ID but another start time was terminated");
         unrelated.kill().unwrap();
         unrelated.wait().unwrap();
     }
@@ -294,9 +294,9 @@ async fn orphan_without_tag_is_an_adopted_descendant() {
     let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = memory.text().trim().parse().unwrap();
-    until("the process is adopted", || processes.adopted_descendants(|_| true).contains(&pid)).await;
+    wait_for("the process is adopted", || processes.adopted_descendants(|_| true).contains(&pid)).await;
     terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, None).await;
-    assert!(!alive(pid));
+    assert!(!is_alive(pid));
     processes.finish(GRACE).await;
 }
 
@@ -309,7 +309,7 @@ async fn job_can_start_processes_after_termination() {
             let stop = StopToken::new();
             let run = processes.run(shell("trap '' TERM; echo ready; while :; do sleep 1; done"), &log, &stop, GRACE);
             let stopper = async {
-                until("the process runs", || memory.text().matches("ready").count() == round).await;
+                wait_for("the process runs", || memory.text().matches("ready").count() == round).await;
                 stop.stop(TerminationCause::CanceledByUser);
             };
             let (ended, ()) = tokio::join!(run, stopper);
@@ -322,8 +322,8 @@ async fn job_can_start_processes_after_termination() {
     }
 }
 
-/// Returns a script that leaves a process behind: in its own session, orphaned, and with only this environment.
-fn hide(environment: &str) -> Command {
+/// Returns a command that leaves a process behind, which is orphaned, has its own session, and has only this environment.
+fn hidden_process(environment: &str) -> Command {
     shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1"))
 }
 
@@ -336,14 +336,14 @@ async fn tag_of_ended_job_does_not_protect_a_process() {
     for tag in ["anything", "", &tag] {
         let (processes, _) = job(&manager, "made-up");
         let (memory, log) = memory();
-        processes.run(hide(&format!("{JOB_TAG}={tag}")), &log, &StopToken::new(), GRACE).await.unwrap();
+        processes.run(hidden_process(&format!("{JOB_TAG}={tag}")), &log, &StopToken::new(), GRACE).await.unwrap();
         let pid: i32 = memory.text().trim().parse().unwrap();
-        until("the process is adopted and belongs to no job", || {
+        wait_for("the process is adopted and belongs to no job", || {
             processes.adopted_descendants(|_| true).contains(&pid)
         })
         .await;
         terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, None).await;
-        assert!(!alive(pid), "{tag}");
+        assert!(!is_alive(pid), "{tag}");
         processes.finish(GRACE).await;
     }
 }
@@ -354,12 +354,12 @@ async fn process_with_tag_of_another_job_ends_with_that_job() {
     let (one, _) = job(&manager, "one");
     let (two, _) = job(&manager, "two");
     let (memory, log) = memory();
-    one.run(hide(&format!("{JOB_TAG}={}", two.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
+    one.run(hidden_process(&format!("{JOB_TAG}={}", two.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
     let pid: i32 = memory.text().trim().parse().unwrap();
-    until("the process is adopted and is the other job's", || two.members().contains(&pid)).await;
+    wait_for("the process is adopted and is the other job's", || two.members().contains(&pid)).await;
     assert!(!one.adopted_descendants(|_| true).contains(&pid));
     two.finish(GRACE).await;
-    assert!(!alive(pid));
+    assert!(!is_alive(pid));
     one.finish(GRACE).await;
 }
 
@@ -369,14 +369,17 @@ async fn hidden_process_in_cgroup_ends_with_its_job() {
     if !muster_test_needs::cgroups(manager.cgroups.is_some()) {
         return;
     }
-    let (beside, _) = job(&manager, "beside");
+    let (other_job, _) = job(&manager, "beside");
     let (processes, _) = job(&manager, "contained");
     let (memory, log) = memory();
-    processes.run(hide(&format!("{JOB_TAG}={}", beside.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
+    processes
+        .run(hidden_process(&format!("{JOB_TAG}={}", other_job.tag)), &log, &StopToken::new(), GRACE)
+        .await
+        .unwrap();
     let pid: i32 = memory.text().trim().parse().unwrap();
     processes.finish(GRACE).await;
-    assert!(!alive(pid));
-    beside.finish(GRACE).await;
+    assert!(!is_alive(pid));
+    other_job.finish(GRACE).await;
 }
 
 #[tokio::test]
@@ -385,26 +388,26 @@ async fn frozen_cgroup_delays_only_its_own_job() {
     if !muster_test_needs::cgroups(manager.cgroups.is_some()) {
         return;
     }
-    let ((frozen, _), (beside, _)) = (job(&manager, "frozen"), job(&manager, "beside"));
+    let ((frozen, _), (other_job, _)) = (job(&manager, "frozen"), job(&manager, "beside"));
     let (_, log) = memory();
     let freeze = frozen.cgroup.as_ref().unwrap().path().join("cgroup.freeze");
     std::fs::write(freeze, "1").unwrap();
     let (stop, not_stopped) = (StopToken::new(), StopToken::new());
     let other = async {
-        let ended = beside.run(shell("true"), &log, &not_stopped, GRACE).await.unwrap();
+        let ended = other_job.run(shell("true"), &log, &not_stopped, GRACE).await.unwrap();
         stop.stop(TerminationCause::CanceledByUser);
         ended
     };
     let both = async { tokio::join!(frozen.run(shell("true"), &log, &stop, GRACE), other) };
-    let (ended, other) = tokio::time::timeout(TIMEOUT, both).await.expect("one of the jobs hangs");
+    let (ended, other) = tokio::time::timeout(TIMEOUT, both).await.expect("both jobs must end in time");
     assert_eq!(ended.unwrap(), ProcessEnd::Stopped(TerminationCause::CanceledByUser));
     assert!(matches!(other, ProcessEnd::Exited(status) if status.success()));
     frozen.finish(GRACE).await;
-    beside.finish(GRACE).await;
+    other_job.finish(GRACE).await;
 }
 
 #[tokio::test]
-async fn process_in_cgroup_starts_like_any_other() {
+async fn process_starts_in_the_same_way_with_and_without_cgroup() {
     for manager in managers() {
         let (processes, _) = job(&manager, "like-any");
         let (memory, log) = memory();
@@ -424,7 +427,7 @@ async fn process_in_cgroup_starts_like_any_other() {
         let lines: Vec<&str> = text.lines().collect();
         let dir = dir.path().to_str().unwrap();
         assert!(
-            matches!(lines.as_slice(), ["sh last arg", own, "input", group, pid] if *own == dir && group == pid),
+            matches!(lines.as_slice(), ["sh last arg", work_dir, "input", group, pid] if *work_dir == dir && group == pid),
             "{text}"
         );
         // Signal handling was reset to its default.
@@ -438,9 +441,9 @@ async fn process_in_cgroup_starts_like_any_other() {
 
 #[test]
 fn job_does_not_inherit_runner_tokens() {
-    let is_inherited = |key: &str| is_for_jobs(std::ffi::OsStr::new(key));
-    for own in ["CI_SERVER_TOKEN", "REGISTRATION_TOKEN", "MUSTER_STATE_DIR", "STEP_RUNNER_SOCKET"] {
-        assert!(!is_inherited(own), "{own}");
+    let is_inherited = |key: &str| is_inherited_by_jobs(std::ffi::OsStr::new(key));
+    for name in ["CI_SERVER_TOKEN", "REGISTRATION_TOKEN", "MUSTER_STATE_DIR", "STEP_RUNNER_SOCKET"] {
+        assert!(!is_inherited(name), "{name}");
     }
     assert!(is_inherited("PATH") && is_inherited("CI_SERVER_URL") && is_inherited("MY_CI_SERVER_TOKEN"));
 }

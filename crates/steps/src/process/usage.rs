@@ -1,7 +1,7 @@
 //! Resource usage of the processes of a job, as the kernel counts it for each process.
 //!
-//! It covers processes that have ended, with the children that they waited for, and processes that have to be terminated. The counters
-//! of a cgroup are more accurate, and are used if there are any ([`super::SlotCgroup`]).
+//! It covers processes that have ended, with the children that they waited for, and processes that are being terminated. The counters
+//! of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
 
 use std::time::Duration;
 

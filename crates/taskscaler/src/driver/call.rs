@@ -1,9 +1,9 @@
-//! Plugin calls. Each runs in its own task, so that none waits for another.
+//! Plugin calls. Each call runs in a separate task, so that calls do not wait for each other.
 
 use std::sync::Arc;
 
 use super::context::DriverContext;
-use super::host::{InstanceGroupPort, NoAnswer, Prepare, StartingInstance};
+use super::ports::{InstanceCallError, InstanceGroupPort, Prepare, StartingInstance};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::types::GroupId;
@@ -13,7 +13,7 @@ pub(super) struct Call {
     pub(super) action: Action,
     group: GroupId,
     group_name: String,
-    host: Arc<dyn InstanceGroupPort>,
+    plugin: Arc<dyn InstanceGroupPort>,
     shared: Arc<DriverContext>,
     prepare: Arc<dyn Prepare>,
 }
@@ -26,14 +26,14 @@ pub(super) fn plugin_call(
     action: Action,
 ) -> Option<Call> {
     let group = action.group()?;
-    let host = shared.host(group)?;
+    let plugin = shared.plugin(group)?;
     let group_name = engine.config().groups.get(group.0).map(|group| group.name.clone()).unwrap_or_default();
-    Some(Call { action, group, group_name, host, shared: Arc::clone(shared), prepare: Arc::clone(prepare) })
+    Some(Call { action, group, group_name, plugin, shared: Arc::clone(shared), prepare: Arc::clone(prepare) })
 }
 
 impl Call {
     /// Returns the event for a call that panicked, which is a bug in the adapter of the plugin.
-    pub(super) fn failed(&self) -> Event {
+    pub(super) fn panic_event(&self) -> Event {
         let (group, error) = (self.group, || "the plugin call panicked, which is a bug".to_owned());
         match self.action.clone() {
             Action::List { call, .. } => Event::Listed { group, call, result: Err(error()) },
@@ -43,7 +43,7 @@ impl Call {
             Action::Resume { ids, .. } => Event::Resumed { group, ids, result: Err(error()) },
             Action::Prepare { id, .. } => Event::Prepared { group, id, result: Err(error()) },
             Action::Heartbeat { id, .. } => Event::HealthUnknown { group, id },
-            Action::Grant(_)
+            Action::Assign(_)
             | Action::EnvironmentSaved { .. }
             | Action::ResumeFailed { .. }
             | Action::Lost { .. }
@@ -55,41 +55,49 @@ impl Call {
 
     /// Runs the call and returns its result as an event.
     pub(super) async fn execute(self) -> Event {
-        let Self { action, group, group_name, host, shared, prepare } = self;
+        let Self { action, group, group_name, plugin, shared, prepare } = self;
         match action {
-            Action::List { call, .. } => Event::Listed { group, call, result: host.update().await },
-            Action::Increase { call, n, .. } => Event::Increased { group, call, result: host.increase(n).await },
+            Action::List { call, .. } => Event::Listed { group, call, result: plugin.update().await },
+            Action::Increase { call, count, .. } => {
+                Event::Increased { group, call, result: plugin.increase(count).await }
+            }
             Action::Decrease { ids, .. } => {
-                let result = host.decrease(&ids).await;
+                let result = plugin.decrease(&ids).await;
                 Event::Decreased { group, ids, result }
             }
             Action::Suspend { ids, .. } => {
-                let result = host.suspend(&ids).await;
+                let result = plugin.suspend(&ids).await;
                 Event::Suspended { group, ids, result }
             }
             Action::Resume { ids, .. } => {
-                let result = host.resume(&ids).await;
+                let result = plugin.resume(&ids).await;
                 Event::Resumed { group, ids, result }
             }
-            Action::Prepare { id, again, .. } => {
+            Action::Prepare { id, was_ready, .. } => {
                 // The instance may have restarted since its details were cached.
-                shared.forget(group, &id);
-                let result = match host.host_keys(&id).await {
+                shared.forget_connect_info(group, &id);
+                let result = match plugin.host_keys(&id).await {
                     Ok(host_keys) => {
-                        let starting =
-                            StartingInstance { group: group_name, id: id.clone(), host_keys, again, of: group, shared };
-                        make_ready(&*prepare, starting).await
+                        let instance = StartingInstance {
+                            group: group_name,
+                            id: id.clone(),
+                            host_keys,
+                            was_ready,
+                            group_id: group,
+                            shared,
+                        };
+                        connect_and_prepare(&*prepare, instance).await
                     }
                     Err(error) => Err(error),
                 };
                 Event::Prepared { group, id, result }
             }
-            Action::Heartbeat { id, .. } => match host.heartbeat(&id).await {
+            Action::Heartbeat { id, .. } => match plugin.heartbeat(&id).await {
                 Ok(()) => Event::Health { group, id, result: Ok(()) },
-                Err(NoAnswer::Instance(error)) => Event::Health { group, id, result: Err(error) },
-                Err(NoAnswer::Plugin(_)) => Event::HealthUnknown { group, id },
+                Err(InstanceCallError::Instance(error)) => Event::Health { group, id, result: Err(error) },
+                Err(InstanceCallError::Plugin(_)) => Event::HealthUnknown { group, id },
             },
-            Action::Grant(_)
+            Action::Assign(_)
             | Action::EnvironmentSaved { .. }
             | Action::ResumeFailed { .. }
             | Action::Lost { .. }
@@ -100,7 +108,7 @@ impl Call {
     }
 }
 
-async fn make_ready(prepare: &dyn Prepare, starting: StartingInstance) -> Result<(), String> {
-    starting.connect_info().await.map_err(|error| error.to_string())?;
-    prepare.prepare(starting).await
+async fn connect_and_prepare(prepare: &dyn Prepare, instance: StartingInstance) -> Result<(), String> {
+    instance.connect_info().await.map_err(|error| error.to_string())?;
+    prepare.prepare(instance).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_fleeting::model::InstanceId;
 use tokio::sync::oneshot;
 
-use super::environments::EnvironmentQuery;
+use super::environments::EnvironmentCommand;
 use super::lease::{LeaseHandle, Reservation};
 use crate::engine::{EnqueueError, InstanceStatus, NoCapacity, ScalerStatus, WaitReason};
 use crate::event::Event;
@@ -19,42 +19,24 @@ pub(super) type OperatorResult = Result<OperatorOutcome, OperatorError>;
 #[derive(Debug)]
 pub(super) enum Command {
     /// Reserves a slot for a job request that is about to be sent.
-    Reserve {
-        key: TaskKey,
-        reply: oneshot::Sender<Result<Reservation, NoCapacity>>,
-    },
+    Reserve { key: TaskKey, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
     /// Reserves a slot for a job that has already been received.
-    Admit {
-        key: TaskKey,
-    },
+    Admit { key: TaskKey },
     /// Changes the key of a reservation to that of the job that was received.
-    Rename {
-        from: TaskKey,
-        to: TaskKey,
-    },
+    Rename { from: TaskKey, to: TaskKey },
     /// Requests the slots of a job that has a reservation.
-    Acquire {
-        key: TaskKey,
-        request: SlotRequest,
-        reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>>,
-    },
-    /// Call about a suspended environment.
-    Environment(EnvironmentQuery),
+    Acquire { key: TaskKey, request: SlotRequest, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
+    /// Command about a suspended environment.
+    Environment(EnvironmentCommand),
     /// Cancels a request that has timed out, and returns why it had to wait.
-    TimedOut {
-        key: TaskKey,
-        reply: oneshot::Sender<Option<WaitReason>>,
-    },
+    TimedOut { key: TaskKey, reply: oneshot::Sender<Option<WaitReason>> },
     /// Cancels a request, or releases a reservation.
-    GiveUp {
-        key: TaskKey,
-    },
-    /// Returns the lease that a job has from before a restart of the manager.
-    Claim {
-        key: TaskKey,
-        reply: oneshot::Sender<Option<LeaseHandle>>,
-    },
+    Cancel { key: TaskKey },
+    /// Returns the lease that a job got before a restart of the manager.
+    Claim { key: TaskKey, reply: oneshot::Sender<Option<LeaseHandle>> },
+    /// Passes an event to the engine.
     Event(Event),
+    /// Applies an operator's action to an instance, or to the whole group if `id` is `None`.
     Operate {
         group: GroupId,
         id: Option<InstanceId>,
@@ -62,15 +44,10 @@ pub(super) enum Command {
         by: String,
         reply: oneshot::Sender<OperatorResult>,
     },
-    Status {
-        reply: oneshot::Sender<ScalerStatus>,
-    },
-    ExplainWaiting {
-        key: TaskKey,
-        reply: oneshot::Sender<Option<WaitReason>>,
-    },
-    Shutdown {
-        limit: Duration,
-        reply: oneshot::Sender<Vec<InstanceStatus>>,
-    },
+    /// Returns the current status.
+    Status { reply: oneshot::Sender<ScalerStatus> },
+    /// Returns the reason for which a request waits.
+    ExplainWaiting { key: TaskKey, reply: oneshot::Sender<Option<WaitReason>> },
+    /// Shuts down within the timeout, and returns the remaining instances.
+    Shutdown { timeout: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
 }

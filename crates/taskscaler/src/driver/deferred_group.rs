@@ -1,4 +1,4 @@
-//! A group whose plugin has not started yet. The runner's other groups are used until it does.
+//! A group whose plugin has not started yet. Until it starts, only the runner's other groups are used.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,13 +7,13 @@ use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::host::{HostStatus, InstanceGroupPort, NoAnswer};
+use super::ports::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 
 const NOT_STARTED: &str = "its plugin has not been started yet";
 
 /// A group that is down until a running plugin is attached, and then forwards all calls to it.
 pub struct DeferredGroup {
-    status: watch::Sender<HostStatus>,
+    status: watch::Sender<PluginAvailability>,
     attached: OnceLock<(Arc<dyn InstanceGroupPort>, JoinHandle<()>)>,
 }
 
@@ -27,17 +27,17 @@ impl DeferredGroup {
     /// Creates a group that is down for this reason.
     #[must_use]
     pub fn new(cause: String) -> Arc<Self> {
-        Arc::new(Self { status: watch::Sender::new(HostStatus::Down { cause }), attached: OnceLock::new() })
+        Arc::new(Self { status: watch::Sender::new(PluginAvailability::Down { cause }), attached: OnceLock::new() })
     }
 
     /// Updates the reason for which the group is down, after another attempt to start the plugin failed.
     pub fn failed(&self, cause: String) {
-        self.status.send_replace(HostStatus::Down { cause });
+        self.status.send_replace(PluginAvailability::Down { cause });
     }
 
     /// Attaches the running plugin. Later calls have no effect.
-    pub fn attach(&self, host: Arc<dyn InstanceGroupPort>) {
-        let (mut status, forwarded) = (host.status(), self.status.clone());
+    pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
+        let (mut status, forwarded) = (plugin.status(), self.status.clone());
         let follow = tokio::spawn(async move {
             loop {
                 let current = status.borrow_and_update().clone();
@@ -47,78 +47,78 @@ impl DeferredGroup {
                 }
             }
         });
-        if let Err((_, follow)) = self.attached.set((host, follow)) {
+        if let Err((_, follow)) = self.attached.set((plugin, follow)) {
             follow.abort();
         }
     }
 
-    fn host(&self) -> Result<&Arc<dyn InstanceGroupPort>, String> {
-        self.attached.get().map(|(host, _)| host).ok_or_else(|| NOT_STARTED.to_owned())
+    fn plugin(&self) -> Result<&Arc<dyn InstanceGroupPort>, String> {
+        self.attached.get().map(|(plugin, _)| plugin).ok_or_else(|| NOT_STARTED.to_owned())
     }
 
-    fn host_or_no_answer(&self) -> Result<&Arc<dyn InstanceGroupPort>, NoAnswer> {
-        self.host().map_err(NoAnswer::Plugin)
+    fn plugin_or_call_error(&self) -> Result<&Arc<dyn InstanceGroupPort>, InstanceCallError> {
+        self.plugin().map_err(InstanceCallError::Plugin)
     }
 }
 
 #[async_trait]
 impl InstanceGroupPort for DeferredGroup {
-    fn status(&self) -> watch::Receiver<HostStatus> {
+    fn status(&self) -> watch::Receiver<PluginAvailability> {
         self.status.subscribe()
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        self.host()?.update().await
+        self.plugin()?.update().await
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
-        self.host()?.increase(n).await
+        self.plugin()?.increase(n).await
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.host()?.decrease(ids).await
+        self.plugin()?.decrease(ids).await
     }
 
     fn can_suspend(&self) -> Option<bool> {
-        self.host().ok()?.can_suspend()
+        self.plugin().ok()?.can_suspend()
     }
 
     async fn suspend(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.host()?.suspend(ids).await
+        self.plugin()?.suspend(ids).await
     }
 
     async fn resume(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.host()?.resume(ids).await
+        self.plugin()?.resume(ids).await
     }
 
-    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
-        self.host_or_no_answer()?.connect_info(id).await
+    async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, InstanceCallError> {
+        self.plugin_or_call_error()?.connect_info(id).await
     }
 
     async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
-        self.host()?.host_keys(id).await
+        self.plugin()?.host_keys(id).await
     }
 
-    async fn heartbeat(&self, id: &InstanceId) -> Result<(), NoAnswer> {
-        self.host_or_no_answer()?.heartbeat(id).await
+    async fn heartbeat(&self, id: &InstanceId) -> Result<(), InstanceCallError> {
+        self.plugin_or_call_error()?.heartbeat(id).await
     }
 
     fn has_hooks(&self) -> bool {
-        self.host().is_ok_and(|host| host.has_hooks())
+        self.plugin().is_ok_and(|plugin| plugin.has_hooks())
     }
 
     async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        self.host()?.prepare_job(id, job).await
+        self.plugin()?.prepare_job(id, job).await
     }
 
     async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        self.host()?.finish_job(id, job).await
+        self.plugin()?.finish_job(id, job).await
     }
 
     async fn stop(self: Arc<Self>) {
-        if let Some((host, follow)) = self.attached.get() {
+        if let Some((plugin, follow)) = self.attached.get() {
             follow.abort();
-            Arc::clone(host).stop().await;
+            Arc::clone(plugin).stop().await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Commands for suspended environments, which jobs save for later jobs.
+//! Commands about suspended environments, which jobs save for later jobs.
 
 use tokio::sync::oneshot;
 
@@ -15,7 +15,7 @@ pub(super) type SuspendReply = oneshot::Sender<Result<(), SuspendError>>;
 
 /// A command about a suspended environment.
 #[derive(Debug)]
-pub(super) enum EnvironmentQuery {
+pub(super) enum EnvironmentCommand {
     /// Resume the environment with this name for a job.
     Resume { key: TaskKey, name: String, owner: String, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
     /// Check whether the environment of a lease could be suspended.
@@ -23,18 +23,18 @@ pub(super) enum EnvironmentQuery {
     /// Suspend the environment of a lease.
     Suspend { key: TaskKey, owner: String, reply: SuspendReply },
     /// Check whether an environment with this name exists.
-    Has { name: String, reply: oneshot::Sender<bool> },
+    Exists { name: String, reply: oneshot::Sender<bool> },
 }
 
 impl ScalerTask {
-    pub(super) fn handle_environment_query(&mut self, now: Now, query: EnvironmentQuery) {
+    pub(super) fn handle_environment_command(&mut self, now: Now, command: EnvironmentCommand) {
         for group in (0..self.engine.config().groups.len()).map(GroupId) {
-            if let Some(can) = self.shared.host(group).and_then(|host| host.can_suspend()) {
+            if let Some(can) = self.shared.plugin(group).and_then(|plugin| plugin.can_suspend()) {
                 self.engine.handle(now, Event::CanSuspend { group, can });
             }
         }
-        match query {
-            EnvironmentQuery::Resume { key, name, owner, reply } => {
+        match command {
+            EnvironmentCommand::Resume { key, name, owner, reply } => {
                 self.reservations.remove(&key);
                 match self.engine.resume(now, key.clone(), &name, &owner) {
                     Ok(()) => {
@@ -45,10 +45,10 @@ impl ScalerTask {
                     }
                 }
             }
-            EnvironmentQuery::MaySuspend { key, reply } => {
+            EnvironmentCommand::MaySuspend { key, reply } => {
                 let _ = reply.send(self.engine.may_suspend(&key));
             }
-            EnvironmentQuery::Suspend { key, owner, reply } => match self.engine.suspend(now, &key, &owner) {
+            EnvironmentCommand::Suspend { key, owner, reply } => match self.engine.suspend(now, &key, &owner) {
                 Ok(()) => {
                     self.losses.remove(&key);
                     self.suspending.insert(key, reply);
@@ -57,13 +57,13 @@ impl ScalerTask {
                     let _ = reply.send(Err(error));
                 }
             },
-            EnvironmentQuery::Has { name, reply } => {
+            EnvironmentCommand::Exists { name, reply } => {
                 let _ = reply.send(self.engine.has_environment(&name));
             }
         }
     }
 
-    /// Confirms a suspend command, because the ledger contains the environment now.
+    /// Confirms a suspend command after the environment was written to the ledger.
     pub(super) fn environment_saved(&mut self, key: &TaskKey) {
         if let Some(reply) = self.suspending.remove(key) {
             let _ = reply.send(Ok(()));

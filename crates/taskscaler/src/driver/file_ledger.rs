@@ -65,7 +65,7 @@ impl FileLedger {
     /// # Errors
     /// Returns [`LedgerError::File`] if a file cannot be deleted.
     pub fn discard(path: &Path) -> Result<(), LedgerError> {
-        let [older, newer] = crate::history::files(path);
+        let [older, newer] = crate::history::history_files(path);
         for path in [older, newer, temporary_path(path), path.to_owned()] {
             match std::fs::remove_file(&path) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -82,7 +82,7 @@ impl FileLedger {
     /// # Errors
     /// Returns [`LedgerError::File`] if a file cannot be renamed.
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
-        let (from_history, to_history) = (crate::history::files(from), crate::history::files(to));
+        let (from_history, to_history) = (crate::history::history_files(from), crate::history::history_files(to));
         let histories = from_history.into_iter().zip(to_history);
         // The ledger comes last. If the process is killed before that, the caller finds the ledger and repeats the call.
         for (from, to) in histories.chain([(from.to_owned(), to.to_owned())]) {
@@ -123,19 +123,19 @@ impl FileLedger {
                 let header: Header = serde_json::from_slice(&line).map_err(format)?;
                 if header.taskscaler_ledger != VERSION {
                     let (path, found) = (self.path.clone(), header.taskscaler_ledger);
-                    return Err(LedgerError::Version { path, found, known: VERSION });
+                    return Err(LedgerError::Version { path, found, supported: VERSION });
                 }
             } else {
                 let batch: Vec<(RowKey, Option<Row>)> = serde_json::from_slice(&line).map_err(format)?;
                 for (key, row) in batch {
-                    self.record(key, row);
+                    self.apply_to_rows(key, row);
                 }
             }
         }
         Ok(())
     }
 
-    fn record(&mut self, key: RowKey, row: Option<Row>) {
+    fn apply_to_rows(&mut self, key: RowKey, row: Option<Row>) {
         self.changes += 1;
         match row {
             Some(row) => self.rows.insert(key, row),
@@ -158,7 +158,7 @@ impl FileLedger {
             return Err(error(cause));
         }
         for change in changes {
-            self.record(change.key.clone(), change.row.clone());
+            self.apply_to_rows(change.key.clone(), change.row.clone());
         }
         Ok(())
     }
@@ -197,7 +197,7 @@ impl LedgerStore for FileLedger {
     }
 
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
-        // Writing some hundred bytes to the page cache takes less time than handing them to another thread.
+        // Writing a few hundred bytes to the page cache takes less time than sending them to another thread.
         self.write(changes)
     }
 
@@ -210,14 +210,14 @@ impl LedgerStore for FileLedger {
 mod tests {
     use super::*;
 
-    fn change(name: &str, used: Option<u32>) -> Change {
+    fn change(name: &str, job_count: Option<u32>) -> Change {
         let key = RowKey::Instance { group: "main".to_owned(), id: name.to_owned() };
         let intent = crate::ledger::Intent::Serve;
         Change {
             key,
-            row: used.map(|used| Row::Instance {
+            row: job_count.map(|job_count| Row::Instance {
                 slots: vec![None],
-                job_count: used,
+                job_count,
                 first_seen_at: 1,
                 idle_since: None,
                 intent: intent.clone(),
@@ -228,7 +228,7 @@ mod tests {
         }
     }
 
-    async fn names(path: &Path) -> Vec<String> {
+    async fn rows_as_text(path: &Path) -> Vec<String> {
         let rows = FileLedger::new(path).load().await.unwrap();
         rows.into_iter().map(|(key, row)| format!("{key:?} {row:?}")).collect()
     }
@@ -237,25 +237,25 @@ mod tests {
     async fn applied_changes_survive_and_partial_batch_is_ignored() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
-        let mut journal = FileLedger::new(&path);
-        journal.load().await.unwrap();
-        journal.apply(&[change("a", Some(1)), change("b", Some(1))]).await.unwrap();
-        journal.apply(&[change("a", Some(2)), change("b", None)]).await.unwrap();
-        drop(journal);
-        let whole = names(&path).await;
-        assert_eq!(whole.len(), 1);
-        assert!(whole[0].contains("job_count: 2"), "{whole:?}");
+        let mut ledger = FileLedger::new(&path);
+        ledger.load().await.unwrap();
+        ledger.apply(&[change("a", Some(1)), change("b", Some(1))]).await.unwrap();
+        ledger.apply(&[change("a", Some(2)), change("b", None)]).await.unwrap();
+        drop(ledger);
+        let rows = rows_as_text(&path).await;
+        assert_eq!(rows.len(), 1);
+        assert!(rows[0].contains("job_count: 2"), "{rows:?}");
 
         let bytes = std::fs::read(&path).unwrap();
-        let second = bytes.iter().rposition(|byte| *byte == b'[').unwrap();
-        for cut in second..bytes.len() {
-            std::fs::write(&path, &bytes[..cut]).unwrap();
-            let rows = names(&path).await;
-            assert!(rows.len() == 2 || rows.len() == 1, "a batch is whole or not there: {rows:?}");
-            let mut journal = FileLedger::new(&path);
-            journal.load().await.unwrap();
-            journal.apply(&[change("c", Some(1))]).await.unwrap();
-            assert_eq!(names(&path).await.len(), rows.len() + 1, "it goes on behind a cut line");
+        let inside_last_batch = bytes.iter().rposition(|byte| *byte == b'[').unwrap();
+        for length in inside_last_batch..bytes.len() {
+            std::fs::write(&path, &bytes[..length]).unwrap();
+            let rows = rows_as_text(&path).await;
+            assert!(rows.len() == 2 || rows.len() == 1, "a batch is applied completely or not at all: {rows:?}");
+            let mut ledger = FileLedger::new(&path);
+            ledger.load().await.unwrap();
+            ledger.apply(&[change("c", Some(1))]).await.unwrap();
+            assert_eq!(rows_as_text(&path).await.len(), rows.len() + 1, "a change after a truncated line is read");
         }
     }
 
@@ -263,13 +263,13 @@ mod tests {
     async fn file_size_is_bounded() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
-        let mut journal = FileLedger::new(&path);
-        for used in 0..30_000 {
-            journal.apply(&[change("a", Some(used))]).await.unwrap();
+        let mut ledger = FileLedger::new(&path);
+        for job_count in 0..30_000 {
+            ledger.apply(&[change("a", Some(job_count))]).await.unwrap();
         }
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
         assert!(lines < MAX_SURPLUS_CHANGES + 10, "{lines}");
-        assert_eq!(names(&path).await.len(), 1);
+        assert_eq!(rows_as_text(&path).await.len(), 1);
     }
 
     #[tokio::test]
@@ -282,8 +282,8 @@ mod tests {
         std::fs::write(&path, "{\"taskscaler_ledger\":1}\nnonsense\n").unwrap();
         let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
         assert!(error.contains("at line 2"), "{error}");
-        for cut in ["", "{\"taskscaler_ledger\":1}"] {
-            std::fs::write(&path, cut).unwrap();
+        for text in ["", "{\"taskscaler_ledger\":1}"] {
+            std::fs::write(&path, text).unwrap();
             let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
             assert!(error.contains("is empty or truncated in its first line"), "{error}");
         }

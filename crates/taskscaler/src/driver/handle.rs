@@ -8,10 +8,10 @@ use tokio::task::JoinHandle;
 
 use super::command::Command;
 use super::context::DriverContext;
-use super::environments::EnvironmentQuery;
-use super::host::{InstanceGroupPort, Prepare};
+use super::environments::EnvironmentCommand;
 use super::lease::{LeaseHandle, Reservation};
 use super::metrics::{Buckets, Metrics};
+use super::ports::{InstanceGroupPort, PluginAvailability, Prepare};
 use super::store::{LedgerError, LedgerStore};
 use super::task::ScalerTask;
 use crate::config::Config;
@@ -23,7 +23,7 @@ use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
 /// Timeout for queries and operator actions.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for stopping the plugins.
 const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -31,16 +31,16 @@ const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The number of groups differs from the number of plugins.
-    #[error("{groups} groups are configured, but {hosts} plugins are running")]
+    #[error("{groups} groups are configured, but {plugins} plugins are running")]
     Groups {
         /// Number of configured groups.
         groups: usize,
         /// Number of plugins.
-        hosts: usize,
+        plugins: usize,
     },
     /// The configured maximum exceeds that of the plugin (V1).
     #[error(
-        "group {group}: max_instances is {configured}, but the plugin supports at most {plugin}: max size option exceeds instance group's max size"
+        "group {group}: max_instances is {configured}, but the plugin supports at most {plugin_max}: max size option exceeds instance group's max size"
     )]
     MaxSize {
         /// Name of the group.
@@ -48,14 +48,14 @@ pub enum StartError {
         /// Configured maximum number of instances.
         configured: u32,
         /// Maximum number of instances that the plugin supports.
-        plugin: u32,
+        plugin_max: u32,
     },
     /// The ledger cannot be read.
     #[error(transparent)]
     Store(#[from] LedgerError),
 }
 
-/// Logs an error if the scaler task panics. Nothing else would, because no caller awaits the task.
+/// Logs an error if the scaler task panics. Without it, the panic would go unnoticed, because no caller awaits the task.
 struct PanicReporter;
 
 impl Drop for PanicReporter {
@@ -84,39 +84,39 @@ async fn run_task(task: ScalerTask) {
 }
 
 impl Scaler {
-    /// Starts a scaler that continues from the ledger in `store`.
+    /// Starts a scaler from the ledger in `store`.
     ///
-    /// `hosts` has one plugin for each group of `config`, in the same order. `wall` returns the seconds since 1970. Leases of an
-    /// earlier start are kept until [`Self::claims_complete`] is called; [`Self::claim`] returns them.
+    /// `plugins` has one plugin for each group of `config`, in the same order. `wall_clock` returns the seconds since 1970. Leases
+    /// of an earlier start are kept until [`Self::claims_complete`] is called; [`Self::claim`] returns them.
     ///
     /// # Errors
     /// Returns [`StartError`] if the configuration does not match the plugins or the ledger cannot be read.
     pub async fn start(
         config: Config,
-        hosts: Vec<Arc<dyn InstanceGroupPort>>,
+        plugins: Vec<Arc<dyn InstanceGroupPort>>,
         prepare: Arc<dyn Prepare>,
         mut store: Box<dyn LedgerStore>,
         buckets: &Buckets,
-        wall: fn() -> i64,
+        wall_clock: fn() -> i64,
     ) -> Result<Self, StartError> {
-        if hosts.len() != config.groups.len() {
-            return Err(StartError::Groups { groups: config.groups.len(), hosts: hosts.len() });
+        if plugins.len() != config.groups.len() {
+            return Err(StartError::Groups { groups: config.groups.len(), plugins: plugins.len() });
         }
-        for (group, host) in config.groups.iter().zip(&hosts) {
-            if let super::host::HostStatus::Up { max_size: plugin @ 1.., .. } = *host.status().borrow()
-                && group.max_instances > plugin
+        for (group, plugin) in config.groups.iter().zip(&plugins) {
+            if let PluginAvailability::Up { max_size: plugin_max @ 1.., .. } = *plugin.status().borrow()
+                && group.max_instances > plugin_max
             {
                 let (group, configured) = (group.name.clone(), group.max_instances);
-                return Err(StartError::MaxSize { group, configured, plugin });
+                return Err(StartError::MaxSize { group, configured, plugin_max });
             }
         }
         let rows = store.load().await?;
         let metrics = Arc::new(Metrics::new(&config, buckets));
         // The channel needs no bound: each caller waits for a reply, and each dropped handle sends one message.
-        let (commands, received) = mpsc::unbounded_channel();
-        let shared = Arc::new(DriverContext::new(hosts, commands.clone(), wall));
+        let (commands, command_receiver) = mpsc::unbounded_channel();
+        let shared = Arc::new(DriverContext::new(plugins, commands.clone(), wall_clock));
         let capacity_changes = shared.capacity_changes.subscribe();
-        let task = ScalerTask::new(config, rows, shared, prepare, store, Arc::clone(&metrics), received);
+        let task = ScalerTask::new(config, rows, shared, prepare, store, Arc::clone(&metrics), command_receiver);
         let task = Arc::new(tokio::sync::Mutex::new(Some(tokio::spawn(run_task(task)))));
         Ok(Self { commands, metrics, capacity_changes, task })
     }
@@ -156,7 +156,7 @@ impl Scaler {
     /// Checks whether the ledger contains a suspended environment with this name. `None` means that the scaler has shut down.
     pub async fn has_environment(&self, name: String) -> Option<bool> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Environment(EnvironmentQuery::Has { name, reply }));
+        let _ = self.commands.send(Command::Environment(EnvironmentCommand::Exists { name, reply }));
         answer.await.ok()
     }
 
@@ -167,9 +167,9 @@ impl Scaler {
 
     /// Reports that the coordinator answered a job request that had a reservation.
     ///
-    /// `at_once` is true if it returned a job without holding the request.
-    pub fn answered(&self, at_once: bool) {
-        self.send(Event::Answered { at_once });
+    /// `is_immediate_job` is true if it returned a job without holding the request.
+    pub fn job_request_answered(&self, is_immediate_job: bool) {
+        self.send(Event::JobRequestAnswered { is_immediate_job });
     }
 
     /// Replaces the policies.
@@ -200,7 +200,7 @@ impl Scaler {
     ) -> Option<Result<OperatorOutcome, OperatorError>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Operate { group, id, action, by, reply });
-        tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
+        tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
     /// Reports that a plugin announced the end of an instance. It gets no more jobs and is deleted after its last job.
@@ -222,7 +222,7 @@ impl Scaler {
     pub async fn status(&self) -> Option<ScalerStatus> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Status { reply });
-        tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()
+        tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
     /// Returns the reason for which a request waits. `None` means that it does not wait.
@@ -240,12 +240,12 @@ impl Scaler {
 
     /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
     ///
-    /// No more slots are assigned. Waits up to `limit` for leases to end and for deletions, and then up to ten seconds for the
+    /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
     /// plugins to stop.
-    pub async fn shutdown(&self, limit: Duration) -> Vec<InstanceStatus> {
-        let end = tokio::time::Instant::now() + limit + PLUGIN_STOP_TIMEOUT;
+    pub async fn shutdown(&self, timeout: Duration) -> Vec<InstanceStatus> {
+        let end = tokio::time::Instant::now() + timeout + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Shutdown { limit, reply });
+        let _ = self.commands.send(Command::Shutdown { timeout, reply });
         let remaining = tokio::time::timeout_at(end, answer).await;
         if let Some(mut task) = self.task.lock().await.take()
             && tokio::time::timeout_at(end, &mut task).await.is_err()

@@ -1,4 +1,4 @@
-//! Handles that callers own: [`Reservation`] and [`LeaseHandle`]. Dropping one releases what it stands for.
+//! Handles that callers own: [`Reservation`] and [`LeaseHandle`]. Dropping a handle releases its reservation or its slots.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::command::Command;
 use super::context::DriverContext;
-use super::environments::EnvironmentQuery;
-use super::host::ConnectInfoError;
+use super::environments::EnvironmentCommand;
+use super::ports::ConnectInfoError;
 use crate::engine::{EnqueueError, WaitReason};
 use crate::event::Event;
 use crate::resources::JobUsage;
@@ -34,7 +34,7 @@ pub enum AcquireError {
     Refused(#[from] EnqueueError),
     /// The scaler has shut down.
     #[error("the scaler has shut down")]
-    Ended,
+    ScalerStopped,
 }
 
 /// Error of the plugin's preparation of an instance for a job.
@@ -66,13 +66,13 @@ fn wait_message(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
     let mut parts = vec![format!(
         "{} instances are booting, {} requests are ahead in the queue",
-        wait.booting, wait.queue_position
+        wait.booting, wait.requests_ahead
     )];
     parts.extend(wait.scale_up_blocked);
     parts.join("; ")
 }
 
-/// A reservation: the promise of a slot for a job that has not been requested yet. Dropping it releases the reservation.
+/// A slot that is reserved for a job that has not been requested yet. Dropping the handle releases the reservation.
 #[derive(Debug)]
 pub struct Reservation {
     pub(super) key: TaskKey,
@@ -113,7 +113,7 @@ impl Reservation {
     /// Returns [`AcquireError`] after about five minutes at the latest, or after ten if the ledger cannot be written.
     pub async fn resume(mut self, name: String, owner: String) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
-        let _ = self.commands.send(Command::Environment(EnvironmentQuery::Resume {
+        let _ = self.commands.send(Command::Environment(EnvironmentCommand::Resume {
             key: self.key.clone(),
             name,
             owner,
@@ -122,34 +122,34 @@ impl Reservation {
         self.await_lease(answer, RESUME_TIMEOUT).await
     }
 
-    /// Waits at most `limit` (`instance_acquire_timeout`) for the slots that a job requests.
+    /// Waits at most `timeout` (`instance_acquire_timeout`) for the slots that a job requests.
     ///
     /// Dropping the future cancels the request and releases the reservation.
     ///
     /// # Errors
     /// Returns [`AcquireError`] if the request times out or is refused, or if the scaler has shut down.
-    pub async fn acquire(mut self, request: SlotRequest, limit: Duration) -> Result<LeaseHandle, AcquireError> {
+    pub async fn acquire(mut self, request: SlotRequest, timeout: Duration) -> Result<LeaseHandle, AcquireError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Acquire { key: self.key.clone(), request, reply });
-        self.await_lease(answer, limit).await
+        self.await_lease(answer, timeout).await
     }
 
     async fn await_lease(
         &mut self,
         answer: oneshot::Receiver<Result<LeaseHandle, EnqueueError>>,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<LeaseHandle, AcquireError> {
-        match tokio::time::timeout(limit, answer).await {
+        match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(lease))) => {
                 self.used = true;
                 Ok(lease)
             }
             Ok(Ok(Err(error))) => Err(error.into()),
-            Ok(Err(_)) => Err(AcquireError::Ended),
+            Ok(Err(_)) => Err(AcquireError::ScalerStopped),
             Err(_) => {
                 let (reply, answer) = oneshot::channel();
                 let _ = self.commands.send(Command::TimedOut { key: self.key.clone(), reply });
-                Err(AcquireError::Timeout { timeout: limit, reason: wait_message(answer.await.ok().flatten()) })
+                Err(AcquireError::Timeout { timeout, reason: wait_message(answer.await.ok().flatten()) })
             }
         }
     }
@@ -158,19 +158,19 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.used {
-            let _ = self.commands.send(Command::GiveUp { key: self.key.clone() });
+            let _ = self.commands.send(Command::Cancel { key: self.key.clone() });
         }
     }
 }
 
-/// A lease: slots of an instance that are assigned to a job. Dropping it releases the slots.
+/// A lease: slots of an instance that are assigned to a job. Dropping the handle releases the slots.
 #[derive(Debug)]
 pub struct LeaseHandle {
     pub(super) inner: types::SlotAssignment,
     pub(super) group_name: String,
     pub(super) shared: Arc<DriverContext>,
     pub(super) lost: watch::Receiver<Option<LossReason>>,
-    pub(super) is_left: bool,
+    pub(super) is_detached: bool,
 }
 
 impl LeaseHandle {
@@ -224,12 +224,14 @@ impl LeaseHandle {
     ///
     /// # Errors
     /// Returns [`PrepareJobError`]. The job cannot run on the instance then.
-    pub async fn prepare_job(&self, limit: Duration) -> Result<(), PrepareJobError> {
-        let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return Ok(()) };
-        let prepared = host.prepare_job(&self.inner.instance, self.inner.key.as_str());
-        let result = match tokio::time::timeout(limit, prepared).await {
-            Ok(prepared) => prepared.map_err(PrepareJobError::Plugin),
-            Err(_) => Err(PrepareJobError::Timeout(limit)),
+    pub async fn prepare_job(&self, timeout: Duration) -> Result<(), PrepareJobError> {
+        let Some(plugin) = self.shared.plugin(self.inner.group).filter(|plugin| plugin.has_hooks()) else {
+            return Ok(());
+        };
+        let call = plugin.prepare_job(&self.inner.instance, self.inner.key.as_str());
+        let result = match tokio::time::timeout(timeout, call).await {
+            Ok(result) => result.map_err(PrepareJobError::Plugin),
+            Err(_) => Err(PrepareJobError::Timeout(timeout)),
         };
         if let Err(error) = &result {
             self.health(Err(format!("failed to prepare for a job: {error}")));
@@ -241,11 +243,11 @@ impl LeaseHandle {
     ///
     /// Must be called however the job ended. An error of the plugin counts as a failed health check.
     pub fn finish_job(self) {
-        let Some(host) = self.shared.host(self.inner.group).filter(|host| host.has_hooks()) else { return };
+        let Some(plugin) = self.shared.plugin(self.inner.group).filter(|plugin| plugin.has_hooks()) else { return };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         // The call has its own timeout. The slots remain assigned until it ends.
         runtime.spawn(async move {
-            if let Err(error) = host.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
+            if let Err(error) = plugin.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
                 tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "plugin failed to clean up after a job");
                 self.health(Err(format!("the plugin failed to clean up after a job: {error}")));
             }
@@ -289,7 +291,7 @@ impl LeaseHandle {
     /// Checks whether the instance can be suspended after the job. `None` means that the scaler has shut down.
     pub async fn can_suspend(&self) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.send(Command::Environment(EnvironmentQuery::MaySuspend { key: self.inner.key.clone(), reply }));
+        self.shared.send(Command::Environment(EnvironmentCommand::MaySuspend { key: self.inner.key.clone(), reply }));
         answer.await.ok()
     }
 
@@ -298,19 +300,23 @@ impl LeaseHandle {
     /// Returns once the ledger contains the change. `None` means that the scaler has shut down.
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.send(Command::Environment(EnvironmentQuery::Suspend { key: self.inner.key.clone(), owner, reply }));
+        self.shared.send(Command::Environment(EnvironmentCommand::Suspend {
+            key: self.inner.key.clone(),
+            owner,
+            reply,
+        }));
         answer.await.ok()
     }
 
-    /// Gives up the handle without releasing the slots, so that the next start of the manager can claim the lease.
+    /// Drops the handle without releasing the slots, so that the next start of the manager can claim the lease.
     pub fn leave_to_next_start(mut self) {
-        self.is_left = true;
+        self.is_detached = true;
     }
 }
 
 impl Drop for LeaseHandle {
     fn drop(&mut self) {
-        if !self.is_left {
+        if !self.is_detached {
             self.shared.send_event(Event::Release { key: self.inner.key.clone() });
         }
     }

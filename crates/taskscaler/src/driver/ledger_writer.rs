@@ -1,6 +1,6 @@
 //! Writes the ledger in the background.
 //!
-//! An action that requires the ledger to contain it first waits for the write. Everything else in the scaler task continues.
+//! An action that must be in the ledger before it is performed waits for the write. The scaler task continues meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -48,22 +48,23 @@ impl Batch {
     }
 }
 
-struct Written {
+/// A completed write.
+struct CompletedWrite {
     store: Box<dyn LedgerStore>,
     batch: Batch,
     result: Result<(), LedgerError>,
 }
 
-/// State after a failed write.
-struct Failed {
+/// A failed write that is retried.
+struct FailedWrite {
     error: String,
     retry_at: Instant,
     logged_at: Instant,
 }
 
 /// A write in progress, its start, and the task keys to which its batch assigns slots.
-struct Writing {
-    write: Pin<Box<dyn Future<Output = Written> + Send>>,
+struct RunningWrite {
+    write: Pin<Box<dyn Future<Output = CompletedWrite> + Send>>,
     since: Instant,
     assigned: Vec<TaskKey>,
 }
@@ -72,11 +73,12 @@ struct Writing {
 pub(super) struct LedgerWriter {
     /// The storage. `None` while a write is in progress, which owns it.
     store: Option<Box<dyn LedgerStore>>,
-    writing: Option<Writing>,
+    writing: Option<RunningWrite>,
+    /// Changes for the next write.
     next: Batch,
     /// Actions whose changes have been written.
     ready: Vec<Action>,
-    failed: Option<Failed>,
+    failed: Option<FailedWrite>,
 }
 
 impl LedgerWriter {
@@ -101,8 +103,8 @@ impl LedgerWriter {
 
     /// Returns true if an action must wait until the ledger contains it, because it creates, deletes or assigns something.
     ///
-    /// Queries and notifications do not wait, with one exception: the loss of an instance is reported to a job only after the
-    /// job got the instance.
+    /// Queries and notifications do not wait, with one exception: if a job has not received its instance yet, the loss of the
+    /// instance is reported only afterwards.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {
             Action::List { .. }
@@ -117,7 +119,7 @@ impl LedgerWriter {
     }
 
     fn assigns_slots_to(&self, key: &TaskKey) -> bool {
-        let assigns = |action: &Action| matches!(action, Action::Grant(lease) if lease.key == *key);
+        let assigns = |action: &Action| matches!(action, Action::Assign(lease) if lease.key == *key);
         self.writing.as_ref().is_some_and(|writing| writing.assigned.contains(key))
             || self.next.actions.iter().any(assigns)
             || self.ready.iter().any(assigns)
@@ -126,7 +128,7 @@ impl LedgerWriter {
     /// Starts and polls writes without waiting for them. Returns the actions that can be performed now.
     pub(super) async fn advance(&mut self) -> Vec<Action> {
         while self.start_write() {
-            let Some(Writing { write, .. }) = &mut self.writing else { break };
+            let Some(RunningWrite { write, .. }) = &mut self.writing else { break };
             match poll_fn(|context| Poll::Ready(write.as_mut().poll(context))).await {
                 Poll::Ready(written) => self.write_finished(written),
                 Poll::Pending => break,
@@ -137,7 +139,7 @@ impl LedgerWriter {
 
     /// Waits until [`Self::advance`] can make progress. Cancel-safe.
     pub(super) async fn next_event(&mut self) {
-        if let Some(Writing { write, .. }) = &mut self.writing {
+        if let Some(RunningWrite { write, .. }) = &mut self.writing {
             let written = write.await;
             self.write_finished(written);
         } else if let Some(failed) = &self.failed {
@@ -159,7 +161,7 @@ impl LedgerWriter {
         let Some(mut store) = self.store.take() else { return false };
         let batch = std::mem::take(&mut self.next);
         let assigned = batch.actions.iter().filter_map(|action| match action {
-            Action::Grant(lease) => Some(lease.key.clone()),
+            Action::Assign(lease) => Some(lease.key.clone()),
             _ => None,
         });
         let assigned = assigned.collect();
@@ -171,19 +173,19 @@ impl LedgerWriter {
             if result.is_ok() {
                 store.append_history(batch.history.make_contiguous()).await;
             }
-            Written { store, batch, result }
+            CompletedWrite { store, batch, result }
         };
-        self.writing = Some(Writing { write: Box::pin(write), since: Instant::now(), assigned });
+        self.writing = Some(RunningWrite { write: Box::pin(write), since: Instant::now(), assigned });
         true
     }
 
-    fn write_finished(&mut self, written: Written) {
-        let Written { store, mut batch, result } = written;
+    fn write_finished(&mut self, written: CompletedWrite) {
+        let CompletedWrite { store, mut batch, result } = written;
         self.writing = None;
         self.store = Some(store);
         let Err(error) = result else {
             if self.failed.take().is_some() {
-                tracing::info!("scaler ledger written again");
+                tracing::info!("scaler ledger is writable again");
             }
             self.ready.append(&mut batch.actions);
             return;
@@ -198,7 +200,7 @@ impl LedgerWriter {
                 "failed to write the scaler ledger; scaling and slot assignment are paused until a write succeeds"
             );
         }
-        self.failed = Some(Failed { error, retry_at: now + RETRY_DELAY, logged_at: logged_at.unwrap_or(now) });
+        self.failed = Some(FailedWrite { error, retry_at: now + RETRY_DELAY, logged_at: logged_at.unwrap_or(now) });
     }
 
     /// Returns the reason for which actions wait for the ledger. `None` means that writes work normally.
@@ -210,7 +212,7 @@ impl LedgerWriter {
         let seconds = elapsed.as_secs();
         let message = || {
             format!(
-                "scaling and slot assignment are paused: a write of the scaler ledger is in progress for {seconds} s"
+                "scaling and slot assignment are paused: a write of the scaler ledger has been in progress for {seconds} s"
             )
         };
         (elapsed >= SLOW_WRITE).then(message)

@@ -11,22 +11,22 @@ const CREATION_SECONDS: [f64; 10] = [
     37.5,
     46.875,
     58.59375,
-    73.2421875,
-    91.552734375,
-    114.44091796875,
-    143.0511474609375,
+    73.242_187_5,
+    91.552_734_375,
+    114.440_917_968_75,
+    143.051_147_460_937_5,
     178.813_934_326_171_88,
     223.517_417_907_714_84,
 ];
 
 /// Metrics of instances as machines of `docker+machine`.
 #[derive(Debug)]
-pub(super) struct Machines {
+pub(super) struct MachineMetrics {
     creation: Histogram,
     states: IntGaugeVec,
 }
 
-impl Machines {
+impl MachineMetrics {
     pub(super) fn new(set: &mut MetricSet) -> Self {
         let creation = set.histogram(
             "gitlab_runner_autoscaling_machine_creation_duration_seconds",

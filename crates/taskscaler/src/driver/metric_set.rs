@@ -1,4 +1,4 @@
-//! Sets of metrics in the types of the `prometheus` crate, which also writes them in the end.
+//! Sets of metrics. Their types are those of the `prometheus` crate, which also formats them for export.
 
 use std::fmt;
 
@@ -25,27 +25,27 @@ impl fmt::Debug for MetricSet {
 impl MetricSet {
     /// Adds a counter without labels.
     pub fn counter(&mut self, name: &str, help: &str) -> IntCounter {
-        self.add(IntCounter::new(name, help).expect("a valid name"))
+        self.add(IntCounter::new(name, help).expect("the name is invalid"))
     }
 
     /// Adds a counter with labels.
     pub fn counters(&mut self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-        self.add(IntCounterVec::new(Opts::new(name, help), labels).expect("valid names"))
+        self.add(IntCounterVec::new(Opts::new(name, help), labels).expect("a name is invalid"))
     }
 
     /// Adds a gauge without labels.
     pub fn gauge(&mut self, name: &str, help: &str) -> IntGauge {
-        self.add(IntGauge::new(name, help).expect("a valid name"))
+        self.add(IntGauge::new(name, help).expect("the name is invalid"))
     }
 
     /// Adds a gauge with fractional values and without labels.
     pub fn float_gauge(&mut self, name: &str, help: &str) -> Gauge {
-        self.add(Gauge::new(name, help).expect("a valid name"))
+        self.add(Gauge::new(name, help).expect("the name is invalid"))
     }
 
     /// Adds a gauge with labels.
     pub fn gauges(&mut self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-        self.add(IntGaugeVec::new(Opts::new(name, help), labels).expect("valid names"))
+        self.add(IntGaugeVec::new(Opts::new(name, help), labels).expect("a name is invalid"))
     }
 
     /// Adds a histogram without labels. `bounds` are the upper bounds of its buckets, in ascending order.

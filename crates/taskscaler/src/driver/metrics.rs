@@ -1,12 +1,12 @@
 //! The scaler's metrics: those of gitlab-runner, for existing dashboards (docs/spec/runner-config.md, section 3.5), and
 //! Muster's own.
 //!
-//! [`Metrics::families`] returns their values. The module does not know how they are exported.
+//! [`Metrics::families`] returns their values. This module does not export them.
 
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::machines::Machines;
+use super::machines::MachineMetrics;
 use super::metric_set::MetricSet;
 use super::sharing_metrics::SharingMetrics;
 use crate::config::Config;
@@ -32,9 +32,9 @@ pub struct Buckets {
     pub life: Vec<f64>,
 }
 
-const OPERATION: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
-const LIFE: [f64; 9] = [60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 21600.0, 43200.0, 86400.0];
-const WAIT: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
+const OPERATION_BUCKETS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
+const LIFE_BUCKETS: [f64; 9] = [60.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 21600.0, 43200.0, 86400.0];
+const WAIT_BUCKETS: [f64; 12] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
 
 /// Metrics of a scaler.
 #[derive(Debug)]
@@ -62,12 +62,13 @@ pub struct Metrics {
     readiness: Histogram,
     wait: Histogram,
     sharing: SharingMetrics,
-    machines: Machines,
+    machines: MachineMetrics,
 }
 
 impl Metrics {
     /// Creates the metrics of a scaler that has done nothing yet.
     #[must_use]
+    #[expect(clippy::too_many_lines, reason = "a list of all metrics")]
     pub fn new(config: &Config, buckets: &Buckets) -> Self {
         let mut set = MetricSet::default();
         set.gauge("fleeting_taskscaler_max_tasks_per_instance", "Number of slots per instance.")
@@ -77,7 +78,7 @@ impl Metrics {
             "Maximum number of jobs per instance. 0 means no limit.",
         )
         .set(config.max_uses.map_or(0, std::num::NonZeroU32::get).into());
-        let operation = bounds(&buckets.operation, &OPERATION);
+        let operation = bounds(&buckets.operation, &OPERATION_BUCKETS);
         let metrics = Self {
             max_instances: set
                 .gauge("fleeting_provisioner_max_instances", "Maximum number of instances. 0 means no limit."),
@@ -144,16 +145,20 @@ impl Metrics {
             life: set.histogram(
                 "fleeting_provisioner_instance_life_duration_seconds",
                 "Time from the first listing of an instance until it is deleted.",
-                bounds(&buckets.life, &LIFE),
+                bounds(&buckets.life, &LIFE_BUCKETS),
             ),
             readiness: set.histogram(
                 "fleeting_taskscaler_task_instance_readiness_time_seconds",
                 "Time from running until an instance is ready for jobs.",
                 bounds(&buckets.readiness, operation),
             ),
-            wait: set.histogram("muster_taskscaler_acquire_wait_seconds", "Time that jobs waited for a slot.", &WAIT),
+            wait: set.histogram(
+                "muster_taskscaler_acquire_wait_seconds",
+                "Time that jobs waited for a slot.",
+                &WAIT_BUCKETS,
+            ),
             sharing: SharingMetrics::new(&mut set),
-            machines: Machines::new(&mut set),
+            machines: MachineMetrics::new(&mut set),
             set,
         };
         metrics.create_series();
@@ -186,7 +191,7 @@ impl Metrics {
         }
     }
 
-    pub(super) fn reserved(&self, refused: Option<&NoCapacity>) {
+    pub(super) fn record_reservation(&self, refused: Option<&NoCapacity>) {
         let operation = match refused {
             None => "reserve",
             Some(NoCapacity::NoneAvailable { .. }) => "reserve_iop_capacity_failure",
@@ -197,15 +202,15 @@ impl Metrics {
         self.task_operations.with_label_values(&[operation]).inc();
     }
 
-    pub(super) fn unreserved(&self) {
+    pub(super) fn record_unreserve(&self) {
         self.task_operations.with_label_values(&["unreserve"]).inc();
     }
 
-    pub(super) fn acquire_timed_out(&self) {
+    pub(super) fn record_acquire_timeout(&self) {
         self.task_operations.with_label_values(&["acquire_timeout"]).inc();
     }
 
-    pub(super) fn called(&self, action: &Action) {
+    pub(super) fn record_call(&self, action: &Action) {
         let count = |counters: &IntCounterVec, operation, n: usize| {
             counters.with_label_values(&[operation]).inc_by(n as u64);
         };

@@ -6,9 +6,9 @@ use super::metric_set::MetricSet;
 use crate::decision::DecisionKind;
 use crate::resources::JobUsage;
 
-const COUNTS: [f64; 8] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
-const RATIOS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
-const TIMES: [f64; 10] = [0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
+const COUNT_BUCKETS: [f64; 8] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
+const RATIO_BUCKETS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
+const SLOWDOWN_BUCKETS: [f64; 10] = [0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
 const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
 /// Ranges of the average number of neighbors: the upper bound of each, and its label.
 const NEIGHBORS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5, "4-7"), (f64::INFINITY, "8+")];
@@ -31,20 +31,20 @@ impl SharingMetrics {
             jobs: set.histogram(
                 "muster_taskscaler_instance_jobs",
                 "Number of jobs on an instance when a job starts there, including that job.",
-                &COUNTS,
+                &COUNT_BUCKETS,
             ),
-            slots: set.histogram("muster_taskscaler_job_slots", "Number of slots per job.", &COUNTS),
+            slots: set.histogram("muster_taskscaler_job_slots", "Number of slots per job.", &COUNT_BUCKETS),
             pressure: set.histograms(
                 "muster_taskscaler_job_pressure_ratio",
                 "Fraction of a job's run time in which some of its processes waited for a resource.",
-                &RATIOS,
+                &RATIO_BUCKETS,
                 "resource",
                 &RESOURCES,
             ),
             slowdown: set.histograms(
                 "muster_taskscaler_job_slowdown_ratio",
                 "Run time of a job divided by the usual run time alone, by its average number of neighbors.",
-                &TIMES,
+                &SLOWDOWN_BUCKETS,
                 "neighbors",
                 &NEIGHBORS.map(|(_, label)| label),
             ),
@@ -108,9 +108,9 @@ mod tests {
     #[test]
     fn records_density_pressure_and_slowdown() {
         let mut set = MetricSet::default();
-        let density = SharingMetrics::new(&mut set);
+        let metrics = SharingMetrics::new(&mut set);
         for (jobs, sticky) in [(1, None), (4, Some(true)), (4, Some(false))] {
-            density.record(&DecisionKind::Leased {
+            metrics.record(&DecisionKind::Leased {
                 key: TaskKey::new("a"),
                 group: GroupId(0),
                 id: InstanceId::new("i"),
@@ -122,13 +122,8 @@ mod tests {
             });
         }
         let stalled = PressureStall { cpu: Some(Duration::from_secs(5)), memory: None, io: Some(Duration::ZERO) };
-        let used = JobUsage { wall: Duration::from_secs(10), stalled, ..JobUsage::default() };
-        density.record(&DecisionKind::JobUsage {
-            key: TaskKey::new("a"),
-            usage: used,
-            neighbors: 2.6,
-            slowdown: Some(1.4),
-        });
+        let usage = JobUsage { wall: Duration::from_secs(10), stalled, ..JobUsage::default() };
+        metrics.record(&DecisionKind::JobUsage { key: TaskKey::new("a"), usage, neighbors: 2.6, slowdown: Some(1.4) });
         let families = set.collect();
         let series = |name: &str, label: &str| {
             let family = families.iter().find(|family| family.name().ends_with(name)).unwrap();
@@ -143,7 +138,7 @@ mod tests {
         assert_eq!(sum("instance_jobs", ""), (9.0, 3));
         assert_eq!(sum("job_slots", ""), (6.0, 3));
         assert_eq!(sum("job_pressure_ratio", "cpu"), (0.5, 1));
-        assert_eq!(sum("job_pressure_ratio", "memory"), (0.0, 0), "the kernel does not count it");
+        assert_eq!(sum("job_pressure_ratio", "memory"), (0.0, 0), "no memory pressure was measured");
         assert_eq!(sum("job_slowdown_ratio", "2-3"), (1.4, 1));
         assert_eq!(sum("job_slowdown_ratio", "1"), (0.0, 0));
         assert_eq!(["hit", "miss"].map(count), [1.0, 1.0]);

@@ -32,17 +32,17 @@ pub enum LedgerError {
         source: serde_json::Error,
     },
     /// The file exists but has no complete first line. A ledger is renamed into place only when it is complete.
-    #[error("scaler ledger {} is empty or truncated in its first line, another program has changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
+    #[error("scaler ledger {} is empty or truncated in its first line, because another program changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
     Truncated(PathBuf),
     /// The file was written by a later version of Muster.
-    #[error("scaler ledger {} has version {found}, but this version of Muster supports {known}", path.display())]
+    #[error("scaler ledger {} has version {found}, but this version of Muster supports {supported}", path.display())]
     Version {
         /// Path of the file.
         path: PathBuf,
         /// Version of the file.
         found: u32,
         /// Latest supported version.
-        known: u32,
+        supported: u32,
     },
     /// A row cannot be encoded, which is a bug.
     #[error("failed to encode a row of the scaler ledger")]

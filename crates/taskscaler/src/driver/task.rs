@@ -14,10 +14,10 @@ use super::capacity_notifier::CapacityNotifier;
 use super::command::{Command, OperatorResult};
 use super::context::DriverContext;
 use super::environments::SuspendReply;
-use super::host::{HostStatus, Prepare};
 use super::lease::{LeaseHandle, Reservation};
 use super::ledger_writer::LedgerWriter;
 use super::metrics::Metrics;
+use super::ports::{PluginAvailability, Prepare};
 use super::store::LedgerStore;
 use crate::config::Config;
 use crate::decision::{Decision, DecisionKind, ScaleUpBlock};
@@ -32,8 +32,8 @@ use crate::types::{GroupId, LossReason, TaskKey};
 ///
 /// Ten years, because engine times cannot be negative, and the ledger has times before the start.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
-/// Maximum number of commands that share one write of the ledger.
-const MAX_EVENTS_PER_WRITE: usize = 256;
+/// Maximum number of further commands that one write of the ledger covers.
+const MAX_COMMANDS_PER_WRITE: usize = 256;
 
 /// A shutdown in progress.
 struct Shutdown {
@@ -48,22 +48,24 @@ pub(super) struct ScalerTask {
     prepare: Arc<dyn Prepare>,
     ledger: LedgerWriter,
     metrics: Arc<Metrics>,
-    received: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
     /// For each running call, the event to handle if the call panics.
-    called: HashMap<task::Id, Event>,
-    /// One task per group, which ends when the status of the group's plugin changes and returns the receiver.
-    watches: JoinSet<(GroupId, watch::Receiver<HostStatus>)>,
+    panic_events: HashMap<task::Id, Event>,
+    /// One task per group, which ends when the availability of the group's plugin changes and returns the receiver.
+    status_watches: JoinSet<(GroupId, watch::Receiver<PluginAvailability>)>,
+    /// Callers that wait for slots or for an environment.
     pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,
     /// Suspend commands that wait for the ledger to contain the environment.
     pub(super) suspending: HashMap<TaskKey, SuspendReply>,
+    /// For each lease, the sender that reports the loss of its instance.
     pub(super) losses: HashMap<TaskKey, watch::Sender<Option<LossReason>>>,
     /// Reservations that no job has used, with the flag that revokes each.
     pub(super) reservations: HashMap<TaskKey, Arc<AtomicBool>>,
     /// Operator actions that wait for a reply, by number.
     operator_requests: HashMap<u64, oneshot::Sender<OperatorResult>>,
     last_operator_request: u64,
-    origin: Instant,
+    started_at: Instant,
     shutdown: Option<Shutdown>,
     capacity: CapacityNotifier,
 }
@@ -76,10 +78,10 @@ impl ScalerTask {
         prepare: Arc<dyn Prepare>,
         store: Box<dyn LedgerStore>,
         metrics: Arc<Metrics>,
-        received: mpsc::UnboundedReceiver<Command>,
+        commands: mpsc::UnboundedReceiver<Command>,
     ) -> Self {
-        let (origin, capacity) = (Instant::now(), CapacityNotifier::new(shared.capacity_changes.clone()));
-        let now = Now { at: START, unix: (shared.wall)() };
+        let (started_at, capacity) = (Instant::now(), CapacityNotifier::new(shared.capacity_changes.clone()));
+        let now = Now { at: START, unix: (shared.wall_clock)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
             tracing::warn!(?row, "ledger contains a group that is no longer configured, ignoring its instances");
@@ -90,38 +92,38 @@ impl ScalerTask {
             prepare,
             ledger: LedgerWriter::new(store),
             metrics,
-            received,
+            commands,
             calls: JoinSet::new(),
-            called: HashMap::new(),
-            watches: JoinSet::new(),
+            panic_events: HashMap::new(),
+            status_watches: JoinSet::new(),
             waiting: HashMap::new(),
             suspending: HashMap::new(),
             losses: HashMap::new(),
             reservations: HashMap::new(),
             operator_requests: HashMap::new(),
             last_operator_request: 0,
-            origin,
+            started_at,
             shutdown: None,
             capacity,
         }
     }
 
     fn now(&self) -> Now {
-        Now { at: START + self.origin.elapsed(), unix: (self.shared.wall)() }
+        Now { at: START + self.started_at.elapsed(), unix: (self.shared.wall_clock)() }
     }
 
     pub(super) async fn run(mut self) {
         for group in (0..self.engine.config().groups.len()).map(GroupId) {
-            if let Some(host) = self.shared.host(group) {
-                let mut status = host.status();
+            if let Some(plugin) = self.shared.plugin(group) {
+                let mut status = plugin.status();
                 let first = status.borrow_and_update().clone();
                 self.status_changed(group, first);
-                self.watch(group, status);
+                self.watch_status(group, status);
             }
         }
         loop {
             self.flush().await;
-            if self.is_over() {
+            if self.is_shutdown_complete() {
                 break;
             }
             let now = self.now();
@@ -134,18 +136,18 @@ impl ScalerTask {
                 .map_or(Duration::from_secs(3600), |at| at.since(now.at));
             let until = self.shutdown.as_ref().map(|shutdown| shutdown.until);
             tokio::select! {
-                command = self.received.recv() => match command {
+                command = self.commands.recv() => match command {
                     Some(command) => {
-                        self.command(command);
+                        self.handle_command(command);
                         self.handle_pending_commands();
                     }
                     None => break,
                 },
                 Some(done) = self.calls.join_next_with_id() => self.call_finished(done),
-                Some(changed) = self.watches.join_next() => if let Ok((group, mut status)) = changed {
-                    let now = status.borrow_and_update().clone();
-                    self.status_changed(group, now);
-                    self.watch(group, status);
+                Some(changed) = self.status_watches.join_next() => if let Ok((group, mut status)) = changed {
+                    let current = status.borrow_and_update().clone();
+                    self.status_changed(group, current);
+                    self.watch_status(group, status);
                 },
                 // If the wake-up is due already, sleep for the smallest step of the clock, so that the task yields.
                 () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
@@ -153,24 +155,24 @@ impl ScalerTask {
                 () = sleep_until(until) => {}
             }
         }
-        self.end().await;
+        self.stop().await;
     }
 
-    /// Handles commands that have arrived meanwhile, so that all of them share one write of the ledger.
+    /// Handles the other commands that have arrived, so that one write of the ledger covers all of them.
     fn handle_pending_commands(&mut self) {
-        for _ in 0..MAX_EVENTS_PER_WRITE {
-            let Ok(command) = self.received.try_recv() else { return };
-            self.command(command);
+        for _ in 0..MAX_COMMANDS_PER_WRITE {
+            let Ok(command) = self.commands.try_recv() else { return };
+            self.handle_command(command);
         }
     }
 
     fn call_finished(&mut self, done: Result<(task::Id, Event), task::JoinError>) {
-        let failed = self.called.remove(&done.as_ref().map_or_else(task::JoinError::id, |(task, _)| *task));
+        let panic_event = self.panic_events.remove(&done.as_ref().map_or_else(task::JoinError::id, |(task, _)| *task));
         let event = match done {
             Ok((_, event)) => Some(event),
             Err(error) => {
                 tracing::error!(%error, "plugin call panicked, which is a bug");
-                failed
+                panic_event
             }
         };
         if let Some(event) = event {
@@ -178,8 +180,8 @@ impl ScalerTask {
         }
     }
 
-    fn watch(&mut self, group: GroupId, mut status: watch::Receiver<HostStatus>) {
-        self.watches.spawn(async move {
+    fn watch_status(&mut self, group: GroupId, mut status: watch::Receiver<PluginAvailability>) {
+        self.status_watches.spawn(async move {
             if status.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -187,20 +189,20 @@ impl ScalerTask {
         });
     }
 
-    fn status_changed(&mut self, group: GroupId, status: HostStatus) {
+    fn status_changed(&mut self, group: GroupId, status: PluginAvailability) {
         let event = match status {
-            HostStatus::Up { max_size } => Event::PluginUp { group, max_size },
-            HostStatus::Down { cause } => Event::PluginDown { group, cause },
+            PluginAvailability::Up { max_size } => Event::PluginUp { group, max_size },
+            PluginAvailability::Down { cause } => Event::PluginDown { group, cause },
         };
         self.engine.handle(self.now(), event);
     }
 
-    fn command(&mut self, command: Command) {
+    fn handle_command(&mut self, command: Command) {
         let now = self.now();
         match command {
             Command::Reserve { key, reply } => {
                 let reserved = self.reserve(now, key.clone());
-                self.metrics.reserved(reserved.as_ref().err());
+                self.metrics.record_reservation(reserved.as_ref().err());
                 self.capacity.record(&reserved);
                 let commands = self.shared.commands.clone();
                 let reservation = |()| {
@@ -228,13 +230,13 @@ impl ScalerTask {
                     }
                 }
             }
-            Command::Environment(query) => self.handle_environment_query(now, query),
+            Command::Environment(command) => self.handle_environment_command(now, command),
             Command::TimedOut { key, reply } => {
-                self.metrics.acquire_timed_out();
+                self.metrics.record_acquire_timeout();
                 let _ = reply.send(self.explain_waiting(now, &key));
-                self.give_up(now, key);
+                self.cancel(now, key);
             }
-            Command::GiveUp { key } => self.give_up(now, key),
+            Command::Cancel { key } => self.cancel(now, key),
             Command::Claim { key, reply } => {
                 let lease = self.engine.claim(&key).and_then(|lease| self.lease(lease));
                 let _ = reply.send(lease);
@@ -257,22 +259,22 @@ impl ScalerTask {
             Command::ExplainWaiting { key, reply } => {
                 let _ = reply.send(self.explain_waiting(now, &key));
             }
-            Command::Shutdown { limit, reply } => {
+            Command::Shutdown { timeout, reply } => {
                 self.engine.handle(now, Event::Stop);
                 for (key, reply) in self.waiting.drain() {
                     let _ = reply.send(Err(EnqueueError::Stopping { key }));
                 }
-                self.shutdown = Some(Shutdown { until: Instant::now() + limit, reply });
+                self.shutdown = Some(Shutdown { until: Instant::now() + timeout, reply });
             }
         }
     }
 
-    fn give_up(&mut self, now: Now, key: TaskKey) {
+    fn cancel(&mut self, now: Now, key: TaskKey) {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
-        self.metrics.unreserved();
-        // `Unreserve` must be first. Otherwise the canceled request would count as an unused reservation again, and the engine
-        // would check all reservations.
+        self.metrics.record_unreserve();
+        // `Unreserve` must be first. Otherwise the reservation of the canceled request would count as unused, and the engine would
+        // check all reservations.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
@@ -281,7 +283,7 @@ impl ScalerTask {
         let group_name = self.engine.config().groups.get(inner.group.0)?.name.clone();
         let losses = self.losses.entry(inner.key.clone()).or_insert_with(|| watch::Sender::new(None));
         let lost = losses.subscribe();
-        Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_left: false })
+        Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_detached: false })
     }
 
     /// Performs those of the engine's actions whose changes the ledger already contains.
@@ -314,7 +316,7 @@ impl ScalerTask {
     /// Reserves a slot, unless the ledger cannot be written.
     fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         match self.ledger.write_error() {
-            Some(why) => Err(NoCapacity::LedgerUnavailable { reason: why }),
+            Some(reason) => Err(NoCapacity::LedgerUnavailable { reason }),
             None => self.engine.reserve(now, key),
         }
     }
@@ -329,15 +331,15 @@ impl ScalerTask {
     fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
         let wait = self.engine.explain_waiting(now, key);
         let Some(write_error) = self.ledger.write_error() else { return wait };
-        let not_queued = || WaitReason {
+        let unqueued = || WaitReason {
             waiting_ms: 0,
-            queue_position: 0,
+            requests_ahead: 0,
             booting: 0,
             next_ready_in_ms: None,
             scale_up_blocked: Vec::new(),
         };
         // The engine may have assigned slots already, but the request waits until the ledger contains the assignment.
-        let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(not_queued))?;
+        let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(unqueued))?;
         wait.scale_up_blocked.push(write_error);
         Some(wait)
     }
@@ -354,7 +356,7 @@ impl ScalerTask {
                 if reasons.iter().all(|(_, block)| {
                     matches!(
                         block,
-                        ScaleUpBlock::PartialGrant
+                        ScaleUpBlock::PartiallyAccepted
                             | ScaleUpBlock::Throttled
                             | ScaleUpBlock::NotListedYet { error: None }
                     )
@@ -382,10 +384,10 @@ impl ScalerTask {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Grant(lease) => {
+            Action::Assign(lease) => {
                 let key = lease.key.clone();
                 let Some(reply) = self.waiting.remove(&key).filter(|reply| !reply.is_closed()) else {
-                    self.engine.handle(self.now(), Event::GrantAbandoned { key });
+                    self.engine.handle(self.now(), Event::AssignmentAbandoned { key });
                     return;
                 };
                 if let Some(lease) = self.lease(lease) {
@@ -412,39 +414,39 @@ impl ScalerTask {
                     let _ = reply.send(result);
                 }
             }
-            Action::ForgetInstance { group, id } => self.shared.forget(group, &id),
+            Action::ForgetInstance { group, id } => self.shared.forget_connect_info(group, &id),
             call => {
                 let Some(call) = call::plugin_call(&self.engine, &self.shared, &self.prepare, call) else { return };
-                self.metrics.called(&call.action);
-                let failed = call.failed();
+                self.metrics.record_call(&call.action);
+                let panic_event = call.panic_event();
                 let task = self.calls.spawn(call.execute()).id();
-                self.called.insert(task, failed);
+                self.panic_events.insert(task, panic_event);
             }
         }
     }
 
-    /// Returns true if the shutdown can complete: its timeout has passed, or nothing is left to do.
-    fn is_over(&self) -> bool {
+    /// Returns true if the shutdown can complete: its timeout has passed, or no more work is pending.
+    fn is_shutdown_complete(&self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
         if Instant::now() >= shutdown.until {
             return true;
         }
         let status = self.engine.status(self.now());
-        let is_leaving = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
+        let is_being_removed = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
         // Requested instances that appear later would not be deleted.
         let may_appear =
             self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
-        let written = !self.ledger.has_pending_writes();
-        written && status.slots.acquired == 0 && !may_appear && !status.instances.iter().any(is_leaving)
+        let is_ledger_written = !self.ledger.has_pending_writes();
+        is_ledger_written && status.slots.acquired == 0 && !may_appear && !status.instances.iter().any(is_being_removed)
     }
 
-    async fn end(mut self) {
+    async fn stop(mut self) {
         self.calls.shutdown().await;
-        self.watches.shutdown().await;
+        self.status_watches.shutdown().await;
         let remaining = self.engine.status(self.now()).instances;
-        let hosts = std::mem::take(&mut *self.shared.hosts.lock().unwrap_or_else(PoisonError::into_inner));
-        for host in hosts {
-            host.stop().await;
+        let plugins = std::mem::take(&mut *self.shared.plugins.lock().unwrap_or_else(PoisonError::into_inner));
+        for plugin in plugins {
+            plugin.stop().await;
         }
         if let Some(shutdown) = self.shutdown.take() {
             let _ = shutdown.reply.send(remaining);

@@ -20,7 +20,7 @@ mod waiting;
 
 /// Simulated cloud with its plugin.
 struct Cloud {
-    plugin: watch::Sender<HostStatus>,
+    plugin: watch::Sender<PluginAvailability>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
     created: AtomicU32,
     /// Number of next calls of `connect_info` that crash the plugin.
@@ -33,7 +33,7 @@ struct Cloud {
     ignores_deletions: AtomicBool,
 }
 
-const UP: HostStatus = HostStatus::Up { max_size: 0 };
+const UP: PluginAvailability = PluginAvailability::Up { max_size: 0 };
 
 impl Cloud {
     fn new() -> Arc<Self> {
@@ -49,13 +49,13 @@ impl Cloud {
     }
 
     fn crash(&self) {
-        self.plugin.send_replace(HostStatus::Down { cause: "it crashed".to_owned() });
+        self.plugin.send_replace(PluginAvailability::Down { cause: "the plugin crashed".to_owned() });
     }
 
-    fn is_up(&self) -> Result<(), NoAnswer> {
+    fn check_up(&self) -> Result<(), InstanceCallError> {
         match &*self.plugin.borrow() {
-            HostStatus::Up { .. } => Ok(()),
-            HostStatus::Down { cause } => Err(NoAnswer::Plugin(cause.clone())),
+            PluginAvailability::Up { .. } => Ok(()),
+            PluginAvailability::Down { cause } => Err(InstanceCallError::Plugin(cause.clone())),
         }
     }
 
@@ -66,22 +66,22 @@ impl Cloud {
 
 #[async_trait]
 impl InstanceGroupPort for Cloud {
-    fn status(&self) -> watch::Receiver<HostStatus> {
+    fn status(&self) -> watch::Receiver<PluginAvailability> {
         self.plugin.subscribe()
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        self.is_up().map_err(|error| error.to_string())?;
+        self.check_up().map_err(|error| error.to_string())?;
         Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), *state)).collect())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
-        self.is_up().map_err(|error| error.to_string())?;
+        self.check_up().map_err(|error| error.to_string())?;
         let works = self
             .panicking_calls
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| remaining.checked_sub(1))
             .is_err();
-        assert!(works, "simulated bug of the adapter");
+        assert!(works, "simulated bug of the plugin adapter");
         for _ in 0..n {
             let id = InstanceId::new(format!("i{}", self.created.fetch_add(1, Ordering::Relaxed)));
             self.machines.lock().unwrap().insert(id, *self.initial_state.lock().unwrap());
@@ -90,25 +90,29 @@ impl InstanceGroupPort for Cloud {
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.is_up().map_err(|error| error.to_string())?;
+        self.check_up().map_err(|error| error.to_string())?;
         let ignored = self.ignores_deletions.load(Ordering::Relaxed);
         self.machines.lock().unwrap().retain(|id, _| ignored || !ids.contains(id));
         Ok(ids.to_vec())
     }
 
-    async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, NoAnswer> {
-        self.is_up()?;
-        if self.crashing_calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+    async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, InstanceCallError> {
+        self.check_up()?;
+        if self
+            .crashing_calls
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| remaining.checked_sub(1))
+            .is_ok()
+        {
             self.crash();
-            return Err(NoAnswer::Plugin("it crashed".to_owned()));
+            return Err(InstanceCallError::Plugin("the plugin crashed".to_owned()));
         }
         let connector = ConnectorConfig::default();
         let (external_addr, internal_addr) = (String::new(), "10.0.0.1".to_owned());
         Ok(ConnectInfo { connector, external_addr, internal_addr, expires: None })
     }
 
-    async fn heartbeat(&self, _: &InstanceId) -> Result<(), NoAnswer> {
-        self.is_up()
+    async fn heartbeat(&self, _: &InstanceId) -> Result<(), InstanceCallError> {
+        self.check_up()
     }
 
     async fn stop(self: Arc<Self>) {}
@@ -124,17 +128,17 @@ async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {
         preemptive: true,
         ..IdleTarget::default()
     });
-    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let plugin: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
     let store = Box::new(MemoryLedger::default());
-    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
+    Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
 /// Returns the state of each instance.
 async fn states(scaler: &Scaler) -> Vec<String> {
-    scaler.status().await.unwrap().instances.into_iter().map(|instance| instance.state.to_owned()).collect()
+    scaler.status().await.unwrap().instances.into_iter().map(|instance| instance.state.clone()).collect()
 }
 
-async fn seconds(seconds: u64) {
+async fn sleep_seconds(seconds: u64) {
     tokio::time::sleep(Duration::from_secs(seconds)).await;
 }
 
@@ -142,20 +146,20 @@ async fn seconds(seconds: u64) {
 async fn healthy_instances_survive_plugin_downtime() {
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 4).await;
-    seconds(60).await;
+    sleep_seconds(60).await;
     let before = cloud.ids();
     assert_eq!(states(&scaler).await, ["ready"; 4]);
     // Longer than any timeout, and longer than `failure_threshold` health checks.
     for _ in 0..3 {
         cloud.crash();
-        seconds(30).await;
+        sleep_seconds(30).await;
         cloud.plugin.send_replace(UP);
-        seconds(3).await;
+        sleep_seconds(3).await;
     }
     cloud.crash();
-    seconds(600).await;
+    sleep_seconds(600).await;
     cloud.plugin.send_replace(UP);
-    seconds(60).await;
+    sleep_seconds(60).await;
     assert_eq!((cloud.ids(), cloud.created.load(Ordering::Relaxed)), (before, 4));
     assert_eq!(states(&scaler).await, ["ready"; 4]);
 }
@@ -166,12 +170,12 @@ async fn preparation_waits_for_crashed_plugin() {
     cloud.crashing_calls.store(2, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..2 {
-        seconds(300).await;
-        assert!(cloud.is_up().is_err(), "the call for its connection details crashed the plugin");
+        sleep_seconds(300).await;
+        assert!(cloud.check_up().is_err(), "the call for its connection details crashed the plugin");
         assert_eq!(states(&scaler).await, ["preparing"]);
         cloud.plugin.send_replace(UP);
     }
-    seconds(30).await;
+    sleep_seconds(30).await;
     assert_eq!(states(&scaler).await, ["ready"]);
     assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance was not replaced");
 }
@@ -182,21 +186,21 @@ async fn instance_that_always_crashes_plugin_is_replaced() {
     cloud.crashing_calls.store(5, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..10 {
-        seconds(10).await;
+        sleep_seconds(10).await;
         cloud.plugin.send_replace(UP);
     }
-    seconds(600).await;
+    sleep_seconds(600).await;
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
 }
 
-/// The instances of a call that panicked may exist, as after a call that failed. So the engine waits for them before it requests
-/// them again.
+/// The instances of a call that panicked may exist, as after a call that failed. The engine therefore waits for them before it
+/// requests new ones.
 #[tokio::test(start_paused = true)]
 async fn panicking_call_counts_as_failed() {
     let cloud = Cloud::new();
     cloud.panicking_calls.store(1, Ordering::Relaxed);
     let scaler = scaler(&cloud, 2).await;
-    seconds(600).await;
+    sleep_seconds(600).await;
     assert_eq!(states(&scaler).await, ["ready"; 2]);
 }
 
@@ -206,7 +210,7 @@ async fn reservation_is_revoked_when_plugin_goes_down() {
     use crate::types::{SlotRequest, TaskKey};
     let cloud = Cloud::new();
     let scaler = scaler(&cloud, 0).await;
-    seconds(60).await;
+    sleep_seconds(60).await;
     let mut capacity_changes = scaler.capacity_changes();
     let [unused, used] =
         [scaler.reserve(TaskKey::new("a")).await.unwrap(), scaler.reserve(TaskKey::new("b")).await.unwrap()];

@@ -1,4 +1,4 @@
-//! How fast and how many instances of a group may be requested: rate limits, and pauses after failures.
+//! Limits on the requests for instances of a group: rate limits, and pauses after failures.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Calls of `Increase` per second, whatever number of instances is allowed per second (I6).
+/// Maximum number of `Increase` calls per second, regardless of `scale_throttle` (I6).
 const CALLS_PER_SECOND: f64 = 10.0;
-/// Maximum number of calls of `Increase` at once.
+/// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
 /// Consecutive instances that did not become ready, after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
-/// First pause after the provider accepted fewer instances than requested. It halves while the provider accepts more.
-const PARTIAL_PAUSE: Duration = Duration::from_millis(250);
+/// First pause after the provider accepted fewer instances than requested. The pause is halved while the provider accepts more.
+const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 /// Minimum of these pauses.
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
-/// Size of a request above which the limit that a failure has set is removed.
-const MAX_REQUEST_SIZE: u32 = 1024;
+/// Size at which the limit on the size of requests, which a failure has set, is removed.
+const UNLIMITED_REQUEST_SIZE: u32 = 1024;
 
 /// What the provider's answer to a request means for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Acceptance {
-    /// The provider creates instances, or recently did so and was asked too early.
+    /// The provider creates instances, or recently did so and was called too early.
     Creating,
     /// The provider creates none of the requested instances.
     Failed,
@@ -50,8 +50,9 @@ pub(super) struct CreationControl {
     readiness: Backoff,
     /// Maximum size of a request after a failure.
     max_request_size: Option<u32>,
+    /// End of the pause after the last partly accepted request.
     partial_until: Time,
-    /// Pause after the last partial grant. Zero if the last grant was complete.
+    /// Pause after the last partly accepted request. Zero if the last request was completely accepted.
     partial_pause: Duration,
 }
 
@@ -85,14 +86,14 @@ impl CreationControl {
     }
 
     /// Records that a request is sent.
-    pub(super) fn take(&mut self, instances: u32) {
+    pub(super) fn record_request(&mut self, instances: u32) {
         if let Some(bucket) = &mut self.bucket {
             bucket.take(instances);
         }
         self.calls.take(1);
     }
 
-    /// Records the number of accepted instances. `longest_pause` limits the pause after a partial grant.
+    /// Records the number of accepted instances. `longest_pause` limits the pause after a partly accepted request.
     pub(super) fn record_answer(
         &mut self,
         at: Time,
@@ -101,30 +102,30 @@ impl CreationControl {
         longest_pause: Duration,
     ) -> Acceptance {
         if accepted == 0 {
-            // If the provider accepted some a moment ago, it was only asked too early.
+            // If the provider recently accepted a part of a request, this request only came too early.
             if self.partial_pause.is_zero() || self.partial_pause >= longest_pause {
                 return Acceptance::Failed;
             }
-            self.pause_after_partial_grant(at, (self.partial_pause * 2).min(longest_pause));
+            self.pause_after_partial_acceptance(at, (self.partial_pause * 2).min(longest_pause));
             return Acceptance::Creating;
         }
         self.creation.succeed();
         if accepted < requested {
-            // The provider has a limit of its own. Request the capacity that it frees during a pause soon.
+            // The provider limits the rate of creations. Request more instances soon, when it accepts more.
             let pause = match self.partial_pause {
-                Duration::ZERO => PARTIAL_PAUSE.min(longest_pause),
+                Duration::ZERO => INITIAL_PARTIAL_PAUSE.min(longest_pause),
                 pause => (pause / 2).max(MIN_PARTIAL_PAUSE.min(longest_pause)),
             };
-            self.pause_after_partial_grant(at, pause);
+            self.pause_after_partial_acceptance(at, pause);
         } else {
             self.partial_pause = Duration::ZERO;
             let doubled = self.max_request_size.map(|max| max.saturating_mul(2));
-            self.max_request_size = doubled.filter(|max| *max <= MAX_REQUEST_SIZE);
+            self.max_request_size = doubled.filter(|max| *max <= UNLIMITED_REQUEST_SIZE);
         }
         Acceptance::Creating
     }
 
-    fn pause_after_partial_grant(&mut self, at: Time, pause: Duration) {
+    fn pause_after_partial_acceptance(&mut self, at: Time, pause: Duration) {
         self.partial_pause = pause;
         self.partial_until = at + pause;
     }
@@ -158,8 +159,8 @@ impl CreationControl {
     /// Returns why recent failures block a request. `starting` is the number of instances that are expected or boot.
     pub(super) fn failure_block(&self, at: Time, has_unanswered: bool, starting: u32) -> Option<ScaleUpBlock> {
         let is_unready = self.is_probing_readiness();
-        for (backoff, counts) in [(&self.creation, true), (&self.readiness, is_unready)] {
-            if counts && backoff.is_active(at) {
+        for (backoff, is_relevant) in [(&self.creation, true), (&self.readiness, is_unready)] {
+            if is_relevant && backoff.is_active(at) {
                 let (error, failures) = (backoff.error.clone(), backoff.failures);
                 return Some(ScaleUpBlock::BackOff { error, failures, pause: backoff.until.since(at) });
             }
@@ -170,7 +171,7 @@ impl CreationControl {
         if is_unready && starting > 0 {
             return Some(ScaleUpBlock::Probing { error: self.readiness.error.clone() });
         }
-        (at < self.partial_until).then_some(ScaleUpBlock::PartialGrant)
+        (at < self.partial_until).then_some(ScaleUpBlock::PartiallyAccepted)
     }
 
     /// Whether a rate limit blocks a request at this moment.
@@ -201,14 +202,14 @@ impl CreationControl {
         backoff.until.since(at)
     }
 
-    /// Returns the times at which time alone may end the block.
+    /// Returns the times at which the block may end without an event.
     pub(super) fn block_ends(&self, block: &ScaleUpBlock, at: Time) -> Vec<Time> {
         match block {
             ScaleUpBlock::BackOff { .. } => {
                 let ends = [self.creation.until, self.readiness.until];
                 ends.into_iter().filter(|end| *end > at).collect()
             }
-            ScaleUpBlock::PartialGrant => vec![self.partial_until],
+            ScaleUpBlock::PartiallyAccepted => vec![self.partial_until],
             ScaleUpBlock::Throttled => {
                 let token = self.bucket.as_ref().map_or(at, |bucket| bucket.next_token_at(at));
                 vec![token.max(self.calls.next_token_at(at))]

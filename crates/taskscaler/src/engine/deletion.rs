@@ -14,11 +14,11 @@ use crate::throttle::jittered;
 use crate::time::Now;
 use crate::types::GroupId;
 
-/// Time until an instance is checked again that failed a health check, or whose plugin is down.
+/// Time until the next check of an instance that failed a health check or whose plugin is down.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before the first retry of a deletion that the provider rejected. It doubles up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Number of deletion calls without effect after which the deletion is reported as stuck, each time.
+/// The deletion is reported as stuck each time that this number of calls had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
 /// Time after which a deletion call without an answer is repeated. The driver answers each call, so that this rarely happens.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
@@ -35,7 +35,7 @@ impl Deletions {
         inventory.pool.change(index, |instance| {
             instance.due = None;
             if let InstancePhase::Deleting(deleting) = &mut instance.phase {
-                deleting.called = false;
+                deleting.call_in_flight = false;
             }
         });
         self.due.push(index);
@@ -51,7 +51,7 @@ impl Deletions {
         for index in due {
             let attempts = inventory.pool.change(index, |instance| {
                 let InstancePhase::Deleting(deleting) = &mut instance.phase else { return None };
-                deleting.called = true;
+                deleting.call_in_flight = true;
                 deleting.attempts = deleting.attempts.saturating_add(1);
                 let attempts = deleting.attempts;
                 instance.due = Some(now.at + CALL_TIMEOUT);
@@ -59,7 +59,7 @@ impl Deletions {
             });
             let Some((attempts, (group, id))) = attempts.flatten().zip(inventory.identity(index)) else { continue };
             if attempts % STUCK_AFTER_ATTEMPTS == 0 {
-                inventory.decide(now, DecisionKind::DeletionStuck { group, id: id.clone(), attempts });
+                inventory.record_decision(now, DecisionKind::DeletionStuck { group, id: id.clone(), attempts });
             }
             if let Some(ids) = calls.get_mut(group.0) {
                 ids.push(id);
@@ -67,13 +67,13 @@ impl Deletions {
         }
         for (group, ids) in calls.into_iter().enumerate() {
             if !ids.is_empty() {
-                inventory.act(Action::Decrease { group: GroupId(group), ids });
+                inventory.push_action(Action::Decrease { group: GroupId(group), ids });
             }
         }
     }
 }
 
-/// Handles the provider's answer to a deletion call: accepted deletions are retried after `retry`, rejected ones earlier.
+/// Handles the provider's answer to a deletion call. Accepted deletions are retried after `retry`, rejected ones earlier.
 pub(super) fn decreased(
     inventory: &mut Inventory,
     now: Now,
@@ -94,7 +94,7 @@ pub(super) fn decreased(
         let jitter = inventory.jitter();
         inventory.pool.change(index, |instance| {
             let InstancePhase::Deleting(deleting) = &mut instance.phase else { return };
-            deleting.called = false;
+            deleting.call_in_flight = false;
             let doublings = deleting.attempts.saturating_sub(1).min(10);
             let after_rejection = DELETE_RETRY_DELAY.saturating_mul(1 << doublings).min(retry);
             let pause = if accepted.contains(id) { retry } else { jittered(after_rejection, jitter) };

@@ -14,7 +14,7 @@ pub enum NoCapacity {
     NoneAvailableOrPending {
         /// Number of slots by state.
         slots: String,
-        /// Reason for which each group cannot create instances.
+        /// Groups that cannot create instances, with the reasons.
         blocks: Vec<(String, ScaleUpBlock)>,
     },
     /// No slot is free, and the policy is preemptive.
@@ -22,7 +22,7 @@ pub enum NoCapacity {
     NoneAvailable {
         /// Number of slots by state.
         slots: String,
-        /// Reason for which each group that cannot create instances cannot do so.
+        /// Groups that cannot create instances, with the reasons.
         blocks: Vec<(String, ScaleUpBlock)>,
     },
     /// The ledger cannot be written, so that no slot can be assigned.
@@ -34,7 +34,7 @@ pub enum NoCapacity {
 }
 
 impl NoCapacity {
-    /// Returns the time after which time alone may change it. `None` means that only an event will.
+    /// Returns the time after which a reservation may succeed without an event. `None` means that only an event can change it.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

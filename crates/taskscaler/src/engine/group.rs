@@ -1,4 +1,4 @@
-//! State of one instance group: its plugin, its scale-up requests, its lists, and what was learned about its instances.
+//! State of one instance group: its plugin, its scale-up requests, its lists, and estimates about its instances.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ pub(super) enum Plugin {
 /// Typical duration of an operation, learned from observations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Estimate {
-    /// Duration of the fastest recent operation. Slower ones raise it gradually.
-    pub(super) fast: Option<Duration>,
+    /// Duration of the fastest recent operation. Slower operations raise it gradually.
+    pub(super) fastest: Option<Duration>,
 }
 
 impl Estimate {
-    pub(super) fn learn(&mut self, took: Duration) {
-        self.fast = Some(match self.fast {
-            Some(fast) if took >= fast => (fast * 15 + took) / 16,
-            _ => took,
+    pub(super) fn learn(&mut self, duration: Duration) {
+        self.fastest = Some(match self.fastest {
+            Some(fastest) if duration >= fastest => (fastest * 15 + duration) / 16,
+            _ => duration,
         });
     }
 }
@@ -39,7 +39,7 @@ impl Estimate {
 /// Classification of an instance that appeared in a list and is not in the pool.
 #[derive(Debug)]
 pub(super) enum Discovery {
-    /// It was considered deleted.
+    /// It was considered deleted, but appears again.
     Reappeared,
     /// A scale-up request has created it.
     Requested(MatchedRequest),
@@ -64,10 +64,10 @@ pub(super) struct GroupState {
     pub(super) is_listed: bool,
     pub(super) requests: ScaleUpRequests,
     pub(super) creation: CreationControl,
-    pub(super) lists: ListSchedule,
+    pub(super) list_calls: ListSchedule,
     /// Whether the price of its instances is known.
     pub(super) is_priced: bool,
-    /// Whether its plugin reports that the provider has no instances left.
+    /// Whether its plugin reports that the provider is out of stock.
     pub(super) is_out_of_stock: bool,
     pub(super) early_retirements: EarlyRetirements,
     pub(super) unmanaged: UnmanagedInstances,
@@ -91,7 +91,7 @@ impl GroupState {
             drained: None,
             is_listed: false,
             requests: ScaleUpRequests::default(),
-            lists: ListSchedule::new(at),
+            list_calls: ListSchedule::new(at),
             is_out_of_stock: false,
             early_retirements: EarlyRetirements::default(),
             unmanaged: UnmanagedInstances::default(),
@@ -105,7 +105,7 @@ impl GroupState {
     /// Records that the plugin is running.
     pub(super) fn plugin_up(&mut self, max_size: u32, at: Time) {
         self.plugin = Plugin::Up { max_size };
-        self.lists.restart(at);
+        self.list_calls.restart(at);
         let max = self.max_instances().unwrap_or(0);
         self.creation.set_max_instances(&self.config, max, at);
     }
@@ -116,14 +116,14 @@ impl GroupState {
 
     /// Maximum number of instances. `None` means no limit.
     pub(super) fn max_instances(&self) -> Option<u32> {
-        let of_plugin = match self.plugin {
+        let plugin_max = match self.plugin {
             Plugin::Up { max_size, .. } if max_size > 0 => Some(max_size),
             _ => None,
         };
-        match (self.config.max_instances, of_plugin) {
+        match (self.config.max_instances, plugin_max) {
             (0, max) => max,
             (max, None) => Some(max),
-            (max, Some(of_plugin)) => Some(max.min(of_plugin)),
+            (max, Some(plugin_max)) => Some(max.min(plugin_max)),
         }
     }
 
@@ -161,11 +161,11 @@ impl GroupState {
         }
     }
 
-    /// Records that an instance no longer exists. `took` is the duration of its deletion, if this manager deleted it.
-    pub(super) fn record_deleted(&mut self, id: InstanceId, now: Now, took: Option<Duration>) {
+    /// Records that an instance no longer exists. `duration` is the duration of its deletion, if this manager deleted it.
+    pub(super) fn record_deleted(&mut self, id: InstanceId, now: Now, duration: Option<Duration>) {
         self.deleted.insert(id, now);
-        if let Some(took) = took {
-            self.deletion.learn(took);
+        if let Some(duration) = duration {
+            self.deletion.learn(duration);
         }
     }
 }

@@ -58,8 +58,8 @@ impl Groups {
     pub(super) fn ranks(&self) -> Vec<usize> {
         let mut ranks = vec![0; self.all.len()];
         for (rank, group) in self.order.iter().enumerate() {
-            if let Some(of_group) = ranks.get_mut(group.0) {
-                *of_group = rank;
+            if let Some(group_rank) = ranks.get_mut(group.0) {
+                *group_rank = rank;
             }
         }
         ranks
@@ -114,7 +114,7 @@ impl Groups {
 
     /// Typical time until a new instance is running, in the slowest group.
     pub(super) fn boot_time(&self) -> Duration {
-        self.all.iter().filter_map(|group| group.boot.fast).max().unwrap_or(DEFAULT_BOOT_TIME)
+        self.all.iter().filter_map(|group| group.boot.fastest).max().unwrap_or(DEFAULT_BOOT_TIME)
     }
 
     /// Maximum number of instances of all groups together. `None` means no limit.

@@ -1,8 +1,8 @@
-//! An instance that is held for a request for several slots which smaller requests keep overtaking.
+//! Holds an instance for a request for several slots that is starved, because smaller requests are served before it.
 //!
 //! Free slots go to the oldest request that fits. A request for several slots is thus overtaken while no instance has enough
-//! free slots. After [`STARVATION_TIMEOUT`] an instance is held for it: the instance gets no other job until the request fits.
-//! So every request is served, and at most one instance at a time is held back.
+//! free slots. After [`STARVATION_TIMEOUT`], an instance is held for it: the instance gets no other job until the request fits.
+//! In this way every request is served, and at most one instance at a time is held.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl StarvationHold {
         if let (Some(request), Some(instance)) = (request, instance)
             && instance.can_fit(request.slots, limits)
         {
-            if limits.capacity.saturating_sub(instance.held) < request.slots {
+            if limits.capacity.saturating_sub(instance.assigned_slots) < request.slots {
                 return None;
             }
             fitting = Some((request, index));
@@ -58,7 +58,7 @@ impl StarvationHold {
         let (key, slots) = (request.key.clone(), request.slots);
         inventory.pool.change(index, |instance| instance.held_for_request = true);
         self.held = Some((key.clone(), index));
-        inventory.decide(now, DecisionKind::Held { key, group, id, slots });
+        inventory.record_decision(now, DecisionKind::Held { key, group, id, slots });
     }
 
     /// Returns when an instance will be held for a request.
@@ -70,7 +70,7 @@ impl StarvationHold {
     /// Number of unassigned slots on the held instance.
     pub(super) fn free_slots(&self, pool: &Pool) -> u64 {
         let instance = self.held.as_ref().and_then(|(_, index)| pool.get(*index));
-        instance.map_or(0, |instance| u64::from(pool.limits().capacity.saturating_sub(instance.held)))
+        instance.map_or(0, |instance| u64::from(pool.limits().capacity.saturating_sub(instance.assigned_slots)))
     }
 
     /// Checks that the held instance does not fit its request, and that no other instance is held.
@@ -81,7 +81,7 @@ impl StarvationHold {
         let held = self.held.as_ref().and_then(|(key, index)| Some((queue.get(key)?, pool.get(*index)?)));
         if let Some((request, instance)) = held
             && instance.slot_totals(pool.limits()).supply > 0
-            && pool.limits().capacity.saturating_sub(instance.held) >= request.slots
+            && pool.limits().capacity.saturating_sub(instance.assigned_slots) >= request.slots
             && matches!(instance.phase, InstancePhase::Ready)
         {
             let key = &request.key;

@@ -1,4 +1,4 @@
-//! How much idle capacity should exist: the active policy, and the forecast.
+//! The idle capacity that should exist, according to the active policy and the forecast.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(super) struct IdlePlan {
     /// Minute since 1970 for which the policy was looked up. `None` means that it must be looked up again.
     minute: Option<i64>,
     forecast: Option<Forecast>,
-    /// Whether no idle capacity is kept, whatever the policies say.
+    /// Whether no idle capacity is kept, regardless of the policies.
     is_draining: bool,
 }
 
@@ -71,7 +71,7 @@ impl IdlePlan {
         self.forecast.is_some()
     }
 
-    /// Keeps no more idle capacity.
+    /// Stops keeping idle capacity.
     pub(super) fn drain(&mut self) {
         self.is_draining = true;
         self.minute = None;

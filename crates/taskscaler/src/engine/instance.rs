@@ -8,8 +8,9 @@
 //!                                        Suspended --------------- expired, failed to resume --------/
 //! ```
 //!
-//! An operator can cordon an instance that is not suspended or deleting. Uncordoned, it starts again as `Booting`. An instance
-//! that fails or exceeds a timeout is drained or deleted. One that the provider no longer lists is removed from any phase.
+//! An operator can cordon an instance that is not suspended or deleting. An instance that is uncordoned starts again as `Booting`.
+//! An instance that fails or exceeds a timeout is drained or deleted. An instance that the provider no longer lists is removed,
+//! whatever its phase.
 
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time from the first to the last of these lists. A wrong list is often followed by another.
+/// Minimum time from the first to the last of these lists. A wrong list is often followed by another wrong one.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 /// Phase in the life of an instance.
@@ -31,7 +32,7 @@ pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 pub(super) enum InstancePhase {
     /// The provider creates it.
     Booting,
-    /// It is running. The plugin is asked how to connect to it, and the ready command runs.
+    /// It is running. The plugin is queried for its connection details, and the ready command runs.
     Preparing,
     /// Its slots can be assigned to jobs.
     Ready,
@@ -39,7 +40,7 @@ pub(super) enum InstancePhase {
     Draining(RemovalReason),
     /// It is being deleted.
     Deleting(Deleting),
-    /// It is suspended, or on the way there and back. It holds an environment that a job has saved for a later one.
+    /// It is being suspended, suspended or being resumed. It holds an environment that a job has saved for a later one.
     Suspended(Suspension),
     /// An operator cordoned it: it gets no new jobs and is not deleted.
     Cordoned {
@@ -56,20 +57,20 @@ pub(super) struct Deleting {
     pub(super) reason: RemovalReason,
     /// Number of deletion calls.
     pub(super) attempts: u32,
-    /// Whether a call is in flight.
-    pub(super) called: bool,
+    /// Whether a deletion call is in flight.
+    pub(super) call_in_flight: bool,
     /// When the deletion was decided.
     pub(super) since: Time,
 }
 
 impl Deleting {
-    /// Returns a deletion for which no call has been made.
+    /// Creates a deletion for which no call has been made yet.
     pub(super) fn new(reason: RemovalReason, at: Time) -> Self {
-        Self { reason, attempts: 0, called: false, since: at }
+        Self { reason, attempts: 0, call_in_flight: false, since: at }
     }
 }
 
-/// Number of consecutive lists that lacked an instance, and when the first of them was received.
+/// Number of consecutive lists that omitted an instance, and when the first of them was received.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MissCounter {
     misses: u32,
@@ -86,7 +87,7 @@ impl MissCounter {
         self.misses >= LOST_AFTER_MISSES && at.since(self.since) >= MIN_MISS_SPAN
     }
 
-    /// Whether the last list lacked the instance.
+    /// Whether the last list omitted the instance.
     pub(super) fn is_missing(&self) -> bool {
         self.misses > 0
     }
@@ -103,7 +104,7 @@ pub(super) struct Instance {
     /// Task key for each slot, up to the highest slot that was ever assigned.
     slots: Vec<Option<TaskKey>>,
     /// Number of assigned slots.
-    pub(super) held: u32,
+    pub(super) assigned_slots: u32,
     /// Number of jobs that run on it.
     pub(super) jobs: u32,
     /// Number of jobs that it has had.
@@ -133,7 +134,7 @@ pub(super) struct Instance {
     pub(super) listed: u64,
     /// Whether it was not created by a request of this process.
     pub(super) restored: bool,
-    /// Whether its times show how long new instances take.
+    /// Whether its boot and preparation times are those of a new instance, so that estimates can use them.
     pub(super) timing_is_valid: bool,
     /// Whether it was ready before, so that the ready command has run.
     pub(super) was_ready: bool,
@@ -157,7 +158,7 @@ pub(super) struct SlotTotals {
     /// Slots that can be assigned now.
     pub(super) free: u32,
     /// Assigned slots in any phase.
-    pub(super) held: u32,
+    pub(super) assigned: u32,
 }
 
 /// Limits that apply to each instance.
@@ -192,7 +193,7 @@ impl Instance {
             sequence,
             phase: InstancePhase::Booting,
             slots: Vec::new(),
-            held: 0,
+            assigned_slots: 0,
             jobs: 0,
             job_count: 0,
             held_for_request: false,
@@ -231,11 +232,11 @@ impl Instance {
         self.first_seen = time_at(now, *first_seen_at);
         for (slot, key) in slots.iter().enumerate() {
             if let Some(key) = key {
-                self.put(slot, TaskKey::new(key));
+                self.assign_slot(slot, TaskKey::new(key));
             }
         }
         self.jobs = u32::try_from(self.keys().count()).unwrap_or(u32::MAX);
-        if let Some(unix) = idle_since.filter(|_| self.held == 0) {
+        if let Some(unix) = idle_since.filter(|_| self.assigned_slots == 0) {
             (self.idle_since, self.idle_unix, self.was_idle_before_restart) = (time_at(now, unix), unix, true);
         }
         match intent {
@@ -281,20 +282,20 @@ impl Instance {
 
     /// Returns the contribution of the instance to the totals.
     pub(super) fn slot_totals(&self, limits: InstanceLimits) -> SlotTotals {
-        let (held, capacity) = (self.held, limits.capacity);
-        let uses_left = limits.max_uses.map_or(capacity, |max| max.saturating_sub(self.job_count));
-        let assignable = capacity.saturating_sub(held).min(uses_left);
+        let (assigned, capacity) = (self.assigned_slots, limits.capacity);
+        let remaining_uses = limits.max_uses.map_or(capacity, |max| max.saturating_sub(self.job_count));
+        let assignable = capacity.saturating_sub(assigned).min(remaining_uses);
         let is_supply = matches!(self.phase, InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready);
         if !is_supply {
-            return SlotTotals { held, ..SlotTotals::default() };
+            return SlotTotals { assigned, ..SlotTotals::default() };
         }
         SlotTotals {
             supply: 1,
-            // More slots may be assigned than exist if the capacity was larger before a restart.
-            acquired: held.min(capacity),
-            unavailable: capacity.saturating_sub(held + assignable),
+            // If the capacity was larger before a restart, more slots may be assigned than exist now.
+            acquired: assigned.min(capacity),
+            unavailable: capacity.saturating_sub(assigned + assignable),
             free: if self.phase == InstancePhase::Ready && !self.held_for_request { assignable } else { 0 },
-            held,
+            assigned,
         }
     }
 
@@ -304,12 +305,12 @@ impl Instance {
     }
 
     /// Assigns the lowest free slots to a task. Returns the lowest of them.
-    pub(super) fn hold(&mut self, slots: u32, key: &TaskKey, at: Time) -> usize {
+    pub(super) fn assign(&mut self, slots: u32, key: &TaskKey, at: Time) -> usize {
         self.add_occupancy(at);
         let mut first = None;
         for _ in 0..slots {
             let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-            self.put(slot, key.clone());
+            self.assign_slot(slot, key.clone());
             first.get_or_insert(slot);
         }
         self.jobs += 1;
@@ -317,28 +318,28 @@ impl Instance {
     }
 
     /// Assigns a particular slot.
-    fn put(&mut self, slot: usize, key: TaskKey) {
+    fn assign_slot(&mut self, slot: usize, key: TaskKey) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
         if let Some(holder) = self.slots.get_mut(slot) {
             debug_assert!(holder.is_none(), "one lease per slot");
             *holder = Some(key);
-            self.held += 1;
+            self.assigned_slots += 1;
         }
     }
 
-    /// Frees the slots of a task, and its resumed environment.
-    pub(super) fn free(&mut self, key: &TaskKey, now: Now) {
+    /// Releases the slots of a task, and removes its resumed environment.
+    pub(super) fn release(&mut self, key: &TaskKey, now: Now) {
         self.add_occupancy(now.at);
-        let held = self.held;
+        let assigned_before = self.assigned_slots;
         for holder in self.slots.iter_mut().filter(|holder| holder.as_ref() == Some(key)) {
             *holder = None;
-            self.held -= 1;
+            self.assigned_slots -= 1;
         }
-        self.jobs -= u32::from(self.held < held);
+        self.jobs -= u32::from(self.assigned_slots < assigned_before);
         self.resumed_environment = None;
-        if self.held == 0 {
+        if self.assigned_slots == 0 {
             (self.idle_since, self.idle_unix) = (now.at, now.unix);
         }
     }
@@ -368,8 +369,8 @@ impl Instance {
     /// Returns the run time of all its jobs together, in milliseconds.
     pub(super) fn occupancy_ms_at(&self, at: Time) -> u64 {
         let (sum, since) = self.occupancy_ms;
-        let more = at.as_millis().saturating_sub(since.as_millis());
-        sum.saturating_add(more.saturating_mul(u64::from(self.jobs)))
+        let elapsed_ms = at.as_millis().saturating_sub(since.as_millis());
+        sum.saturating_add(elapsed_ms.saturating_mul(u64::from(self.jobs)))
     }
 
     /// Returns the task key of each slot.
@@ -379,8 +380,8 @@ impl Instance {
 
     /// Returns the tasks that have slots, each with its lowest slot.
     pub(super) fn keys(&self) -> impl Iterator<Item = (usize, &TaskKey)> {
-        let held = self.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
-        held.filter(|(slot, key)| !self.slots.iter().take(*slot).flatten().any(|other| other == *key))
+        let assigned = self.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
+        assigned.filter(|(slot, key)| !self.slots.iter().take(*slot).flatten().any(|other| other == *key))
     }
 
     /// Changes the phase. `due` is the timer of the new phase.
@@ -420,7 +421,7 @@ impl Instance {
         matches!(self.phase, InstancePhase::Deleting(_))
     }
 
-    /// Returns when the change began that the next lists may show the end of.
+    /// Returns when the change began whose end the next lists may show.
     pub(super) fn expected_since(&self) -> Time {
         if self.phase == InstancePhase::Booting { self.requested_at } else { self.since }
     }
@@ -439,8 +440,8 @@ impl Instance {
     }
 }
 
-/// Returns when the wall clock showed this time. A later time, as after a clock that was set back, counts as now.
+/// Converts a wall-clock time to engine time. A time in the future, as after a clock was set back, counts as now.
 pub(super) fn time_at(now: Now, unix_seconds: i64) -> Time {
-    let ago = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
-    Time::from_millis(now.at.as_millis().saturating_sub(ago.saturating_mul(1000)))
+    let age_s = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
+    Time::from_millis(now.at.as_millis().saturating_sub(age_s.saturating_mul(1000)))
 }

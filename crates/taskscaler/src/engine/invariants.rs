@@ -1,13 +1,13 @@
 //! Invariants that must hold after every event: the state is consistent and within the limits.
 //!
-//! I1 to I6 are those of the crate's documentation, J4 is that of `docs/spec/life-of-a-job.md`. Tests, the simulator and debug
+//! The crate's documentation defines I1 to I6, and `docs/spec/life-of-a-job.md` defines J4 and R2. Tests, the simulator and debug
 //! builds of the driver check them.
 
 use super::instance::InstancePhase;
 use super::pool::{Pool, PoolTotals};
 use super::queue::Queue;
 
-/// An invariant that does not hold: a bug in the engine.
+/// An invariant that does not hold, which is a bug in the engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invariant {invariant} does not hold: {message}")]
 pub struct Violation {
@@ -33,24 +33,31 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
     let limits = pool.limits();
     let mut totals = PoolTotals::default();
     for (_, instance) in pool.iter() {
-        let (id, held) = (&instance.id, instance.held);
+        let (id, assigned) = (&instance.id, instance.assigned_slots);
         totals.add(instance.slot_totals(limits));
-        if instance.is_deleting() && held > 0 {
-            return Err(Violation::new("I2", format!("{id} is being deleted and has {held} jobs")));
+        if instance.is_deleting() && assigned > 0 {
+            return Err(Violation::new("I2", format!("{id} is being deleted but has {assigned} assigned slots")));
         }
-        if matches!(instance.phase, InstancePhase::Suspended(_)) && (held > 0 || instance.saved_environment.is_none()) {
-            return Err(Violation::new("I2", format!("{id} is suspended and has {held} jobs")));
+        if matches!(instance.phase, InstancePhase::Suspended(_))
+            && (assigned > 0 || instance.saved_environment.is_none())
+        {
+            let environment = &instance.saved_environment;
+            return Err(Violation::new(
+                "I2",
+                format!("{id} is suspended with {assigned} assigned slots and the saved environment {environment:?}"),
+            ));
         }
         // The limits may have been higher before a restart.
-        if held > limits.capacity && !instance.restored {
-            return Err(Violation::new("J4", format!("{id} has {held} jobs")));
+        if assigned > limits.capacity && !instance.restored {
+            let capacity = limits.capacity;
+            return Err(Violation::new("J4", format!("{id} has {assigned} assigned slots, but only {capacity} slots")));
         }
         if limits.max_uses.is_some_and(|max| instance.job_count > max) && !instance.restored {
             return Err(Violation::new("J4", format!("{id} has had {} jobs", instance.job_count)));
         }
         let has_next_step = matches!(instance.phase, InstancePhase::Ready | InstancePhase::Cordoned { .. })
             || instance.due.is_some()
-            || held > 0;
+            || assigned > 0;
         if !has_next_step {
             let phase = &instance.phase;
             return Err(Violation::new("I3", format!("{id} would stay in this phase indefinitely: {phase:?}")));

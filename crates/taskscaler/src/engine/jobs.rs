@@ -1,4 +1,4 @@
-//! Jobs at the engine: reservations, queued requests, leases, and suspended environments.
+//! The jobs of the engine: reservations, queued requests, leases, and suspended environments.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -15,7 +15,7 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, LossReason, RemovalReason, SlotAssignment, SlotRequest, TaskKey};
 
-/// Maximum number of sticky contexts that are remembered for an instance. An agent keeps as many by default.
+/// Maximum number of sticky contexts that are remembered for an instance. This is also the default maximum on an instance.
 const MAX_CONTEXTS: usize = 32;
 
 impl Engine {
@@ -72,7 +72,7 @@ impl Engine {
     /// Returns the maximum number of reservations ahead of free slots.
     pub(super) fn max_ahead(&mut self, now: Now) -> u64 {
         let max = self.reservations.max_ahead(now, &self.queue);
-        if !self.plan.target().ahead || max == 0 {
+        if !self.plan.target().reserve_ahead || max == 0 {
             return 0;
         }
         let slots_per_instance = self.config.slots_per_new_instance();
@@ -81,7 +81,7 @@ impl Engine {
         slots_soon.saturating_sub(self.queue.slots(slots_per_instance)).min(max)
     }
 
-    /// Whether slots are reserved ahead of free ones because jobs come immediately.
+    /// Whether slots are reserved ahead of free ones because requests immediately return jobs.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.reservations.are_ahead(&self.queue, self.inventory.pool.totals().free)
@@ -93,7 +93,7 @@ impl Engine {
         format!(
             "idle:{},acquired:{},unavailable:{},unready:{},reserved:{},coming:{}",
             totals.free,
-            totals.held,
+            totals.assigned,
             totals.unavailable,
             slots.saturating_sub(totals.acquired + totals.unavailable + totals.free),
             self.reservations.len(),
@@ -106,7 +106,7 @@ impl Engine {
         self.reservations.add(key);
     }
 
-    /// Moves a reservation from the key of a job request to the key of the job that it returned.
+    /// Moves a reservation from the key of a job request to the key of the job that the request returned.
     ///
     /// The job gets a reservation even if that of the request was revoked, because the job has arrived.
     pub fn rename(&mut self, from: &TaskKey, to: TaskKey) {
@@ -114,7 +114,7 @@ impl Engine {
         self.reservations.add(to);
     }
 
-    /// Queues a request for slots. [`Action::Grant`] assigns them, possibly at once.
+    /// Queues a request for slots. [`Action::Assign`] assigns them, possibly immediately.
     ///
     /// # Errors
     /// The [`EnqueueError`] for which the request is not queued.
@@ -148,7 +148,7 @@ impl Engine {
         density.slots_for(need, self.config.slots_per_new_instance())
     }
 
-    /// Returns the lease that a task has from before a restart.
+    /// Returns the lease that a task got before a restart.
     pub fn claim(&mut self, key: &TaskKey) -> Option<SlotAssignment> {
         self.leases.claim(&self.inventory.pool, key)
     }
@@ -190,9 +190,11 @@ impl Engine {
         self.inventory.mark_dirty(index);
         let (group, id, slot) = (lease.group, lease.instance.clone(), lease.slot);
         let waited = now.at.since(request.since);
-        self.inventory
-            .decide(now, DecisionKind::Leased { key: key.clone(), group, id, slot, slots, jobs, sticky, waited });
-        self.inventory.act(Action::Grant(lease));
+        self.inventory.record_decision(
+            now,
+            DecisionKind::Leased { key: key.clone(), group, id, slot, slots, jobs, sticky, waited },
+        );
+        self.inventory.push_action(Action::Assign(lease));
     }
 
     /// Records the resources that the job of a lease has used.
@@ -205,20 +207,20 @@ impl Engine {
             self.inventory.outbox.mark_dirty(changed.map(RowKey::JobKind));
             slowdown = recorded.slowdown;
         }
-        self.inventory.decide(now, DecisionKind::JobUsage { key, usage, neighbors: run.neighbors, slowdown });
+        self.inventory.record_decision(now, DecisionKind::JobUsage { key, usage, neighbors: run.neighbors, slowdown });
     }
 
-    /// Ends a lease. An instance that has had its maximum number of jobs is deleted at once (S12).
+    /// Ends a lease. An instance that has had its maximum number of jobs is deleted immediately (S12).
     pub(super) fn release(&mut self, now: Now, key: &TaskKey) {
         let Some(index) = self.leases.remove(&mut self.inventory, now, key) else { return };
-        self.inventory.decide(now, DecisionKind::Released { key: key.clone() });
+        self.inventory.record_decision(now, DecisionKind::Released { key: key.clone() });
         self.on_release(now, index);
     }
 
     /// Deletes an instance without jobs if it is draining or used up.
     fn on_release(&mut self, now: Now, index: Index) {
         let pool = &self.inventory.pool;
-        let Some(instance) = pool.get(index).filter(|instance| instance.held == 0) else { return };
+        let Some(instance) = pool.get(index).filter(|instance| instance.assigned_slots == 0) else { return };
         if let Some(reason) = instance.removal_after_last_job(pool.limits()) {
             self.delete(now, index, reason);
         }
@@ -226,12 +228,11 @@ impl Engine {
 
     /// Ends the leases from before a restart that no job has claimed.
     ///
-    /// Unless jobs are isolated from each other, the state in which such a job left its instance is unknown, and the instance is
-    /// drained.
+    /// Unless jobs are isolated from each other, the instance is drained, because the job may have changed anything on it.
     pub(super) fn claims_complete(&mut self, now: Now) {
         for key in self.leases.take_unclaimed() {
             let Some(index) = self.leases.remove(&mut self.inventory, now, &key) else { continue };
-            self.inventory.act(Action::Lost { key, reason: LossReason::MissingAfterRestart });
+            self.inventory.push_action(Action::Lost { key, reason: LossReason::MissingAfterRestart });
             if self.config.jobs_are_isolated {
                 self.on_release(now, index);
             } else {
@@ -252,7 +253,7 @@ impl Engine {
         let environment = SuspendedEnvironment { name: key.to_string(), owner: owner.to_owned(), until_unix };
         self.leases.remove(&mut self.inventory, now, key);
         self.suspend_instance(now, index, environment, SuspendEvent::Saved);
-        self.inventory.act(Action::EnvironmentSaved { key: key.clone() });
+        self.inventory.push_action(Action::EnvironmentSaved { key: key.clone() });
         self.advance(now);
         Ok(())
     }
@@ -278,7 +279,7 @@ impl Engine {
         Ok(index)
     }
 
-    /// Whether each instance runs a single job in its life.
+    /// Whether each instance runs only one job before it is deleted.
     pub(super) fn is_single_job(&self) -> bool {
         self.config.capacity.get() == 1 && self.config.max_uses.is_some_and(|uses| uses.get() == 1)
     }
@@ -291,9 +292,9 @@ impl Engine {
         suspend::record(&mut self.inventory, now, index, event);
     }
 
-    /// Waits for the environment of this name. Returns the reservation of `key`.
+    /// Requests the environment of this name for `key`, and releases the reservation of `key`.
     ///
-    /// [`Action::Grant`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error within five minutes.
+    /// Within five minutes, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
     ///
     /// # Errors
     /// The [`ResumeError`] for which the environment cannot be resumed.
@@ -309,7 +310,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether an environment of this name can be resumed, apart from its owner.
+    /// Whether an environment of this name can be resumed by its owner.
     #[must_use]
     pub fn has_environment(&self, name: &str) -> bool {
         suspend::has_environment(&self.inventory.pool, name)
@@ -352,14 +353,14 @@ impl Engine {
                 self.inventory.pool.change(index, take);
                 self.inventory.mark_dirty(index);
                 if let Some(lease) = lease {
-                    self.inventory.act(Action::Grant(lease));
+                    self.inventory.push_action(Action::Assign(lease));
                 }
             }
         }
     }
 
     /// Ends a lease that was assigned and that no job has received. An environment that it resumed is suspended again.
-    pub(super) fn grant_abandoned(&mut self, now: Now, key: &TaskKey) {
+    pub(super) fn assignment_abandoned(&mut self, now: Now, key: &TaskKey) {
         let resumed = self.leases.instance(key).and_then(|index| {
             let environment = self.inventory.pool.change(index, |instance| instance.take_resumed_environment());
             Some((index, environment.flatten()?))

@@ -1,4 +1,4 @@
-//! Leases: which task holds which slots of which instance.
+//! Leases: the assignments of instances' slots to tasks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) struct RunConditions {
     pub(super) neighbors: f64,
 }
 
-/// All leases by their tasks.
+/// All leases by their task keys.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_key: HashMap<TaskKey, LeaseLocation>,
@@ -51,7 +51,7 @@ impl Leases {
         job_kind: Option<JobKind>,
     ) -> Option<SlotAssignment> {
         let (occupancy_ms, slot) =
-            pool.change(index, |instance| (instance.occupancy_ms_at(at), instance.hold(slots, key, at)))?;
+            pool.change(index, |instance| (instance.occupancy_ms_at(at), instance.assign(slots, key, at)))?;
         let location = LeaseLocation { index, slot, slots, since: at, occupancy_ms, job_kind };
         self.by_key.insert(key.clone(), location);
         assignment(pool, key, location)
@@ -77,7 +77,7 @@ impl Leases {
         self.by_key.get(key).map(|location| location.index)
     }
 
-    /// Returns the lease that a task has from before a restart.
+    /// Returns the lease that a task got before a restart.
     pub(super) fn claim(&mut self, pool: &Pool, key: &TaskKey) -> Option<SlotAssignment> {
         let location = *self.by_key.get(key)?;
         self.unclaimed.remove(key);
@@ -93,21 +93,21 @@ impl Leases {
     pub(super) fn remove(&mut self, inventory: &mut Inventory, now: Now, key: &TaskKey) -> Option<Index> {
         let location = self.by_key.remove(key)?;
         self.unclaimed.remove(key);
-        inventory.pool.change(location.index, |instance| instance.free(key, now));
+        inventory.pool.change(location.index, |instance| instance.release(key, now));
         inventory.mark_dirty(location.index);
         Some(location.index)
     }
 
     /// Ends all leases of an instance whose jobs are lost.
     pub(super) fn lose(&mut self, inventory: &mut Inventory, now: Now, index: Index, reason: &LossReason) {
-        let Some(instance) = inventory.pool.get(index).filter(|instance| instance.held > 0) else { return };
+        let Some(instance) = inventory.pool.get(index).filter(|instance| instance.assigned_slots > 0) else { return };
         let (group, id) = (instance.group, instance.id.clone());
         let jobs: Vec<TaskKey> = instance.keys().map(|(_, key)| key.clone()).collect();
         for key in &jobs {
             self.remove(inventory, now, key);
-            inventory.act(Action::Lost { key: key.clone(), reason: reason.clone() });
+            inventory.push_action(Action::Lost { key: key.clone(), reason: reason.clone() });
         }
-        inventory.decide(now, DecisionKind::Lost { group, id, reason: reason.clone(), jobs });
+        inventory.record_decision(now, DecisionKind::Lost { group, id, reason: reason.clone(), jobs });
     }
 
     /// Returns the circumstances in which the job of a lease has run until now.
@@ -129,10 +129,10 @@ impl Leases {
     /// # Errors
     /// The first violation of R2.
     pub(super) fn check(&self, pool: &Pool) -> Result<(), Violation> {
-        let mut held = 0;
+        let mut leases_on_instances = 0;
         for (index, instance) in pool.iter() {
             for (slot, key) in instance.keys() {
-                held += 1;
+                leases_on_instances += 1;
                 let slots = instance.slots().iter().flatten().filter(|other| *other == key).count();
                 let location = self.by_key.get(key);
                 if location.is_none_or(|found| (found.index, found.slot, found.slots as usize) != (index, slot, slots))
@@ -145,10 +145,13 @@ impl Leases {
                 }
             }
         }
-        if held != self.by_key.len() {
+        if leases_on_instances != self.by_key.len() {
             return Err(Violation::new(
                 "R2",
-                format!("{} leases exist, but {held} are on instances", self.by_key.len()),
+                format!(
+                    "{} leases exist, but {leases_on_instances} of them have slots on instances",
+                    self.by_key.len()
+                ),
             ));
         }
         Ok(())

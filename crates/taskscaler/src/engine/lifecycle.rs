@@ -1,4 +1,4 @@
-//! Transitions of instances: what lists, plugins, health checks, timers and operators mean for them.
+//! Transitions of instances: effects of lists, plugins, health checks, timers and operators.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -15,16 +15,16 @@ use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, RemovalReason};
 
 impl Engine {
-    /// Lists the groups whose next list is due.
+    /// Starts a list call for each group whose next list is due.
     pub(super) fn list(&mut self, now: Now) {
         for id in self.inventory.groups.ids() {
             if self.next_list(id).is_none_or(|next| next > now.at) {
                 continue;
             }
-            let call = self.inventory.number();
+            let call = self.inventory.allocate_number();
             if let Some(group) = self.inventory.groups.get_mut(id) {
-                group.lists.start(call, now.at);
-                self.inventory.act(Action::List { group: id, call });
+                group.list_calls.start(call, now.at);
+                self.inventory.push_action(Action::List { group: id, call });
             }
         }
     }
@@ -35,17 +35,17 @@ impl Engine {
         if group.is_plugin_down() {
             return None;
         }
-        let arrivals = union(group.requests.pending_since(), pool.arriving(id));
+        let arrivals = merge_spans(group.requests.pending_since(), pool.arriving(id));
         let changes = |span: Option<(Time, Time)>, typical| {
             span.map(|(oldest, youngest)| ExpectedChanges { oldest, youngest, typical })
         };
         let demand = ListDemand {
-            arrivals: changes(arrivals, group.boot.fast),
-            deletions: changes(pool.deletions(id), group.deletion.fast),
+            arrivals: changes(arrivals, group.boot.fastest),
+            deletions: changes(pool.deletions(id), group.deletion.fastest),
             has_waiting_jobs: !self.queue.is_empty() || self.suspensions.has_waiters(),
             last_refusal: self.reservations.last_refusal(),
         };
-        Some(group.lists.next(&self.config, &demand))
+        Some(group.list_calls.next(&self.config, &demand))
     }
 
     /// Handles the provider's list of a group's instances. A list that was requested before the last applied one is ignored.
@@ -58,21 +58,21 @@ impl Engine {
     ) {
         let jitter = self.inventory.jitter();
         let Some(group) = self.inventory.groups.get_mut(id) else { return };
-        let Some(started) = group.lists.finish(call) else { return };
+        let Some(started) = group.list_calls.finish(call) else { return };
         match result {
             Err(error) => {
-                let failures = group.lists.record_failure(now.at, error.clone(), jitter);
-                self.inventory.decide(now, DecisionKind::ListFailed { group: id, error, failures });
+                let failures = group.list_calls.record_failure(now.at, error.clone(), jitter);
+                self.inventory.record_decision(now, DecisionKind::ListFailed { group: id, error, failures });
             }
             Ok(list) => {
-                group.lists.record_success(started, now.at);
+                group.list_calls.record_success(started, now.at);
                 group.is_listed = true;
                 self.reconcile(now, id, call, list);
             }
         }
     }
 
-    /// Applies a list: its instances are observed or discovered, and those that it lacks are missing.
+    /// Applies a list: updates or discovers its instances, and records which known instances are missing from it.
     fn reconcile(&mut self, now: Now, group: GroupId, call: u64, list: Vec<(InstanceId, InstanceState)>) {
         for (id, state) in list {
             match self.inventory.pool.find(group, &id) {
@@ -91,7 +91,7 @@ impl Engine {
             }
         }
         for index in self.inventory.pool.unlisted(group, call) {
-            self.missing(now, index);
+            self.handle_missing(now, index);
         }
         self.apply_early_retirements(now, group);
     }
@@ -147,7 +147,7 @@ impl Engine {
             Discovery::Unmanaged => {
                 state.unmanaged.insert(id.clone(), call, now.unix);
                 self.inventory.mark_unmanaged_dirty(group, &id);
-                self.inventory.decide(now, DecisionKind::Unmanaged { group, id, state: listed });
+                self.inventory.record_decision(now, DecisionKind::Unmanaged { group, id, state: listed });
                 return;
             }
             Discovery::Reappeared => {
@@ -176,7 +176,7 @@ impl Engine {
             });
             self.inventory.mark_requests_dirty(group, matched.changed);
         }
-        self.inventory.decide(now, DecisionKind::Discovered { group, id, origin, after });
+        self.inventory.record_decision(now, DecisionKind::Discovered { group, id, origin, after });
         if is_unwanted {
             self.inventory.pool.mark_listed(index, call);
             self.delete(now, index, RemovalReason::Unmanaged);
@@ -185,8 +185,8 @@ impl Engine {
         }
     }
 
-    /// Handles an instance of the pool that the list lacks.
-    fn missing(&mut self, now: Now, index: Index) {
+    /// Handles an instance of the pool that is missing from the list.
+    fn handle_missing(&mut self, now: Now, index: Index) {
         let Some(instance) = self.inventory.pool.get(index) else { return };
         if instance.is_deleting() {
             return self.remove_instance(now, index, LossReason::Missing);
@@ -197,9 +197,9 @@ impl Engine {
             let reason = if restored { LossReason::MissingAfterRestart } else { LossReason::Missing };
             return self.remove_instance(now, index, reason);
         }
-        self.inventory.decide(now, DecisionKind::MissingFromList { group, id });
+        self.inventory.record_decision(now, DecisionKind::MissingFromList { group, id });
         if let Some(group) = self.inventory.groups.get_mut(group) {
-            group.lists.request_by(now.at + MIN_MISS_SPAN);
+            group.list_calls.request_by(now.at + MIN_MISS_SPAN);
         }
     }
 
@@ -219,12 +219,12 @@ impl Engine {
             }
             Err(error) => {
                 let message = format!("instance {id} did not become ready: {error}");
-                self.never_ready(now, index, RemovalReason::ReadyTimeout { error }, message);
+                self.handle_not_ready(now, index, RemovalReason::ReadyTimeout { error }, message);
             }
         }
     }
 
-    /// Handles the result of a health check. Too many failures in a row delete the instance after its last job (S14).
+    /// Handles the result of a health check. Too many consecutive failures drain the instance (S14).
     pub(super) fn health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.inventory.pool.find(group, id) else { return };
         if let Some(reason) = self.inventory.record_health(now, &self.config, index, result) {
@@ -237,7 +237,7 @@ impl Engine {
         if let Some(index) = self.inventory.pool.find(group, id) {
             self.drain_or_delete(now, index, RemovalReason::Retired { reason });
         } else if let Some(group) = self.inventory.groups.get_mut(group) {
-            // It may not have been listed yet.
+            // The instance may not have been listed yet.
             group.early_retirements.insert(id.clone(), reason, now.at);
         }
     }
@@ -267,11 +267,11 @@ impl Engine {
                 InstancePhase::Booting => {
                     let limit = self.config.boot_timeout.as_secs();
                     let message = format!("an instance was not running within {limit} s");
-                    self.never_ready(now, index, RemovalReason::BootTimeout, message);
+                    self.handle_not_ready(now, index, RemovalReason::BootTimeout, message);
                 }
                 InstancePhase::Preparing => {
                     let error = format!("not ready within {} s", self.config.ready_timeout.as_secs());
-                    self.never_ready(now, index, RemovalReason::ReadyTimeout { error: error.clone() }, error);
+                    self.handle_not_ready(now, index, RemovalReason::ReadyTimeout { error: error.clone() }, error);
                 }
                 InstancePhase::Ready => self.inventory.check_health(now, &self.config, index),
                 InstancePhase::Suspended(_) => {
@@ -287,13 +287,13 @@ impl Engine {
     }
 
     /// Drains an instance that did not become ready, and records the failure of its group.
-    fn never_ready(&mut self, now: Now, index: Index, reason: RemovalReason, error: String) {
+    fn handle_not_ready(&mut self, now: Now, index: Index, reason: RemovalReason, error: String) {
         let Some(group) = self.inventory.pool.get(index).map(|instance| instance.group) else { return };
         self.inventory.readiness_failed(now, group, error);
         self.drain_or_delete(now, index, reason);
     }
 
-    /// Deletes an instance after its last job, or at once if it has none (I4).
+    /// Deletes an instance after its last job, or immediately if it has none (I4).
     pub(super) fn drain_or_delete(&mut self, now: Now, index: Index, reason: RemovalReason) {
         let Some(instance) = self.inventory.pool.get(index).filter(|instance| !instance.is_deleting()) else { return };
         if matches!(instance.phase, InstancePhase::Cordoned { .. }) && !reason.overrides_cordon() {
@@ -304,21 +304,21 @@ impl Engine {
             });
             return self.inventory.mark_dirty(index);
         }
-        if instance.held == 0 {
+        if instance.assigned_slots == 0 {
             return self.delete(now, index, reason);
         }
         let (group, id, jobs) = (instance.group, instance.id.clone(), instance.jobs);
         let phase = InstancePhase::Draining(reason.clone());
         self.inventory.pool.change(index, |instance| instance.enter(phase, now.at, None));
         self.inventory.mark_dirty(index);
-        self.inventory.decide(now, DecisionKind::Drain { group, id, reason, jobs });
+        self.inventory.record_decision(now, DecisionKind::Drain { group, id, reason, jobs });
     }
 
     /// Deletes an instance without jobs.
     pub(super) fn delete(&mut self, now: Now, index: Index, reason: RemovalReason) {
         let Some(instance) = self.inventory.pool.get(index) else { return };
-        debug_assert_eq!(instance.held, 0, "I4: no deletion of an instance with a lease");
-        if instance.is_deleting() || instance.held > 0 {
+        debug_assert_eq!(instance.assigned_slots, 0, "I4: an instance with a lease must not be deleted");
+        if instance.is_deleting() || instance.assigned_slots > 0 {
             return;
         }
         let (group, id) = (instance.group, instance.id.clone());
@@ -327,24 +327,24 @@ impl Engine {
         self.inventory.pool.change(index, |instance| instance.enter(phase, now.at, Some(now.at)));
         self.inventory.mark_dirty(index);
         let inputs = self.inputs(now);
-        self.inventory.decide(now, DecisionKind::Delete { group, id, reason, inputs });
+        self.inventory.record_decision(now, DecisionKind::Delete { group, id, reason, inputs });
     }
 
-    /// Deletes an instance without jobs if there is a reason.
+    /// Deletes an instance without jobs if `reason` is not `None`.
     pub(super) fn delete_if(&mut self, now: Now, index: Index, reason: Option<RemovalReason>) {
         if let Some(reason) = reason {
             self.delete(now, index, reason);
         }
     }
 
-    /// Handles an instance that the provider deletes: its jobs are lost at once.
+    /// Handles an instance that the provider deletes: its jobs are lost immediately.
     fn provider_deletes(&mut self, now: Now, index: Index) {
         self.leases.lose(&mut self.inventory, now, index, &LossReason::ProviderDeleted);
         self.delete(now, index, RemovalReason::ProviderDeleted);
         self.postpone_deletion_call(now, index);
     }
 
-    /// Calls the provider only if it still lists later an instance that it deletes on its own.
+    /// Postpones the deletion call. It is needed only if the provider does not complete its own deletion.
     fn postpone_deletion_call(&mut self, now: Now, index: Index) {
         let later = now.at + self.config.deletion_retry_interval;
         self.inventory.pool.change(index, |instance| instance.due = Some(later));
@@ -357,7 +357,7 @@ impl Engine {
         self.inventory.remove(now, index);
     }
 
-    /// Carries out an operation and reports its outcome with [`Action::OperatorReply`].
+    /// Performs an operator's action and reports its outcome with [`Action::OperatorReply`].
     pub(super) fn apply_operator_action(
         &mut self,
         now: Now,
@@ -380,9 +380,9 @@ impl Engine {
         };
         if let Ok(outcome) = &result {
             let outcome = outcome.clone();
-            self.inventory.decide(now, DecisionKind::Operator { group, id, action, by, outcome });
+            self.inventory.record_decision(now, DecisionKind::Operator { group, id, action, by, outcome });
         }
-        self.inventory.act(Action::OperatorReply { request, result });
+        self.inventory.push_action(Action::OperatorReply { request, result });
     }
 
     fn uncordon_instance(
@@ -454,8 +454,8 @@ impl Engine {
     }
 }
 
-/// Returns the first and the last time of both spans.
-fn union(one: Option<(Time, Time)>, other: Option<(Time, Time)>) -> Option<(Time, Time)> {
+/// Returns the span from the first to the last time of both spans.
+fn merge_spans(one: Option<(Time, Time)>, other: Option<(Time, Time)>) -> Option<(Time, Time)> {
     let (one, other) = (one.or(other)?, other.or(one)?);
     Some((one.0.min(other.0), one.1.max(other.1)))
 }

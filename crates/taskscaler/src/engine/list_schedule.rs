@@ -2,10 +2,10 @@
 //!
 //! - While no change is expected, the interval is [`Config::update_interval`].
 //! - While a change is expected, the interval is [`Config::update_interval_when_expecting`].
-//! - While a job waits for a change that is due soon, by the duration of earlier ones, the interval is that duration divided by
-//!   [`BOOT_TIME_FRACTION`], so that the job is hardly delayed.
+//! - While a job waits for a change that should complete soon, the interval is the typical duration of such a change, divided by
+//!   [`TYPICAL_DURATION_DIVISOR`], so that the job is hardly delayed.
 //!
-//! If lists take long, the interval is at least [`LIST_TIME_FRACTION`] times their average duration, up to
+//! If list calls are slow, the interval is at least [`MIN_INTERVAL_PER_LIST_TIME`] times their average duration, up to
 //! [`Config::update_interval`].
 
 use std::collections::VecDeque;
@@ -17,12 +17,13 @@ use crate::time::Time;
 
 /// Minimum pause between two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// Divisor of the boot time: the list interval delays a waiting job by at most a fiftieth of it.
-const BOOT_TIME_FRACTION: u32 = 50;
-/// Minimum interval as a multiple of the duration of a list: listing takes at most a tenth of the time.
+/// Divisor of the typical duration of a change. Polling thus delays a waiting job by at most a fiftieth of that duration.
+const TYPICAL_DURATION_DIVISOR: u32 = 50;
+/// Minimum list interval, as a multiple of the average duration of a list. Listing thus takes at most a tenth of the time.
 ///
-/// This minimum is at most [`Config::update_interval`], because a list that hangs for minutes says nothing about the next one.
-const LIST_TIME_FRACTION: u32 = 10;
+/// This minimum is at most [`Config::update_interval`], because a list that hangs for minutes does not predict the duration of the
+/// next one.
+const MIN_INTERVAL_PER_LIST_TIME: u32 = 10;
 /// Time for which a refused reservation counts as a waiting job.
 ///
 /// While a caller waits for capacity, each change of the engine renews the refusal.
@@ -43,7 +44,7 @@ pub(super) struct ExpectedChanges {
     pub(super) typical: Option<Duration>,
 }
 
-/// What determines how urgently a group must be listed.
+/// Inputs that determine how soon a group must be listed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ListDemand {
     pub(super) arrivals: Option<ExpectedChanges>,
@@ -62,11 +63,11 @@ pub(super) struct ListSchedule {
     /// Calls in flight with their start times, the oldest first.
     in_flight: VecDeque<(u64, Time)>,
     /// When the last list was started.
-    last: Option<Time>,
-    /// Time by which a list is due, whatever the interval.
-    urgent: Option<Time>,
+    last_started: Option<Time>,
+    /// Time at which a requested list is due, regardless of the interval.
+    requested: Option<Time>,
     /// Average duration of a list.
-    cost: Duration,
+    average_duration: Duration,
     backoff: Backoff,
 }
 
@@ -75,9 +76,9 @@ impl ListSchedule {
         Self {
             applied: Time::ZERO,
             in_flight: VecDeque::new(),
-            last: None,
-            urgent: Some(at),
-            cost: Duration::ZERO,
+            last_started: None,
+            requested: Some(at),
+            average_duration: Duration::ZERO,
             backoff: Backoff::default(),
         }
     }
@@ -89,12 +90,12 @@ impl ListSchedule {
 
     /// Makes the next list due at this time.
     pub(super) fn request_at(&mut self, at: Time) {
-        self.urgent = Some(at);
+        self.requested = Some(at);
     }
 
     /// Makes the next list due at this time, unless one is due earlier.
     pub(super) fn request_by(&mut self, at: Time) {
-        self.urgent = Some(self.urgent.map_or(at, |urgent| urgent.min(at)));
+        self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
     }
 
     /// Forgets the lists in flight of a plugin that was restarted, and makes the next list due now.
@@ -109,8 +110,8 @@ impl ListSchedule {
             self.in_flight.pop_front();
         }
         self.in_flight.push_back((call, at));
-        self.last = Some(at);
-        self.urgent = None;
+        self.last_started = Some(at);
+        self.requested = None;
     }
 
     /// Returns the start time of a list that was answered, and forgets older lists in flight.
@@ -131,7 +132,7 @@ impl ListSchedule {
 
     /// Records a list that is applied.
     pub(super) fn record_success(&mut self, started: Time, at: Time) {
-        self.cost = (self.cost * 3 + at.since(started)) / 4;
+        self.average_duration = (self.average_duration * 3 + at.since(started)) / 4;
         self.backoff.succeed();
         self.applied = started;
     }
@@ -144,14 +145,15 @@ impl ListSchedule {
 
     /// Returns when the next list is due.
     pub(super) fn next(&self, config: &Config, demand: &ListDemand) -> Time {
-        let Some(last) = self.last else { return Time::ZERO };
+        let Some(last) = self.last_started else { return Time::ZERO };
         let in_flight_until = self.in_flight.back().map_or(Time::ZERO, |(_, started)| *started + LIST_TIMEOUT);
-        let earliest = last + MIN_LIST_INTERVAL.max((self.cost * LIST_TIME_FRACTION).min(config.update_interval));
+        let earliest = last
+            + MIN_LIST_INTERVAL.max((self.average_duration * MIN_INTERVAL_PER_LIST_TIME).min(config.update_interval));
         let due = if self.backoff.failures > 0 {
             self.backoff.until
         } else {
             let due = last + interval(config, demand, last);
-            self.urgent.map_or(due, |urgent| urgent.min(due))
+            self.requested.map_or(due, |requested| requested.min(due))
         };
         due.max(earliest).max(in_flight_until)
     }
@@ -177,7 +179,7 @@ fn next_change_in(last: Time, changes: ExpectedChanges) -> Duration {
         Some(typical) if last.since(changes.oldest) < typical * 9 / 10 => {
             (changes.oldest + typical * 9 / 10).since(last)
         }
-        Some(typical) => typical.max(last.since(changes.youngest)) / BOOT_TIME_FRACTION,
-        None => last.since(changes.youngest) / BOOT_TIME_FRACTION * 5,
+        Some(typical) => typical.max(last.since(changes.youngest)) / TYPICAL_DURATION_DIVISOR,
+        None => last.since(changes.youngest) / TYPICAL_DURATION_DIVISOR * 5,
     }
 }

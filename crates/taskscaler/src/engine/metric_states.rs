@@ -51,7 +51,7 @@ fn machine_state(instance: &Instance) -> usize {
     match &instance.phase {
         InstancePhase::Deleting(deleting) if deleting.attempts >= STUCK_AFTER_ATTEMPTS => 5,
         InstancePhase::Deleting(_) => 4,
-        _ if instance.held > 0 => 3,
+        _ if instance.assigned_slots > 0 => 3,
         InstancePhase::Ready if !instance.held_for_request => 2,
         InstancePhase::Booting | InstancePhase::Preparing => 1,
         // It has no job, and not every job can have it: it is held for a large request or with a suspended environment, an

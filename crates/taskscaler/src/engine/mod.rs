@@ -6,16 +6,16 @@
 //!                    v                                                      |
 //!  Reservations, Queue, StarvationHold --> Leases, Suspensions --> Inventory: Groups, Pool, Outbox
 //!                    \                                                ^
-//!                     \--> IdlePlan, UsageHistory --> how many? ------/
+//!                     \--> IdlePlan, UsageHistory --> scaling --------/
 //! ```
 //!
-//! [`Engine`] composes these parts. After each event it does at once everything that has become possible: free slots are
-//! assigned to the oldest requests, missing instances are requested, surplus ones are deleted. [`Engine::next_wake`] says when
-//! time alone will change something, so that a driver which then calls [`Engine::handle`] with [`Event::Tick`] needs no other
+//! [`Engine`] composes these parts. After each event it immediately does everything that has become possible: it assigns free
+//! slots to the oldest requests, requests missing instances, and deletes surplus ones. [`Engine::next_wake`] returns the next time
+//! at which something changes without an event. A driver that then calls [`Engine::handle`] with [`Event::Tick`] needs no other
 //! timer.
 //!
-//! A driver stores [`Engine::changes`] before it performs [`Engine::actions`]. Whatever is requested, assigned or deleted is thus
-//! in the ledger before anyone acts on it.
+//! A driver stores [`Engine::changes`] before it performs [`Engine::actions`]. The ledger thus contains each
+//! request, assignment and deletion before it takes effect.
 
 mod creation_control;
 mod deletion;
@@ -117,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Handles an event and does everything that it makes possible.
+    /// Handles an event, and performs all steps that it makes possible.
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
@@ -129,7 +129,7 @@ impl Engine {
             }
             Event::Listed { group, call, result } => self.listed(now, group, call, result),
             Event::Increased { group, call, result } => {
-                self.inventory.increased(now, &self.config, group, call, result);
+                self.inventory.handle_increase_answer(now, &self.config, group, call, result);
             }
             Event::Decreased { group, ids, result } => {
                 let retry = self.config.deletion_retry_interval;
@@ -144,14 +144,14 @@ impl Engine {
                 }
             }
             Event::Unreserve { key } => self.reservations.remove(&key),
-            Event::Answered { at_once } => self.reservations.record_answer(now, at_once),
+            Event::JobRequestAnswered { is_immediate_job } => self.reservations.record_answer(now, is_immediate_job),
             Event::Cancel { key } => {
                 self.queue.remove(&key);
                 self.cancel_resume(now, &key);
             }
             Event::JobUsage { key, usage } => self.record_usage(now, key, usage),
             Event::Release { key } => self.release(now, &key),
-            Event::GrantAbandoned { key } => self.grant_abandoned(now, &key),
+            Event::AssignmentAbandoned { key } => self.assignment_abandoned(now, &key),
             Event::ClaimsComplete => self.claims_complete(now),
             Event::CanSuspend { group, can } => {
                 if let Some(group) = self.inventory.groups.get_mut(group) {
@@ -214,7 +214,7 @@ impl Engine {
         &self.config
     }
 
-    /// Does everything that is possible now.
+    /// Performs all steps that are possible now.
     fn advance(&mut self, now: Now) {
         self.look_up_policy(now);
         self.run_due_timers(now);
@@ -232,27 +232,27 @@ impl Engine {
         let (index, idle_count) = (self.plan.policy(), self.plan.target().idle_count);
         self.inventory.pool.set_placement(self.plan.target().placement);
         if has_changed {
-            self.inventory.decide(now, DecisionKind::Policy { index, idle_count });
+            self.inventory.record_decision(now, DecisionKind::Policy { index, idle_count });
         }
         self.record_load(now);
     }
 
-    /// Returns when time alone will change something. `None` means that only an event will.
+    /// Returns the next time at which something changes without an event. `None` means that only an event changes something.
     #[must_use]
     pub fn next_wake(&self, now: Now) -> Option<Time> {
         let due = self.inventory.pool.first_due().map(|(due, _)| due);
         let minute = (self.config.policies.is_time_dependent() || self.plan.has_forecast()).then(|| {
-            let left = 60 - now.unix.rem_euclid(60);
-            now.at + Duration::from_secs(u64::try_from(left).unwrap_or(60))
+            let remaining_s = 60 - now.unix.rem_euclid(60);
+            now.at + Duration::from_secs(u64::try_from(remaining_s).unwrap_or(60))
         });
         let groups = self.inventory.groups.ids().flat_map(|group| self.group_wakes(now, group));
         let idle = self.idle_wake(now);
         let starved = self.hold.next_wake(now, &self.queue);
-        let held = self.reservations.next_wake(now, &self.queue);
-        [due, minute, idle, starved, held].into_iter().flatten().chain(groups).min()
+        let held_requests = self.reservations.next_wake(now, &self.queue);
+        [due, minute, idle, starved, held_requests].into_iter().flatten().chain(groups).min()
     }
 
-    /// Returns when time alone will change something in a group.
+    /// Returns the times at which something changes in a group without an event.
     fn group_wakes(&self, now: Now, id: GroupId) -> Vec<Time> {
         let Some(group) = self.inventory.groups.get(id) else { return Vec::new() };
         let expiry = group.requests.next_expiry().filter(|expiry| *expiry > now.at);
@@ -270,7 +270,7 @@ impl Engine {
         SlotCounts {
             idle: totals.free,
             pending: self.queue.len() as u64,
-            acquired: totals.held,
+            acquired: totals.assigned,
             reserved: self.reservations.len(),
             unavailable: totals.unavailable,
         }
@@ -320,7 +320,7 @@ impl Engine {
         invariants::check_instances(pool)?;
         self.leases.check(pool)?;
         if let Some(key) = self.leases.keys().find(|key| self.queue.get(key).is_some()) {
-            return Err(Violation::new("R2", format!("{key} has a slot and waits for one")));
+            return Err(Violation::new("R2", format!("{key} is queued for slots although it has a lease")));
         }
         if !self.is_stopping {
             invariants::check_queue(pool, &self.queue)?;

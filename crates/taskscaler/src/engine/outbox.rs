@@ -1,4 +1,4 @@
-//! What the engine has decided since its driver last asked: actions, decisions, and rows of the ledger to write.
+//! Output of the engine since its driver last collected it: actions, decisions, and ledger rows to write.
 
 use std::collections::BTreeSet;
 
@@ -17,12 +17,12 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Adds an action for the driver to perform.
-    pub(super) fn act(&mut self, action: Action) {
+    pub(super) fn push_action(&mut self, action: Action) {
         self.actions.push(action);
     }
 
     /// Adds a decision to the history.
-    pub(super) fn decide(&mut self, now: Now, kind: DecisionKind) {
+    pub(super) fn record_decision(&mut self, now: Now, kind: DecisionKind) {
         self.decisions.push(Decision { unix: now.unix, kind });
     }
 

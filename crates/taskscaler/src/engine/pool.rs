@@ -27,7 +27,7 @@ pub(super) struct PoolTotals {
     pub(super) acquired: u64,
     pub(super) unavailable: u64,
     pub(super) free: u64,
-    pub(super) held: u64,
+    pub(super) assigned: u64,
 }
 
 impl PoolTotals {
@@ -36,7 +36,7 @@ impl PoolTotals {
         self.acquired += u64::from(part.acquired);
         self.unavailable += u64::from(part.unavailable);
         self.free += u64::from(part.free);
-        self.held += u64::from(part.held);
+        self.assigned += u64::from(part.assigned);
     }
 
     fn subtract(&mut self, part: SlotTotals) {
@@ -44,7 +44,7 @@ impl PoolTotals {
         self.acquired -= u64::from(part.acquired);
         self.unavailable -= u64::from(part.unavailable);
         self.free -= u64::from(part.free);
-        self.held -= u64::from(part.held);
+        self.assigned -= u64::from(part.assigned);
     }
 }
 
@@ -54,13 +54,13 @@ struct GroupPool {
     by_id: HashMap<InstanceId, Index>,
     /// Ready instances without a job, the longest idle first.
     idle: BTreeSet<(Time, Index)>,
-    /// Instances that the next list may report a change of, except for deletions, by when the change began.
+    /// Instances with a change other than a deletion that the next list may report, by when the change began.
     arriving: BTreeSet<(Time, Index)>,
     /// Instances that are being deleted, by when the deletion began.
     deleting: BTreeSet<(Time, Index)>,
     /// Number of instances that boot or are being prepared.
     starting: u32,
-    /// Number of instances that are suspended, or on the way there and back.
+    /// Number of instances that are suspended, or being suspended or resumed.
     suspended: u32,
     /// Position of the group in the order in which free slots are assigned.
     rank: usize,
@@ -179,7 +179,7 @@ impl Pool {
         self.select(group, |_| true)
     }
 
-    /// Returns the instances of a group that the list of this number lacks, the first seen first.
+    /// Returns the instances of a group that are missing from the list of this number, the first seen first.
     pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
         self.select(group, |instance| instance.listed != list)
     }
@@ -209,12 +209,12 @@ impl Pool {
         self.groups.get(group.0).map_or(0, |group| group.starting)
     }
 
-    /// Number of instances of a group that are suspended, or on the way there and back.
+    /// Number of instances of a group that are suspended, or being suspended or resumed.
     pub(super) fn suspended_in(&self, group: GroupId) -> u64 {
         self.groups.get(group.0).map_or(0, |group| u64::from(group.suspended))
     }
 
-    /// Number of instances of all groups that are suspended, or on the way there and back.
+    /// Number of instances of all groups that are suspended, or being suspended or resumed.
     pub(super) fn suspended(&self) -> u64 {
         self.groups.iter().map(|group| u64::from(group.suspended)).sum()
     }
@@ -266,11 +266,11 @@ impl Pool {
 
     /// Returns the best instance of the group with this rank.
     fn best_of(&self, group: usize, slots: u32, is_suitable: &dyn Fn(Index) -> bool) -> Option<Rank> {
-        let (least, most) = match self.placement {
+        let (min, max) = match self.placement {
             Placement::Pack => (slots, u32::MAX),
             Placement::Spread => (0, self.limits.capacity.checked_sub(slots)?),
         };
-        let fitting = (group, least, 0, 0)..=(group, most, u64::MAX, Index::MAX);
+        let fitting = (group, min, 0, 0)..=(group, max, u64::MAX, Index::MAX);
         self.free.range(fitting).find(|rank| is_suitable(rank.3)).copied()
     }
 
@@ -291,13 +291,13 @@ impl Pool {
     /// Returns the number of slots of an instance that one request can get now.
     fn free_slots(&self, instance: &Instance) -> u32 {
         let has_free = instance.slot_totals(self.limits).free > 0;
-        if has_free { self.limits.capacity - instance.held } else { 0 }
+        if has_free { self.limits.capacity - instance.assigned_slots } else { 0 }
     }
 
     /// Returns the instance that is likely to have this many free slots first: the one with the fewest assigned slots.
     pub(super) fn soonest(&self, slots: u32) -> Option<Index> {
         let fitting = self.all.iter().filter(|(_, instance)| instance.can_fit(slots, self.limits));
-        fitting.min_by_key(|(_, instance)| (instance.held, instance.sequence)).map(|(index, _)| index)
+        fitting.min_by_key(|(_, instance)| (instance.assigned_slots, instance.sequence)).map(|(index, _)| index)
     }
 
     /// Returns the instance of a group that has been idle for the longest time, and since when.
@@ -305,17 +305,17 @@ impl Pool {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Returns up to `most` instances that have been idle for `idle_time`, and since when.
+    /// Returns up to `max` instances that have been idle for `idle_time`, and since when.
     ///
     /// The one that has been idle for the longest time is the first.
-    pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, most: usize) -> Vec<(Time, Index)> {
+    pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, max: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
-        idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(most).copied().collect()
+        idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(max).copied().collect()
     }
 
     /// Returns when the next instance of a group will have been idle for `idle_time`.
     pub(super) fn next_idle(&self, group: GroupId, at: Time, idle_time: Duration) -> Option<Time> {
-        // Instances that have been idle for that long were considered already.
+        // Instances that have already been idle for that long were handled before.
         let after = Time::from_millis((at.as_millis() + 1).saturating_sub(u64::try_from(idle_time.as_millis()).ok()?));
         let next = self.groups.get(group.0)?.idle.range((after, 0)..).next()?;
         Some(next.0 + idle_time).filter(|wake| *wake > at)
@@ -327,9 +327,7 @@ impl Pool {
         u64::from(instance.slot_totals(self.limits).free)
     }
 
-    /// Returns when the first and the last change began that the next list may report.
-    ///
-    /// Does not include deletions.
+    /// Returns when the first and the last change began that the next list may report, not counting deletions.
     pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.arriving)
     }
@@ -380,8 +378,8 @@ impl Pool {
 
     fn rank(&self, index: Index, instance: &Instance) -> Rank {
         let fullness = match self.placement {
-            Placement::Pack => self.limits.capacity.saturating_sub(instance.held),
-            Placement::Spread => instance.held,
+            Placement::Pack => self.limits.capacity.saturating_sub(instance.assigned_slots),
+            Placement::Spread => instance.assigned_slots,
         };
         (self.groups.get(instance.group.0).map_or(0, |group| group.rank), fullness, instance.sequence, index)
     }
@@ -438,7 +436,7 @@ impl Pool {
 }
 
 impl GroupPool {
-    /// Returns the index that contains the instance if the next list may report a change of it.
+    /// Returns the set for the instance if the next list may report a change of it.
     fn expected_changes(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
         match instance.phase {
             InstancePhase::Deleting(_) => Some(&mut self.deleting),
@@ -462,5 +460,5 @@ fn is_suspended(instance: &Instance) -> bool {
 }
 
 fn is_idle(instance: &Instance) -> bool {
-    instance.phase == InstancePhase::Ready && instance.held == 0
+    instance.phase == InstancePhase::Ready && instance.assigned_slots == 0
 }

@@ -91,8 +91,8 @@ impl Queue {
     }
 
     /// Returns the number of requests that are older than the one of `key`.
-    pub(super) fn position(&self, key: &TaskKey) -> usize {
-        let Some((_, own)) = self.positions.get(key) else { return 0 };
-        self.by_size.values().map(|of_size| of_size.range(..own).count()).sum()
+    pub(super) fn requests_ahead(&self, key: &TaskKey) -> usize {
+        let Some((_, number)) = self.positions.get(key) else { return 0 };
+        self.by_size.values().map(|of_size| of_size.range(..number).count()).sum()
     }
 }

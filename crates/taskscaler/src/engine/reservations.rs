@@ -1,9 +1,9 @@
-//! Reservations: slots that are promised to job requests before a job is known.
+//! Reservations: slots that are reserved for job requests before a job has arrived.
 //!
 //! A preemptive policy reserves free slots only. With two idle slots and a full queue at the coordinator, only two jobs would
 //! start per boot time. While job requests immediately return jobs, slots of instances that boot or can be created now are
-//! therefore reserved ahead. The maximum is the number of jobs that came immediately in a row, so that it doubles with each round
-//! of requests, like the window of TCP's slow start. After the first answer without a job, or after [`HELD_AFTER`] without any
+//! therefore reserved ahead. The maximum is the number of consecutive requests that immediately returned a job, so that it doubles
+//! with each round of requests, like the window of TCP's slow start. After the first answer without a job, or after [`HELD_AFTER`] without any
 //! answer, no more slots are reserved ahead, and those reservations are revoked.
 //!
 //! A reservation creates no instance. Instances are created for jobs that have arrived.
@@ -18,13 +18,13 @@ use crate::types::TaskKey;
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
-    /// Number of jobs that came immediately since the last answer without one.
+    /// Number of jobs that requests immediately returned since the last answer without a job.
     immediate_jobs: u64,
-    /// Time of the last answer, or of the first reservation that waits for one.
+    /// Time of the last answer, or of the first reservation that waits for an answer.
     last_answer: Time,
-    /// Whether slots are reserved ahead that may have to be revoked.
+    /// Whether slots are reserved ahead. Such reservations may be revoked.
     is_ahead: bool,
-    /// When a reservation was last refused, so that a job may wait for a slot at the coordinator.
+    /// When a reservation was last refused. A job may be waiting at the coordinator since then.
     last_refusal: Option<Time>,
 }
 
@@ -79,7 +79,7 @@ impl Reservations {
         self.unused(queue).saturating_sub(free_slots)
     }
 
-    /// Whether slots are reserved ahead of free ones because jobs come immediately.
+    /// Whether slots are reserved ahead of free ones because requests immediately return jobs.
     pub(super) fn are_ahead(&self, queue: &Queue, free_slots: u64) -> bool {
         self.is_ahead && self.ahead(queue, free_slots) > 0
     }
@@ -96,12 +96,12 @@ impl Reservations {
 
     /// Whether one more slot may be reserved ahead of free ones, if at most `max_ahead` may be.
     pub(super) fn may_reserve_ahead(&mut self, queue: &Queue, free_slots: u64, max_ahead: u64) -> bool {
-        let may = self.ahead(queue, free_slots) < max_ahead;
-        self.is_ahead |= may;
-        may
+        let is_allowed = self.ahead(queue, free_slots) < max_ahead;
+        self.is_ahead |= is_allowed;
+        is_allowed
     }
 
-    /// Whether [`Self::too_far_ahead`] must be checked. Stops reserving ahead if requests are without an answer.
+    /// Whether [`Self::too_far_ahead`] must be checked. Stops reserving ahead if requests have been unanswered for too long.
     pub(super) fn check_ahead(&mut self, now: Now, queue: &Queue) -> bool {
         if self.is_ahead && self.is_held(now, queue) {
             self.immediate_jobs = 0;
@@ -129,7 +129,7 @@ impl Reservations {
         keys
     }
 
-    /// Returns the time from which unanswered requests show that no job waits at the coordinator.
+    /// Returns the time at which unanswered requests count as held, because no job waits at the coordinator.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
         let waits = self.is_ahead && self.unused(queue) > 0;
         waits.then_some(self.last_answer + HELD_AFTER).filter(|at| *at > now.at)

@@ -1,4 +1,4 @@
-//! The rows of the ledger: how an engine is restored from them, and their current values.
+//! Restores an engine from the rows of the ledger, and returns the current values of rows.
 
 use muster_fleeting::model::InstanceId;
 
@@ -8,7 +8,7 @@ use crate::ledger::{Intent, Row, RowKey};
 use crate::time::Now;
 use crate::types::{GroupId, RemovalReason};
 
-/// What restoring a row has found.
+/// Rows that need attention after a restore.
 #[derive(Debug, Default)]
 struct Findings {
     /// Keys of rows that belong to no configured group or have an unexpected value.
@@ -22,9 +22,9 @@ impl Engine {
     ///
     /// Also returns the keys of rows that belong to no configured group. The instances of such rows are ignored.
     ///
-    /// Instances count as existing until a list lacks them. Leases can be claimed ([`Self::claim`]) until
-    /// [`crate::event::Event::ClaimsComplete`]. If the rows and the configuration have one group each, the rows belong to
-    /// that group, also if it was renamed.
+    /// Instances count as existing until a list omits them. Leases can be claimed ([`Self::claim`]) until
+    /// [`crate::event::Event::ClaimsComplete`]. If the rows are of one group, and the configuration has one group
+    /// without a name of its own, the rows belong to that group, even if the runner was renamed.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
@@ -56,8 +56,8 @@ impl Engine {
 
     /// Returns the name of the only group if all rows are of one group with another name.
     ///
-    /// In this case the runner was renamed. A group with a name of its own in the configuration has been replaced instead, perhaps
-    /// by one of another provider.
+    /// In this case the runner was renamed. If the configuration gives the group a name, a new name means a new group, perhaps at another
+    /// provider.
     fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };
@@ -119,7 +119,8 @@ impl Engine {
         self.leases.restore(pool, now.at, index);
         if *intent == Intent::Suspend {
             let removal = self.suspensions.restore(&mut self.inventory, now, index);
-            // If jobs share instances by now, no job could have the instance for itself.
+            // A suspended environment needs an instance for one job. If the new configuration shares instances, it can never be resumed, so
+            // its instance is deleted.
             let removal = removal.or_else(|| (!self.is_single_job()).then_some(RemovalReason::Expired));
             self.delete_if(now, index, removal);
         }

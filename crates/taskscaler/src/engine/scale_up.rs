@@ -23,7 +23,7 @@ const UNCONFIRMED_WINDOW: Duration = Duration::from_secs(60);
 const LATE_MATCH_AFTER_FAILURE: Duration = Duration::from_secs(1800);
 /// Time in which an instance is still matched to an accepted request that was written off.
 const LATE_MATCH_AFTER_ACCEPT: Duration = Duration::from_secs(24 * 3600);
-/// Factor on the slowest recent creation, after which a requested instance is overdue.
+/// A requested instance is overdue after the time of the slowest recent creation, multiplied by this factor.
 const OVERDUE_FACTOR: u32 = 4;
 /// Minimum time until a requested instance is overdue, because creation times vary.
 const MIN_OVERDUE: Duration = Duration::from_secs(15);
@@ -38,8 +38,8 @@ pub(super) struct ScaleUpRequest {
     call: u64,
     pub(super) requested_at: Time,
     requested_unix: i64,
-    /// Time since which this process knows the request. Later than `requested_at` if it was restored from the ledger.
-    known: Now,
+    /// Time when this process added the request. Later than `requested_at` if it was restored from the ledger.
+    added_at: Now,
     /// Number of requested instances.
     pub(super) requested: u32,
     /// Number of instances that may still appear.
@@ -55,9 +55,9 @@ enum RequestState {
     /// The provider creates the instances.
     Accepted {
         /// Time at which missing instances are overdue.
-        until: Time,
+        overdue_at: Time,
         /// Time until which missing instances count as instances.
-        last: Time,
+        counts_until: Time,
     },
     /// Replacements may be requested within the group's limits. The instances may still appear.
     Overdue {
@@ -80,11 +80,11 @@ impl RequestState {
     /// Returns the state of a request from the ledger.
     fn restored(now: Now, accepted: bool, written_off_until: Option<i64>, create_timeout: Duration) -> Self {
         if let Some(until) = written_off_until {
-            let left = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
-            Self::WrittenOff { until: now.at + Duration::from_secs(left) }
+            let remaining_s = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
+            Self::WrittenOff { until: now.at + Duration::from_secs(remaining_s) }
         } else if accepted {
-            let last = now.at + create_timeout;
-            Self::Accepted { until: last, last }
+            let deadline = now.at + create_timeout;
+            Self::Accepted { overdue_at: deadline, counts_until: deadline }
         } else {
             Self::Unconfirmed { until: now.at + UNCONFIRMED_WINDOW }
         }
@@ -94,12 +94,12 @@ impl RequestState {
 impl ScaleUpRequest {
     /// Whether its time shows how long a creation takes, because this process has sent it.
     pub(super) fn timing_is_valid(&self) -> bool {
-        self.known.at == self.requested_at
+        self.added_at.at == self.requested_at
     }
 
     /// Returns the wall-clock time of a later moment, in seconds since 1970.
     fn unix(&self, at: Time) -> i64 {
-        self.known.unix.saturating_add_unsigned(at.since(self.known.at).as_secs())
+        self.added_at.unix.saturating_add_unsigned(at.since(self.added_at.at).as_secs())
     }
 
     /// Whether instances may still appear or the provider has yet to answer.
@@ -135,17 +135,17 @@ pub(super) struct Expired {
 struct CreationLatencies(VecDeque<Duration>);
 
 impl CreationLatencies {
-    fn learn(&mut self, took: Duration) {
+    fn learn(&mut self, duration: Duration) {
         if self.0.len() == MAX_LATENCY_SAMPLES {
             self.0.pop_front();
         }
-        self.0.push_back(took);
+        self.0.push_back(duration);
     }
 
-    /// Returns the time after which an instance is overdue: at most `most`, and `most` if there are too few samples.
-    fn overdue_after(&self, most: Duration) -> Duration {
+    /// Returns the time after which an instance is overdue: at most `max`, and `max` if there are too few samples.
+    fn overdue_after(&self, max: Duration) -> Duration {
         let slowest = self.0.iter().max().filter(|_| self.0.len() >= MIN_LATENCY_SAMPLES);
-        slowest.map_or(most, |slowest| (*slowest * OVERDUE_FACTOR).max(MIN_OVERDUE).min(most))
+        slowest.map_or(max, |slowest| (*slowest * OVERDUE_FACTOR).max(MIN_OVERDUE).min(max))
     }
 }
 
@@ -163,7 +163,7 @@ impl ScaleUpRequests {
             call,
             requested_at: now.at,
             requested_unix: now.unix,
-            known: now,
+            added_at: now,
             requested,
             outstanding: requested,
             state: RequestState::Sent,
@@ -177,7 +177,7 @@ impl ScaleUpRequests {
             call,
             requested_at: time_at(now, requested_at),
             requested_unix: requested_at,
-            known: now,
+            added_at: now,
             requested,
             outstanding,
             state: RequestState::restored(now, accepted, written_off_until, create_timeout),
@@ -218,7 +218,7 @@ impl ScaleUpRequests {
         self.all.iter().any(|request| request.state == RequestState::Sent)
     }
 
-    /// Returns when the oldest and the youngest request that an instance is awaited from were sent.
+    /// Returns when the oldest and the youngest request that still awaits an instance were sent.
     pub(super) fn pending_since(&self) -> Option<(Time, Time)> {
         let is_awaited = |state: &RequestState| {
             matches!(state, RequestState::Sent | RequestState::Accepted { .. } | RequestState::Overdue { .. })
@@ -247,16 +247,18 @@ impl ScaleUpRequests {
         if request.timing_is_valid() {
             self.latencies.learn(at.since(request.requested_at));
         }
-        // The instance may belong to one of the other requests. Then the matched request's own instance is still to come, and the
-        // other request must be kept for it at least as long.
-        let own = match request.state {
-            RequestState::Accepted { last, .. } => last,
+        // The instance may belong to another request. In this case the instance of the matched request may still appear, and will be
+        // matched to the other request, which must be kept for at least as long.
+        let keep_until = match request.state {
+            RequestState::Accepted { counts_until, .. } => counts_until,
             _ => at + UNCONFIRMED_WINDOW,
         };
         let mut changed = vec![request.call];
         for other in &mut self.all {
             match &mut other.state {
-                RequestState::Overdue { until } | RequestState::Unconfirmed { until } => *until = (*until).max(own),
+                RequestState::Overdue { until } | RequestState::Unconfirmed { until } => {
+                    *until = (*until).max(keep_until)
+                }
                 RequestState::WrittenOff { until } => {
                     *until = (*until).max(at + LATE_MATCH_AFTER_FAILURE);
                     changed.push(other.call);
@@ -284,7 +286,8 @@ impl ScaleUpRequests {
             Some(accepted) => {
                 let appeared = request.requested - request.outstanding;
                 request.outstanding = accepted.min(request.requested).saturating_sub(appeared);
-                request.state = RequestState::Accepted { until: at + overdue_after, last: at + create_timeout };
+                request.state =
+                    RequestState::Accepted { overdue_at: at + overdue_after, counts_until: at + create_timeout };
             }
             None => request.state = RequestState::Unconfirmed { until: at + UNCONFIRMED_WINDOW },
         }
@@ -307,12 +310,14 @@ impl ScaleUpRequests {
         let mut expired = Expired { limit, ..Expired::default() };
         for request in &mut self.all {
             let next = match request.state {
-                RequestState::Accepted { until, last } if request.outstanding > 0 && until <= listed => {
+                RequestState::Accepted { overdue_at, counts_until }
+                    if request.outstanding > 0 && overdue_at <= listed =>
+                {
                     expired.overdue += request.outstanding;
-                    if last <= listed {
+                    if counts_until <= listed {
                         RequestState::WrittenOff { until: at + LATE_MATCH_AFTER_ACCEPT }
                     } else {
-                        RequestState::Overdue { until: last }
+                        RequestState::Overdue { until: counts_until }
                     }
                 }
                 RequestState::Overdue { until } if until <= listed => {
@@ -342,7 +347,7 @@ impl ScaleUpRequests {
     fn has_expired(&self, at: Time, listed: Time) -> bool {
         self.all.iter().any(|request| match request.state {
             RequestState::Sent => false,
-            RequestState::Accepted { until, .. }
+            RequestState::Accepted { overdue_at: until, .. }
             | RequestState::Overdue { until }
             | RequestState::Unconfirmed { until } => until <= listed,
             RequestState::WrittenOff { until } => until <= at,
@@ -354,7 +359,7 @@ impl ScaleUpRequests {
         (self.all.iter())
             .filter_map(|request| match request.state {
                 RequestState::Sent => None,
-                RequestState::Accepted { until, .. }
+                RequestState::Accepted { overdue_at: until, .. }
                 | RequestState::Overdue { until }
                 | RequestState::Unconfirmed { until }
                 | RequestState::WrittenOff { until } => Some(until),

@@ -1,4 +1,4 @@
-//! How many instances there should be: missing ones are requested, surplus ones are deleted.
+//! Scaling: requests missing instances and deletes surplus ones.
 
 use super::idle_plan::Load;
 use super::instance::{Instance, InstancePhase};
@@ -23,7 +23,7 @@ impl Engine {
             self.blocked_groups.clear();
             self.desired_change = 0;
             if self.plan.is_draining() {
-                // The last jobs may have released their slots only now.
+                // The last jobs may just have released their slots.
                 self.scale_down(now);
             }
             self.delete_on_shutdown(now);
@@ -53,7 +53,7 @@ impl Engine {
         let (capacity, usable) = (self.config.capacity.get(), self.config.slots_per_new_instance());
         let expected = self.inventory.groups.expected_usable();
         let waiting = self.queue.slots(usable);
-        let forecast = self.plan.forecast_idle(now, totals.held + waiting, self.inventory.groups.boot_time());
+        let forecast = self.plan.forecast_idle(now, totals.assigned + waiting, self.inventory.groups.boot_time());
         let keeps_reserved = target.preemptive && target.idle_count > 0 || !self.config.reservation_throttling;
         Inputs {
             instances: totals.supply + expected,
@@ -71,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// Number of slots that are free or held, but that no queued request can use.
+    /// Number of slots that are free or on a held instance, but that no queued request can use.
     fn unusable_free_slots(&self) -> u64 {
         if self.queue.is_empty() {
             return 0;
@@ -88,7 +88,7 @@ impl Engine {
         let idle_time = self.plan.target().idle_time;
         let idle = groups.ids().flat_map(|group| pool.idle(group, now.at, idle_time, usize::MAX));
         let load = Load {
-            in_use: pool.totals().held + self.queue.slots(self.config.slots_per_new_instance()),
+            in_use: pool.totals().assigned + self.queue.slots(self.config.slots_per_new_instance()),
             boot: groups.boot_time(),
             long_idle: idle.map(|(_, index)| pool.offered_slots(index)).sum(),
             inputs: self.inputs(now),
@@ -111,12 +111,12 @@ impl Engine {
         };
         if kinds(&blocked) != kinds(&self.blocked_groups) && !blocked.is_empty() {
             let reasons = blocked.clone();
-            self.inventory.decide(now, DecisionKind::ScaleUpBlocked { missing, reasons, inputs });
+            self.inventory.record_decision(now, DecisionKind::ScaleUpBlocked { missing, reasons, inputs });
         }
         self.blocked_groups = blocked;
     }
 
-    /// Revokes reservations that no slot stands behind any longer.
+    /// Revokes reservations for which no slot is free or expected anymore.
     ///
     /// With a preemptive policy, also revokes those that keep instances beyond the policy's idle time, and those that are too far
     /// ahead of free slots.
@@ -128,25 +128,28 @@ impl Engine {
         let future = self.inventory.future_slots(&blocks, u64::from(self.config.slots_per_new_instance()));
         let possible = self.inventory.pool.totals().free.max(future);
         let unbacked = self.reservations.len().saturating_sub(possible);
-        let count = unbacked.max(self.overretained(now)).max(self.reservations_too_far_ahead(now));
+        let count = unbacked.max(self.reservations_beyond_idle_time(now)).max(self.reservations_too_far_ahead(now));
         for key in self.reservations.revoke(&self.queue, count) {
-            self.inventory.act(Action::RevokeReservation { key });
+            self.inventory.push_action(Action::RevokeReservation { key });
         }
     }
 
-    /// Number of reservations that alone keep instances which have been idle for the policy's idle time.
-    fn overretained(&self, now: Now) -> u64 {
+    /// Number of reservations that are the only reason to keep instances beyond the policy's idle time.
+    fn reservations_beyond_idle_time(&self, now: Now) -> u64 {
         let inputs = self.inputs(now);
-        let kept_anyway = formula::idle_target(&inputs).max(inputs.unusable).max(inputs.retained_idle);
-        if inputs.reserved <= kept_anyway {
+        let retained_anyway = formula::idle_target(&inputs).max(inputs.unusable).max(inputs.retained_idle);
+        if inputs.reserved <= retained_anyway {
             return 0;
         }
         let surplus = formula::surplus(&inputs);
-        let kept = formula::surplus(&Inputs { reserved: 0, ..inputs }) - surplus;
+        let retained_by_reservations = formula::surplus(&Inputs { reserved: 0, ..inputs }) - surplus;
         let (pool, idle_time) = (&self.inventory.pool, self.plan.target().idle_time);
         let idle = self.inventory.groups.ids().flat_map(|group| pool.idle(group, now.at, idle_time, MAX_CANDIDATES));
         // Instances that are surplus despite the reservations are deleted first.
-        idle.map(|(_, index)| pool.offered_slots(index)).sum::<u64>().saturating_sub(surplus).min(kept)
+        idle.map(|(_, index)| pool.offered_slots(index))
+            .sum::<u64>()
+            .saturating_sub(surplus)
+            .min(retained_by_reservations)
     }
 
     fn reservations_too_far_ahead(&mut self, now: Now) -> u64 {
@@ -159,7 +162,7 @@ impl Engine {
 
     /// Deletes surplus instances that have been idle for the policy's idle time.
     ///
-    /// The last groups in the order of use come first, and in each the instance that has been idle for the longest time.
+    /// Starts with the last groups in the order of use, and within a group with the instance that has been idle for the longest time.
     fn scale_down(&mut self, now: Now) {
         let mut surplus = formula::surplus(&self.inputs(now));
         if surplus == 0 {
@@ -207,7 +210,7 @@ impl Engine {
         }
     }
 
-    /// Deletes idle instances while all cost more than allowed because prices rose. The most expensive groups come first.
+    /// Deletes idle instances while the total cost exceeds the limit because prices rose. The most expensive groups come first.
     fn delete_above_max_cost(&mut self, now: Now) {
         let Some(max) = self.config.max_cost_per_hour else { return };
         for group in self.inventory.groups.in_order().into_iter().rev() {
@@ -219,7 +222,7 @@ impl Engine {
         }
     }
 
-    /// Starts to shut down: nothing is created or assigned any longer.
+    /// Starts to shut down: from now on, no instance is created and no slot is assigned.
     pub(super) fn stop(&mut self, now: Now) {
         self.is_stopping = true;
         for key in self.suspensions.waiting_jobs() {
@@ -231,20 +234,21 @@ impl Engine {
         let deleting = pool.iter().filter(|(_, instance)| instance.is_deleting());
         for index in deleting.map(|(index, _)| index).collect::<Vec<Index>>() {
             pool.change(index, |instance| {
-                let called = matches!(&instance.phase, InstancePhase::Deleting(deleting) if deleting.called);
-                instance.due = instance.due.map(|due| if called { due } else { due.min(now.at + retry) });
+                let call_in_flight =
+                    matches!(&instance.phase, InstancePhase::Deleting(deleting) if deleting.call_in_flight);
+                instance.due = instance.due.map(|due| if call_in_flight { due } else { due.min(now.at + retry) });
             });
         }
     }
 
-    /// Deletes all instances without jobs while the engine stops, including those that appear only now.
+    /// Deletes all instances without jobs while the engine stops, including those that appear during the shutdown.
     pub(super) fn delete_on_shutdown(&mut self, now: Now) {
         if !self.config.delete_on_shutdown {
             return;
         }
         let is_kept = |phase: &InstancePhase| matches!(phase, InstancePhase::Cordoned { .. }) && !self.deletes_cordoned;
         let is_deletable =
-            |instance: &Instance| instance.held == 0 && !instance.is_deleting() && !is_kept(&instance.phase);
+            |instance: &Instance| instance.assigned_slots == 0 && !instance.is_deleting() && !is_kept(&instance.phase);
         let deletable = self.inventory.pool.iter().filter(|(_, instance)| is_deletable(instance));
         for index in deletable.map(|(index, _)| index).collect::<Vec<Index>>() {
             self.delete(now, index, RemovalReason::Shutdown);

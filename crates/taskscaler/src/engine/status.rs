@@ -62,7 +62,7 @@ pub struct ScalerStatus {
     /// Queued requests, the oldest first.
     #[serde(default)]
     pub waiting: Vec<WaitingStatus>,
-    /// Number of instances that boot or are being prepared.
+    /// Number of instances that boot, are being prepared, or were requested.
     #[serde(default)]
     pub booting: u64,
     /// Estimated time until the next of them is ready, in milliseconds.
@@ -81,8 +81,8 @@ pub struct WaitingStatus {
     pub key: String,
     /// Time in the queue, in milliseconds.
     pub waiting_ms: u64,
-    /// Number of requests before it in the queue.
-    pub queue_position: usize,
+    /// Number of older requests in the queue.
+    pub requests_ahead: usize,
 }
 
 /// Status of an instance group.
@@ -119,7 +119,7 @@ pub struct GroupStatus {
 
 impl GroupStatus {
     fn new(group: &GroupState, instances: usize) -> Self {
-        let (failure, list_failure) = (group.creation.failure(), group.lists.failure());
+        let (failure, list_failure) = (group.creation.failure(), group.list_calls.failure());
         let may_appear = group.requests.may_appear();
         Self {
             name: group.config.name.clone(),
@@ -142,7 +142,7 @@ impl GroupStatus {
 
     /// Returns a message if its instances cannot be listed.
     #[must_use]
-    pub fn unlisted(&self) -> Option<String> {
+    pub fn list_failure_message(&self) -> Option<String> {
         let error = self.list_error.as_ref()?;
         let times =
             if self.list_failures > 1 { format!(" {} times in a row", self.list_failures) } else { String::new() };
@@ -218,9 +218,9 @@ pub struct SlotStatus {
 pub struct WaitReason {
     /// Time in the queue, in milliseconds.
     pub waiting_ms: u64,
-    /// Number of requests before it in the queue.
-    pub queue_position: usize,
-    /// Number of instances that boot or are being prepared.
+    /// Number of older requests in the queue.
+    pub requests_ahead: usize,
+    /// Number of instances that boot, are being prepared, or were requested.
     pub booting: u64,
     /// Estimated time until the next of them is ready, in milliseconds.
     pub next_ready_in_ms: Option<u64>,
@@ -262,7 +262,7 @@ impl StatusView<'_> {
         let request = self.queue.get(key)?;
         Some(WaitReason {
             waiting_ms: milliseconds(self.now.at.since(request.since)),
-            queue_position: self.queue.position(key),
+            requests_ahead: self.queue.requests_ahead(key),
             booting: self.inventory.booting(),
             next_ready_in_ms: self.next_ready_in_ms(),
             scale_up_blocked: self.block_messages(),
@@ -273,27 +273,27 @@ impl StatusView<'_> {
     pub(super) fn waiting(&self) -> Vec<WaitingStatus> {
         let requests = self.queue.iter().enumerate();
         requests
-            .map(|(queue_position, request)| WaitingStatus {
+            .map(|(requests_ahead, request)| WaitingStatus {
                 key: request.key.to_string(),
                 waiting_ms: milliseconds(self.now.at.since(request.since)),
-                queue_position,
+                requests_ahead,
             })
             .collect()
     }
 
     /// Returns the estimated time until the next instance is ready, in milliseconds.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
-        let preparation = |group: &GroupState| group.preparation.fast.unwrap_or_default();
+        let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();
         let requested = groups.filter_map(|(_, group)| {
             let (oldest, _) = group.requests.pending_since()?;
-            Some(oldest + group.boot.fast? + preparation(group))
+            Some(oldest + group.boot.fastest? + preparation(group))
         });
         let starting = self.inventory.pool.iter().filter_map(|(_, instance)| {
             let group = self.inventory.groups.get(instance.group)?;
             match instance.phase {
-                InstancePhase::Booting => Some(instance.requested_at + group.boot.fast? + preparation(group)),
-                InstancePhase::Preparing => Some(instance.since + group.preparation.fast?),
+                InstancePhase::Booting => Some(instance.requested_at + group.boot.fastest? + preparation(group)),
+                InstancePhase::Preparing => Some(instance.since + group.preparation.fastest?),
                 _ => None,
             }
         });
@@ -328,7 +328,7 @@ impl StatusView<'_> {
 }
 
 /// Returns the environment of a suspended instance and its remaining time.
-fn suspended_reason(instance: &Instance, left: Duration) -> String {
+fn suspended_reason(instance: &Instance, remaining: Duration) -> String {
     let name = instance.saved_environment.as_ref().map_or("", |environment| environment.name.as_str());
-    format!("environment of {name}, expires in {} s", left.as_secs())
+    format!("environment of {name}, expires in {} s", remaining.as_secs())
 }

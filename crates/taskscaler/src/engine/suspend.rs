@@ -9,11 +9,12 @@
 //! ```
 //!
 //! Suspend and resume calls only express an intent. Their effect is what the list reports, and each is repeated until the list
-//! reports an effect. An instance that is requested before it was asked to suspend is prepared directly.
+//! reports an effect. If a job requests the environment before the suspend call was made, the instance is prepared
+//! directly.
 //!
-//! Nothing waits without a limit: an environment expires unless a job waits for it, and a job that waits gets it or an error
-//! within [`RESUME_TIMEOUT`]. Once a job has the environment, it is no longer in the ledger. If the manager is killed before the
-//! job learns of it, the environment is lost, because the job may have used it.
+//! All waits are bounded: an environment expires unless a job waits for it, and a job that waits gets it or an error
+//! within [`RESUME_TIMEOUT`]. Once a job has the environment, it is no longer in the ledger. If the manager is killed before it
+//! has notified the job, the environment is lost, because the job may have used it.
 
 mod state;
 
@@ -96,8 +97,8 @@ impl Suspensions {
         inventory.pool.change(index, |instance| {
             let Some(environment) = &instance.saved_environment else { return };
             // A clock that was set back does not extend the time to live.
-            let left = u64::try_from(environment.until_unix.saturating_sub(now.unix)).unwrap_or(0);
-            let until = now.at + Duration::from_secs(left).min(ttl);
+            let remaining_s = u64::try_from(environment.until_unix.saturating_sub(now.unix)).unwrap_or(0);
+            let until = now.at + Duration::from_secs(remaining_s).min(ttl);
             let suspension = Suspension { last_listed: listed, ..Suspension::new(now.at, until) };
             let due = suspension.due();
             instance.enter(InstancePhase::Suspended(suspension), now.at, Some(due));
@@ -110,7 +111,7 @@ impl Suspensions {
     #[must_use]
     pub(super) fn restore(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let removal = self.begin(inventory, now, index, None);
-        // An earlier manager may have asked it to suspend a moment ago.
+        // An earlier manager may have requested the suspension a moment ago.
         change(inventory, index, |suspension| suspension.suspend_requested = true);
         removal
     }
@@ -147,7 +148,7 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Does what is due for a suspended instance.
+    /// Performs the next due step for a suspended instance.
     #[must_use]
     pub(super) fn advance(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let instance = inventory.pool.get(index)?;
@@ -166,8 +167,8 @@ impl Suspensions {
         let previous = suspension.state;
         suspension.state = suspension.next(now.at, since);
         suspension.suspend_requested &= suspension.last_listed != Some(InstanceState::Suspended);
-        let is_new = suspension.state != previous;
-        if is_new {
+        let state_changed = suspension.state != previous;
+        if state_changed {
             suspension.retry_at = now.at;
         }
         let action = match (suspension.state, suspension.last_listed) {
@@ -180,18 +181,18 @@ impl Suspensions {
                 suspension.retry_at = now.at + RESUME_RETRY_DELAY;
                 Some(Action::Resume { group, ids: vec![id] })
             }
-            (SuspendState::Preparing, _) if is_new => Some(Action::Prepare { group, id, again: true }),
+            (SuspendState::Preparing, _) if state_changed => Some(Action::Prepare { group, id, was_ready: true }),
             _ => None,
         };
         let event = match suspension.state {
-            SuspendState::Suspended if is_new => Some(SuspendEvent::Suspended(now.at.since(since))),
-            SuspendState::Suspending if is_new => Some(SuspendEvent::UnexpectedlyRunning),
+            SuspendState::Suspended if state_changed => Some(SuspendEvent::Suspended(now.at.since(since))),
+            SuspendState::Suspending if state_changed => Some(SuspendEvent::UnexpectedlyRunning),
             _ => None,
         };
         inventory.pool.change(index, |instance| {
             instance.due = Some(suspension.due());
             instance.phase = InstancePhase::Suspended(suspension);
-            if is_new {
+            if state_changed {
                 instance.since = now.at;
             }
         });
@@ -199,7 +200,7 @@ impl Suspensions {
             record(inventory, now, index, event);
         }
         if let Some(action) = action {
-            inventory.act(action);
+            inventory.push_action(action);
         }
         None
     }
@@ -229,7 +230,7 @@ impl Suspensions {
             return None;
         }
         if let Some((group, id)) = inventory.identity(index) {
-            inventory.act(Action::Prepare { group, id, again: true });
+            inventory.push_action(Action::Prepare { group, id, was_ready: true });
         }
         self.advance(inventory, now, index)
     }
@@ -250,7 +251,7 @@ impl Suspensions {
         Resumed::Ready { key: key.clone(), waited: now.at.since(*since) }
     }
 
-    /// Suspends a prepared instance again whose job no longer waits for it.
+    /// Suspends a prepared instance again if its job no longer waits for it.
     #[must_use]
     pub(super) fn suspend_again(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let is_prepared = change(inventory, index, |suspension| {
@@ -286,7 +287,7 @@ impl Suspensions {
         if let Some(ResumeWaiter { key, .. }) = waiter.flatten() {
             self.waiters.remove(&key);
             record(inventory, now, index, SuspendEvent::ResumeFailed(key.clone(), reason.to_owned()));
-            inventory.act(Action::ResumeFailed { key, error: ResumeError::InstanceLost(reason.to_owned()) });
+            inventory.push_action(Action::ResumeFailed { key, error: ResumeError::InstanceLost(reason.to_owned()) });
         }
     }
 }
@@ -335,7 +336,7 @@ pub(super) fn check_suspendable(
 ) -> Result<(), SuspendError> {
     let instance = inventory.pool.get(index).ok_or(SuspendError::InstanceLost)?;
     // Instances may have been shared before the configuration was changed.
-    if instance.held > 1 {
+    if instance.assigned_slots > 1 {
         return Err(SuspendError::Shared);
     }
     let group = inventory.groups.get(instance.group).ok_or(SuspendError::InstanceLost)?;
@@ -401,11 +402,11 @@ pub(super) fn rejected(
 }
 
 /// Records a change of the environment that is saved on an instance.
-pub(super) fn record(inventory: &mut Inventory, now: Now, index: Index, step: SuspendEvent) {
+pub(super) fn record(inventory: &mut Inventory, now: Now, index: Index, event: SuspendEvent) {
     let Some(instance) = inventory.pool.get(index) else { return };
     let Some(environment) = &instance.saved_environment else { return };
     let (group, id, name) = (instance.group, instance.id.clone(), TaskKey::new(&environment.name));
-    inventory.decide(now, DecisionKind::Environment { group, id, name, step });
+    inventory.record_decision(now, DecisionKind::Environment { group, id, name, event });
 }
 
 /// Changes the suspension of an instance. `None` if it is not suspended.

@@ -1,4 +1,4 @@
-//! Instances in a group that this manager did not create, and IDs that are remembered apart from the instances themselves.
+//! Instances in a group that this manager did not create, and IDs of deleted or not yet listed instances.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -27,8 +27,8 @@ struct UnmanagedInstance {
 
 /// Unmanaged instances of a group.
 ///
-/// As with managed instances, a single list that lacks one does not remove it. Otherwise it would be matched to a scale-up
-/// request when it reappears.
+/// As with managed instances, a single list that omits an instance does not remove it. Otherwise the instance would be matched
+/// to a scale-up request when it reappears.
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedInstances(BTreeMap<InstanceId, UnmanagedInstance>);
 
@@ -67,7 +67,7 @@ impl UnmanagedInstances {
         true
     }
 
-    /// Removes the instances that are lost, with the list of this number as the last one that lacks them.
+    /// Removes the instances that are lost because they are missing from the list of this number and from earlier ones.
     pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
         let mut lost = Vec::new();
         self.0.retain(|id, instance| {
@@ -131,7 +131,7 @@ impl EarlyRetirements {
         }
     }
 
-    /// Removes and returns the retirements of the instances that are known by now.
+    /// Removes and returns the retirements of the instances that are known now.
     pub(super) fn take_known(&mut self, is_known: impl Fn(&InstanceId) -> bool) -> Vec<(InstanceId, String)> {
         let ids: Vec<InstanceId> = self.0.keys().filter(|id| is_known(id)).cloned().collect();
         let take = |id: InstanceId| self.0.remove(&id).map(|(_, reason)| (id, reason));

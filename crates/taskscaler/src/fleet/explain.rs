@@ -4,7 +4,7 @@ use super::{Explanation, Report, ReportSource};
 use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus};
 use crate::history::{DAY_S, HistoryEntry};
 
-/// Maximum number of decisions in an answer.
+/// Maximum number of decisions in an explanation.
 const MAX_DECISIONS: usize = 1000;
 /// Kinds of decisions that affect the number of instances.
 const SCALING_KINDS: [&str; 8] = [
@@ -103,8 +103,8 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     let assigned = instances.flat_map(|instance| instance.slots.iter().map(move |slot| (instance, slot)));
     let assigned = assigned.into_iter().find(|(_, slot)| is_key_of_job(&slot.key, job));
     if let (Some(status), Some(waiting)) = (status, waiting) {
-        let (waited, position) = (seconds(waiting.waiting_ms), waiting.queue_position);
-        summary.push(format!("job {job} has waited {waited} for a slot; queue position {position}"));
+        let (waited, ahead) = (seconds(waiting.waiting_ms), waiting.requests_ahead);
+        summary.push(format!("job {job} has waited {waited} for a slot; {ahead} requests are ahead of it"));
         summary.extend(pending_instances(status));
         window = Some((unix - i64::try_from(waiting.waiting_ms / 1000).unwrap_or(0) - 1, unix));
     } else if let Some((instance, slot)) = assigned {
@@ -119,7 +119,7 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
         summary
             .extend(report.requests_paused_reason.as_ref().map(|reason| format!("job requests are paused: {reason}")));
     }
-    // For a job that waits again, explain the current wait and not an earlier one.
+    // If a rescheduled job waits, explain the current wait instead of an earlier one.
     let leased = decisions.iter().rev().find(|entry| entry.kind == "leased").filter(|_| waiting.is_none());
     if let Some(leased) = leased {
         let waited = leased.after_ms.unwrap_or(0);
@@ -168,8 +168,10 @@ fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: 
         summary.push(format!("instance {id} was unknown to runner {} during the last day", report.runner));
     } else {
         summary.push(format!("instance {id} no longer exists"));
-        let ends = ["operator", "delete", "lost", "deleted"];
-        summary.extend(decisions.iter().filter(|entry| ends.contains(&&*entry.kind)).map(|entry| entry.text.clone()));
+        let removal_kinds = ["operator", "delete", "lost", "deleted"];
+        summary.extend(
+            decisions.iter().filter(|entry| removal_kinds.contains(&&*entry.kind)).map(|entry| entry.text.clone()),
+        );
     }
     explanation(report, found.is_some() || unmanaged.is_some() || !decisions.is_empty(), summary, decisions)
 }
@@ -240,7 +242,7 @@ fn group_summary(group: &GroupStatus, source: ReportSource) -> Vec<String> {
     summary.extend(group.drained.as_ref().map(drained));
     summary.extend(group.unavailable_reason.as_ref().map(|reason| format!("its plugin is not running: {reason}")));
     summary.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
-    summary.extend(group.unlisted());
+    summary.extend(group.list_failure_message());
     if !unmanaged.is_empty() {
         summary.push(format!("unmanaged instances, ignored: {}", unmanaged.join(", ")));
     }
@@ -322,18 +324,18 @@ mod tests {
     }
 
     #[test]
-    fn explain_job_reports_queue_position_eta_and_blockers() {
-        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_300, queue_position: 3 };
+    fn explain_job_reports_requests_ahead_eta_and_blockers() {
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_300, requests_ahead: 3 };
         let history = [
             entry(900, "scale_up_blocked", &[], "before the wait"),
             entry(970, "scale_up_blocked", &[], "during the wait"),
-            entry(980, "leased", &["job-11-ffff"], "of another job"),
+            entry(980, "leased", &["job-11-ffff"], "slot of another job"),
         ];
         let explanation = explain_job("12", &report(vec![waiting]), &history);
         assert_eq!(
             explanation.summary,
             [
-                "job 12 has waited 42.3 s for a slot; queue position 3",
+                "job 12 has waited 42.3 s for a slot; 3 requests are ahead of it",
                 "2 instances are booting or being prepared; the next is expected to be ready in 3.0 s",
                 "cannot scale up: group a: it has its maximum of 2 instances",
             ]
@@ -344,7 +346,7 @@ mod tests {
 
     #[test]
     fn explain_job_covers_only_the_current_wait() {
-        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_000, queue_position: 0 };
+        let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_000, requests_ahead: 0 };
         let mut first = entry(500, "leased", &["job-12-0000"], "it has slot 0 of i1");
         first.after_ms = Some(1_000);
         let history = [
@@ -359,7 +361,7 @@ mod tests {
         assert_eq!(texts, ["it has slot 0 of i1", "i1 is lost", "during the wait"]);
     }
 
-    /// The ledger contains what exists, but not the targets.
+    /// The ledger contains the existing instances, but not the targets.
     #[test]
     fn report_from_disk_does_not_claim_targets() {
         let directory = tempfile::tempdir().unwrap();
@@ -383,17 +385,17 @@ mod tests {
         let history: Vec<HistoryEntry> = (0..1500).map(|n| entry(n, "policy", &[], &n.to_string())).collect();
         let report = report(Vec::new());
         let read_history =
-            |_, most: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[history.len() - most.min(1500)..].to_vec());
+            |_, max: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[history.len() - max.min(1500)..].to_vec());
         let explanation = explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &read_history).unwrap();
         assert_eq!((explanation.truncated, explanation.decisions.len()), (true, MAX_DECISIONS));
-        assert_eq!(explanation.decisions[0].text, "500", "the latest are kept");
+        assert_eq!(explanation.decisions[0].text, "500", "the latest decisions are kept");
         let read_few = |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(history[..1000].to_vec());
         assert!(!explain(&Subject::Fleet, &report, ReportSource::Manager, 1500, &read_few).unwrap().truncated);
     }
 
     #[test]
     fn job_id_does_not_match_longer_ids() {
-        let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), waiting_ms: 0, queue_position: 0 };
+        let waiting = WaitingStatus { key: "job-123-abcd".to_owned(), waiting_ms: 0, requests_ahead: 0 };
         let report = Report { requests_paused_reason: Some("full".to_owned()), ..report(vec![waiting]) };
         let explanation = explain_job("12", &report, &[entry(999, "leased", &["job-120-x"], "")]);
         assert!(!explanation.found && explanation.decisions.is_empty(), "{explanation:?}");

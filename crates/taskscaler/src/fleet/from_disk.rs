@@ -26,15 +26,15 @@ pub struct FleetFromDisk {
 /// # Errors
 /// Reading the directory failed.
 pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, LedgerError> {
-    let error = |source| LedgerError::File { doing: "read", path: directory.to_owned(), source };
+    let read_error = |source| LedgerError::File { doing: "read", path: directory.to_owned(), source };
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(missing) if missing.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(error(cause)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(read_error(source)),
     };
     let mut files = Vec::new();
     for entry in entries {
-        let path = entry.map_err(error)?.path();
+        let path = entry.map_err(read_error)?.path();
         // A scaler that never wrote a row has only a history.
         if path.extension().is_some_and(|extension| extension == "ledger" || extension == "history") {
             files.push(path.with_extension("ledger"));
@@ -42,15 +42,15 @@ pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, Le
     }
     files.sort();
     files.dedup();
-    let read = |ledger: PathBuf| fleet(&ledger, unix).unwrap_or_else(|error| unreadable(ledger, &error));
+    let read = |ledger: PathBuf| read_fleet(&ledger, unix).unwrap_or_else(|error| unreadable_fleet(ledger, &error));
     Ok(files.into_iter().map(read).collect())
 }
 
 /// Returns the report of a fleet with an unreadable ledger.
-fn unreadable(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
+fn unreadable_fleet(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
     FleetFromDisk {
         report: Report {
-            runner: name_of(&ledger),
+            runner: fleet_name(&ledger),
             unavailable_reason: Some(error.with_causes()),
             requests_paused_reason: None,
             status: None,
@@ -61,7 +61,7 @@ fn unreadable(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
 }
 
 /// Reads a fleet from its ledger.
-fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
+fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     let rows = FileLedger::rows(ledger)?;
     let mut groups: BTreeMap<String, GroupStatus> = BTreeMap::new();
     let mut instances = Vec::new();
@@ -73,7 +73,7 @@ fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
             ) => {
                 group_status(&mut groups, &group).instances += 1;
                 let age_s = unix.saturating_sub(first_seen_at);
-                instances.push(instance((group, id), slots, job_count, age_s, &intent, was_ready));
+                instances.push(instance_status((group, id), slots, job_count, age_s, &intent, was_ready));
             }
             (RowKey::ScaleUp { group, .. }, Row::ScaleUp { outstanding, accepted, .. }) => {
                 let group = group_status(&mut groups, &group);
@@ -92,7 +92,7 @@ fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     let acquired = instances.iter().map(|instance| instance.slots.len() as u64).sum();
     let runner = match groups.keys().next() {
         Some(name) => name.clone(),
-        None => name_of(ledger),
+        None => fleet_name(ledger),
     };
     let status = ScalerStatus {
         slots: SlotCounts { acquired, ..SlotCounts::default() },
@@ -120,7 +120,7 @@ fn fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
 }
 
 /// Returns a name for a fleet: the group of its latest decision, or the name of its file.
-fn name_of(ledger: &Path) -> String {
+fn fleet_name(ledger: &Path) -> String {
     let latest = history::read(ledger, 0, 1, |entry| entry.group.is_some());
     let group = latest.ok().and_then(|mut entries| entries.pop()?.group);
     group.unwrap_or_else(|| ledger.file_stem().unwrap_or_default().to_string_lossy().into_owned())
@@ -144,7 +144,7 @@ fn group_status<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -
     })
 }
 
-fn instance(
+fn instance_status(
     (group, id): (String, String),
     slots: Vec<Option<String>>,
     job_count: u32,

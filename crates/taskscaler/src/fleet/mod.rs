@@ -124,7 +124,7 @@ pub struct Explanation {
     /// Whether older decisions of the last day were omitted.
     #[serde(default)]
     pub truncated: bool,
-    /// Whether the ledger is unreadable. If so, the decisions come from the history alone.
+    /// Whether the ledger is unreadable. If so, the decisions come only from the history.
     #[serde(default)]
     pub ledger_unreadable: bool,
 }

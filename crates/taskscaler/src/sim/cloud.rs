@@ -1,6 +1,6 @@
 //! A simulated provider of machines, which can inject faults.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rand::Rng;
@@ -155,16 +155,16 @@ pub struct Machine {
     /// Time of its creation.
     pub created_at: Time,
     /// Time from which lists contain it.
-    pub visible: Time,
+    pub visible_at: Time,
     /// Time from which it runs.
-    pub runs: Time,
+    pub running_at: Time,
     /// Time at which the provider announces its preemption, [`PREEMPTION_NOTICE`] before its end. `None` means no announcement.
     pub preempted_at: Option<Time>,
     /// Time at which it ceases to exist. `None` means not planned.
     pub deleted_at: Option<Time>,
     /// Whether it was deleted by a call.
     pub deleting: bool,
-    /// Whether the manager can know of it.
+    /// Whether the manager can know that the machine exists.
     pub visibility: Visibility,
     /// Whether the manager has received a list that contains it.
     pub is_listed: bool,
@@ -174,12 +174,12 @@ pub struct Machine {
     pub suspend_states: Vec<(Time, InstanceState)>,
 }
 
-/// Whether the manager can know of a machine.
+/// Whether the manager can know that a machine exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// The manager can know of it.
+    /// The manager can know that the machine exists.
     Always,
-    /// The manager can know of it once it receives a list after this one, which wrongly omitted the machine.
+    /// The manager can know it after it has received a later list than this one, which wrongly omitted the machine.
     ///
     /// A list is given by the number of the manager's start and the number of the call.
     Since((u32, u64)),
@@ -196,10 +196,10 @@ pub struct Cloud {
     /// All machines, including deleted ones.
     pub machines: BTreeMap<InstanceId, Machine>,
     /// IDs of the machines that exist.
-    live: BTreeMap<InstanceId, ()>,
+    live: BTreeSet<InstanceId>,
     name: String,
     limit: Option<TokenBucket>,
-    next: u64,
+    last_number: u64,
     /// Time from which there are no faults.
     faults_end: Time,
     /// Time of day at the start of the simulation, in seconds.
@@ -218,8 +218,8 @@ impl Cloud {
         let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));
         #[expect(clippy::cast_precision_loss, reason = "seconds of a day")]
         let day_s = origin.rem_euclid(86_400) as f64;
-        let (machines, live) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, machines, live, name: name.to_owned(), limit, next: 0, faults_end, day_s }
+        let (machines, live) = (BTreeMap::new(), BTreeSet::new());
+        Self { config, machines, live, name: name.to_owned(), limit, last_number: 0, faults_end, day_s }
     }
 
     pub(super) fn faults(&self, at: Time) -> CloudFaults {
@@ -239,7 +239,7 @@ impl Cloud {
 
     /// Simulates a call that creates machines. Returns the number of accepted ones.
     pub fn increase(&mut self, at: Time, n: u32, random: &mut ChaCha8Rng) -> Result<u32, String> {
-        self.remove_machine(at);
+        self.remove_deleted(at);
         let faults = self.faults(at);
         if chance(random, faults.reject) {
             return Err("internal error, try again".to_owned());
@@ -268,21 +268,24 @@ impl Cloud {
         if failed { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// Creates a machine. `is_unmanaged` means that someone other than the manager does.
+    /// Creates a machine. `is_unmanaged` means that someone other than the manager creates it.
     pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, is_unmanaged: bool) {
         let faults = self.faults(at);
-        self.next += 1;
-        let id = InstanceId::new(format!("{}-{}", self.name, self.next));
+        self.last_number += 1;
+        let id = InstanceId::new(format!("{}-{}", self.name, self.last_number));
         let never = chance(random, faults.never_appears);
         let late = chance(random, faults.delayed);
-        let visible = match (never, late) {
+        let visible_at = match (never, late) {
             (true, _) => return,
             (_, true) => at + Duration::from_secs(random.random_range(30..1200)),
             _ => at + Duration::from_millis(random.random_range(0..500)),
         };
         let boot = self.config.boot.sample(random);
-        let runs =
-            if chance(random, faults.never_boots) { at + Duration::from_secs(1 << 30) } else { visible.max(at + boot) };
+        let running_at = if chance(random, faults.never_boots) {
+            at + Duration::from_secs(1 << 30)
+        } else {
+            visible_at.max(at + boot)
+        };
         // A constant rate of preemptions means an exponential distribution of ages.
         let hours = if self.config.spot_preemptions_per_hour > 0.0 && at < self.faults_end {
             Some(-(1.0 - random.random::<f64>()).ln() / self.config.spot_preemptions_per_hour)
@@ -297,8 +300,8 @@ impl Cloud {
         let deleted_at = announced.map(|announced| announced + PREEMPTION_NOTICE).or(end);
         let machine = Machine {
             created_at: at,
-            visible,
-            runs,
+            visible_at,
+            running_at,
             preempted_at: announced,
             deleted_at,
             deleting: false,
@@ -307,7 +310,7 @@ impl Cloud {
             is_unmanaged,
             suspend_states: Vec::new(),
         };
-        self.live.insert(id.clone(), ());
+        self.live.insert(id.clone());
         self.machines.insert(id, machine);
     }
 
@@ -337,13 +340,13 @@ impl Cloud {
         })
     }
 
-    /// Simulates a call for several machines, with faults. `take` handles a machine and returns whether it is accepted.
+    /// Simulates a call for several machines, with faults. `apply` handles a machine and returns whether it is accepted.
     pub(super) fn for_each(
         &mut self,
         at: Time,
         ids: &[InstanceId],
         random: &mut ChaCha8Rng,
-        mut take: impl FnMut(&mut Self, &InstanceId, &mut ChaCha8Rng) -> bool,
+        mut apply: impl FnMut(&mut Self, &InstanceId, &mut ChaCha8Rng) -> bool,
     ) -> Result<Vec<InstanceId>, String> {
         let faults = self.faults(at);
         if chance(random, faults.reject) {
@@ -351,7 +354,7 @@ impl Cloud {
         }
         let mut accepted = Vec::new();
         for id in ids {
-            if !chance(random, faults.partial) && take(self, id, random) {
+            if !chance(random, faults.partial) && apply(self, id, random) {
                 accepted.push(id.clone());
             }
         }
@@ -365,23 +368,25 @@ impl Cloud {
         number: (u32, u64),
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        self.remove_machine(at);
+        self.remove_deleted(at);
         let faults = self.faults(at);
         if chance(random, faults.reject) {
             return Err("internal error, try again".to_owned());
         }
         let stale = chance(random, faults.stale_list);
-        let seen =
+        let snapshot_time =
             if stale { Time::from_millis(at.as_millis().saturating_sub(random.random_range(0..20_000))) } else { at };
         let mut list = Vec::new();
         // An outdated list also contains machines that have been deleted since.
         let ids: Vec<InstanceId> =
-            if stale { self.machines.keys().cloned().collect() } else { self.live.keys().cloned().collect() };
+            if stale { self.machines.keys().cloned().collect() } else { self.live.iter().cloned().collect() };
         for id in ids {
             let Some(machine) = self.machines.get_mut(&id) else { continue };
-            if seen < machine.visible || machine.deleted_at.is_some_and(|deleted_at| deleted_at <= seen) {
+            if snapshot_time < machine.visible_at
+                || machine.deleted_at.is_some_and(|deleted_at| deleted_at <= snapshot_time)
+            {
                 // The machine exists, but the outdated list omits it.
-                if stale && machine.is_live(at) && machine.visible <= at {
+                if stale && machine.is_live(at) && machine.visible_at <= at {
                     machine.is_missing_from(number);
                 }
                 continue;
@@ -390,10 +395,11 @@ impl Cloud {
                 machine.is_missing_from(number);
                 continue;
             }
-            let state = if machine.preempted_at.is_some_and(|announced| announced <= seen) || machine.deleting {
+            let state = if machine.preempted_at.is_some_and(|announced| announced <= snapshot_time) || machine.deleting
+            {
                 InstanceState::Deleting
-            } else if machine.runs <= seen {
-                machine.suspend_state(seen)
+            } else if machine.running_at <= snapshot_time {
+                machine.suspend_state(snapshot_time)
             } else {
                 InstanceState::Creating
             };
@@ -402,7 +408,7 @@ impl Cloud {
         Ok(list)
     }
 
-    /// Records that the manager received a list, so that it can know of the machines in it.
+    /// Records that the manager received a list, so that it can know the machines in it.
     pub fn record_listed(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
@@ -441,23 +447,23 @@ impl Cloud {
 
     /// Returns the machines that really exist.
     pub fn live(&self, at: Time) -> impl Iterator<Item = (&InstanceId, &Machine)> {
-        self.live.keys().filter_map(move |id| Some((id, self.machines.get(id).filter(|machine| machine.is_live(at))?)))
+        self.live.iter().filter_map(move |id| Some((id, self.machines.get(id).filter(|machine| machine.is_live(at))?)))
     }
 
-    fn remove_machine(&mut self, at: Time) {
+    fn remove_deleted(&mut self, at: Time) {
         let machines = &self.machines;
-        self.live.retain(|id, ()| machines.get(id).is_some_and(|machine| machine.is_live(at)));
+        self.live.retain(|id| machines.get(id).is_some_and(|machine| machine.is_live(at)));
     }
 
     /// Returns the billed time of all machines in a period, in seconds.
     #[must_use]
     pub fn billed_s(&self, from: Time, to: Time) -> f64 {
-        let life = |machine: &Machine| {
+        let billed_time = |machine: &Machine| {
             let billed_until = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
             let end = machine.deleted_at.map_or(to, |deleted_at| deleted_at.max(billed_until)).min(to);
             end.since(machine.created_at.max(from)).as_secs_f64()
         };
-        self.machines.values().map(life).sum()
+        self.machines.values().map(billed_time).sum()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Disturbances of a manager other than jobs and provider faults: plugin failures, changes of price and stock, clock jumps,
+//! What disturbs a simulated manager besides provider faults: plugin failures, changes of price and stock, clock jumps,
 //! operator actions.
 
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::time::Time;
 #[derive(Debug, Clone)]
 pub enum Disturbance {
     /// The plugin of a group fails and restarts later. Calls in progress fail.
-    Down {
+    PluginDown {
         /// Index of the group.
         group: usize,
         /// Time until it restarts.
-        lasts: Duration,
+        duration: Duration,
     },
     /// A plugin reports that a machine must get no more jobs.
     Retire {
@@ -40,7 +40,7 @@ pub enum Disturbance {
     StockChanged {
         /// Index of the group.
         group: usize,
-        /// Whether it has.
+        /// Whether the provider has machines in stock.
         available: bool,
     },
     /// An operator changes a group or a machine.
@@ -55,7 +55,7 @@ pub enum Disturbance {
     /// The policies of the configuration are replaced.
     Policies(Policies),
     /// The wall clock jumps by this number of seconds, forward or back.
-    Clock(i64),
+    ClockJump(i64),
     /// The manager requests no more jobs until it restarts.
     Drain,
     /// The manager shuts down gracefully and restarts after this time.
@@ -66,12 +66,12 @@ impl Disturbance {
     /// Returns the group that the disturbance affects. `None` means that it affects the whole manager.
     pub(super) fn group(&self) -> Option<usize> {
         match self {
-            Self::Down { group, .. }
+            Self::PluginDown { group, .. }
             | Self::Retire { group, .. }
             | Self::PriceChanged { group, .. }
             | Self::StockChanged { group, .. }
             | Self::Operator { group, .. } => Some(*group),
-            Self::Policies(_) | Self::Clock(_) | Self::Drain | Self::Stop(_) => None,
+            Self::Policies(_) | Self::ClockJump(_) | Self::Drain | Self::Stop(_) => None,
         }
     }
 }
@@ -91,7 +91,7 @@ pub(super) fn random(groups: usize, faults_end: Time, random: &mut ChaCha8Rng) -
 fn random_disturbance(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
     let machine = random.random_range(0..8);
     match random.random_range(0..12) {
-        0 => Disturbance::Down { group, lasts: Duration::from_millis(random.random_range(100..300_000)) },
+        0 => Disturbance::PluginDown { group, duration: Duration::from_millis(random.random_range(100..300_000)) },
         1 => Disturbance::Retire { group, machine },
         2 => Disturbance::PriceChanged { group, per_hour: random.random_range(1..8u32).into() },
         3 => Disturbance::StockChanged { group, available: chance(random, 0.4) },
@@ -107,9 +107,9 @@ fn random_disturbance(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
             Disturbance::Operator { group, machine, action }
         }
         8 => Disturbance::Policies(Policies::always(random_target(random))),
-        // No large jump forward: a manager that restarts after one has written off its requests, and reports machines that appear
-        // late as unmanaged. It could not know better, but this simulation would count them as leaked.
-        9 => Disturbance::Clock(random.random_range(-100_000..60)),
+        // No large jump forward: it makes a restarted manager give up its pending create requests, so it reports their machines as
+        // unmanaged when they appear. The manager cannot avoid that, but this simulation would count them as leaked.
+        9 => Disturbance::ClockJump(random.random_range(-100_000..60)),
         10 => Disturbance::Drain,
         _ => Disturbance::Stop(Duration::from_millis(random.random_range(100..120_000))),
     }
@@ -125,7 +125,7 @@ fn random_target(random: &mut ChaCha8Rng) -> IdleTarget {
     }
 }
 
-/// Chooses random settings for unmanaged machines and for those that remain on shutdown.
+/// Chooses at random what happens to unmanaged machines, and whether a shutdown deletes all machines.
 pub(super) fn configure(config: &mut Config, random: &mut ChaCha8Rng) {
     config.delete_on_shutdown = chance(random, 0.5);
     config.unmanaged = match random.random_range(0..4) {

@@ -6,20 +6,22 @@ use crate::event::Event;
 /// Event that is planned for a time.
 #[derive(Debug)]
 pub(super) enum SimEvent {
-    /// An event reaches the engine, unless the manager has restarted since the call that caused it. `life` counts its starts.
-    Delivered { life: u32, event: Event },
+    /// An event reaches the engine, unless the manager has restarted since the call that caused it.
+    ///
+    /// `manager_run` is the number of the manager's run that made the call.
+    Delivered { manager_run: u32, event: Event },
     /// A job arrives at the coordinator.
-    Arrives(usize),
+    JobArrives(usize),
     /// A job has run for its duration.
-    Ends { job: usize, attempt: u32 },
+    JobEnds { job: usize, attempt: u32 },
     /// The connection of a job to its machine breaks.
-    Breaks { job: usize, attempt: u32 },
+    ConnectionBreaks { job: usize, attempt: u32 },
     /// A queued job is canceled.
-    Canceled { job: usize, attempt: u32 },
+    JobCanceled { job: usize, attempt: u32 },
     /// The manager requests jobs again after a refusal.
     RequestJobs,
-    /// The coordinator answers a request for which it has no job.
-    Empty,
+    /// The coordinator answers a request without a job.
+    EmptyAnswer,
     /// The engine's wake-up time has come.
     Wake,
     /// The manager is killed and starts again.

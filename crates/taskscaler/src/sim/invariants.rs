@@ -1,4 +1,4 @@
-//! Invariants of a simulation that must hold whatever the provider does, and that the engine's own state cannot show.
+//! Invariants of a simulation that hold regardless of the provider's behavior. The engine's state alone cannot show them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -13,12 +13,14 @@ use muster_fleeting::model::InstanceId;
 /// Maximum number of create calls in a minute: a burst of ten, and ten per second (I6).
 const MAX_CALLS_PER_MINUTE: usize = 610;
 
-/// Tracks the facts of a simulation and checks the invariants.
+/// Tracks leases and calls of a simulation, and checks the invariants.
 #[derive(Debug, Default)]
 pub struct InvariantChecker {
     /// Task key of each assigned slot.
     slots: HashMap<(GroupId, InstanceId, u32), TaskKey>,
-    held: HashMap<(GroupId, InstanceId), u32>,
+    /// Number of assigned slots of each instance.
+    assigned: HashMap<(GroupId, InstanceId), u32>,
+    /// Number of jobs that each instance has had.
     uses: HashMap<(GroupId, InstanceId), u32>,
     /// Name of the environment that each instance holds for a later job.
     environments: HashMap<(GroupId, InstanceId), String>,
@@ -53,16 +55,16 @@ impl InvariantChecker {
                 format!("slot {} of {} is assigned to {} and {other}", lease.slot, lease.instance, lease.key),
             ));
         }
-        let held = self.held.entry(instance.clone()).or_default();
-        *held += lease.slots;
-        if *held > config.capacity.get() || lease.slot >= config.capacity.get() || lease.slots == 0 {
-            return Err(Violation::new("J4", format!("{held} slots of {} are assigned", lease.instance)));
+        let assigned = self.assigned.entry(instance.clone()).or_default();
+        *assigned += lease.slots;
+        if *assigned > config.capacity.get() || lease.slot >= config.capacity.get() || lease.slots == 0 {
+            return Err(Violation::new("J4", format!("{assigned} slots of {} are assigned", lease.instance)));
         }
         let uses = self.uses.entry(instance).or_default();
         // A job that resumes an environment shares the use of the job that saved it.
         *uses += u32::from(resumes.is_none());
         if config.max_uses.is_some_and(|max| *uses > max.get()) {
-            return Err(Violation::new("J4", format!("{} has job number {uses}", lease.instance)));
+            return Err(Violation::new("J4", format!("{} has had {uses} jobs", lease.instance)));
         }
         Ok(())
     }
@@ -71,9 +73,9 @@ impl InvariantChecker {
     pub fn lease_ends(&mut self, lease: &SlotAssignment) {
         let instance = (lease.group, lease.instance.clone());
         if self.slots.remove(&(instance.0, instance.1.clone(), lease.slot)).is_some()
-            && let Some(held) = self.held.get_mut(&instance)
+            && let Some(assigned) = self.assigned.get_mut(&instance)
         {
-            *held -= lease.slots;
+            *assigned -= lease.slots;
         }
     }
 
@@ -88,10 +90,10 @@ impl InvariantChecker {
     /// Returns a violation of I4 if an instance has a job.
     pub fn deleted_or_suspended(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
-            if let Some(held @ 1..) = self.held.get(&(group, id.clone())) {
+            if let Some(assigned @ 1..) = self.assigned.get(&(group, id.clone())) {
                 return Err(Violation::new(
                     "I4",
-                    format!("{id} is deleted or suspended while {held} of its slots are assigned"),
+                    format!("{id} is deleted or suspended while {assigned} of its slots are assigned"),
                 ));
             }
         }
@@ -115,7 +117,7 @@ impl InvariantChecker {
 
     /// Checks the number of machines that really exist in a group.
     ///
-    /// Machines that the manager cannot know of do not count, because no list has contained them since the last wrong list.
+    /// Machines that the manager cannot know do not count: no list has contained them since the last wrong list.
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.

@@ -35,9 +35,9 @@ pub struct Report {
     /// Number of jobs that resumed the environment of another job.
     #[serde(skip)]
     pub resumed: usize,
-    /// Number of jobs that were requested ahead of free slots ([`crate::policy::IdleTarget::ahead`]).
+    /// Number of jobs that were requested ahead of free slots ([`crate::policy::IdleTarget::reserve_ahead`]).
     #[serde(skip)]
-    pub ahead: usize,
+    pub requested_ahead: usize,
     /// Number of times that a queued job was canceled. Its author runs it again.
     #[serde(skip)]
     pub canceled: usize,

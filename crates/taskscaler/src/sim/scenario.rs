@@ -44,11 +44,11 @@ pub struct Scenario {
     pub holds_requests: bool,
     /// Maximum time between a job that saves its environment and the job that resumes it. `None` means that no job saves one.
     ///
-    /// Of each three jobs, the first saves its environment and the second resumes it.
+    /// In each group of three jobs, the first saves its environment and the second resumes it.
     pub suspended_jobs: Option<Duration>,
     /// Time from which there are no faults. Later than [`Self::end`] means never.
     pub faults_end: Time,
-    /// Time at which the simulation ends at the latest. All jobs must be done by then.
+    /// Time at which the simulation ends at the latest. All jobs must be done before.
     pub end: Time,
     /// Time that the simulation continues after the last job and the end of faults, to see the fleet shrink. `None` means until
     /// [`Self::end`].
@@ -57,10 +57,10 @@ pub struct Scenario {
     pub checked: bool,
     /// Whether the simulation ends with the last job.
     pub stop_when_done: bool,
-    /// Time from which wait times and costs count. The engine learns from what happens before.
+    /// Time from which wait times and costs count. The time before that only provides data for the forecast.
     pub measured_from: Time,
     /// Interval of the timeline. `None` means no timeline.
-    pub sample_every: Option<Duration>,
+    pub sample_interval: Option<Duration>,
     /// A defect of the engine, as a function that changes its actions. Used to test that the invariants find defects.
     pub injected_defect: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
@@ -99,7 +99,7 @@ impl Scenario {
             checked: false,
             stop_when_done: false,
             measured_from: Time::ZERO,
-            sample_every: None,
+            sample_interval: None,
             injected_defect: None,
         }
     }
@@ -123,20 +123,20 @@ impl Case {
         let groups: Vec<GroupConfig> = (0..random.random_range(1..=3u32)).map(|number| group(number, random)).collect();
         let mut clouds: Vec<CloudConfig> = groups.iter().map(|_| cloud(random)).collect();
         let faults_end = Time::from_millis(random.random_range(5..60) * 60_000);
-        let within = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..faults_end.as_millis()));
+        let random_time = |random: &mut ChaCha8Rng| Time::from_millis(random.random_range(0..faults_end.as_millis()));
         let times = |random: &mut ChaCha8Rng, max: usize| -> Vec<Time> {
             let n = if chance(random, 0.5) { random.random_range(0..=max) } else { 0 };
-            (0..n).map(|_| within(random)).collect()
+            (0..n).map(|_| random_time(random)).collect()
         };
         let (manager_kills, unmanaged_instances): (Vec<Time>, Vec<Time>) = (times(random, 4), times(random, 2));
         let mut jobs: Vec<Job> = (0..random.random_range(1..60))
             .map(|_| Job {
-                at: within(random),
+                at: random_time(random),
                 duration: Duration::from_millis(random.random_range(100..600_000)),
                 request: SlotRequest::default(),
             })
             .collect();
-        // Time for all jobs one after the other, each on a new instance.
+        // Enough time to run all jobs one after the other, each on a new instance.
         let end = jobs
             .iter()
             .fold(faults_end + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
@@ -151,19 +151,19 @@ impl Case {
         }
         config.jitter_seed = seed;
         // Each group of features has its own random generator, so that a new feature does not change the rest of a seed's case.
-        share(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
-        let other = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
+        share_instances(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
+        let disturbance_random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
         let (mut disturbances, mut reservations) = (Vec::new(), 0);
-        if chance(other, 0.5) {
-            disturbances = disturbance::random(clouds.len(), faults_end, other);
-            disturbance::configure(&mut config, other);
-            reservations = other.random_range(0..4);
+        if chance(disturbance_random, 0.5) {
+            disturbances = disturbance::random(clouds.len(), faults_end, disturbance_random);
+            disturbance::configure(&mut config, disturbance_random);
+            reservations = disturbance_random.random_range(0..4);
         }
-        let ahead = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
-        let holds_requests = chance(ahead, 0.5);
-        if chance(ahead, 0.5) {
-            requests_ahead(&mut config, &mut jobs, ahead);
-            reservations = reservations.max(ahead.random_range(0..8));
+        let ahead_random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
+        let holds_requests = chance(ahead_random, 0.5);
+        if chance(ahead_random, 0.5) {
+            requests_ahead(&mut config, &mut jobs, ahead_random);
+            reservations = reservations.max(ahead_random.random_range(0..8));
         }
         let suspended_jobs = suspended_jobs(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
         let end = end + suspended_jobs.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
@@ -186,7 +186,7 @@ impl Case {
             checked: true,
             stop_when_done: false,
             measured_from: Time::ZERO,
-            sample_every: None,
+            sample_interval: None,
             injected_defect: None,
         };
         Self { scenario, jobs }
@@ -211,10 +211,10 @@ impl Case {
         }
     }
 
-    /// Returns variants of the case, each with one thing less.
+    /// Returns variants of the case, each of them simplified in one way.
     fn smaller(&self) -> Vec<Self> {
         let mut cases = Vec::new();
-        let mut with = |change: &dyn Fn(&mut Self)| {
+        let mut add_variant = |change: &dyn Fn(&mut Self)| {
             let mut case = self.clone();
             change(&mut case);
             if format!("{case:?}") != format!("{self:?}") {
@@ -223,27 +223,27 @@ impl Case {
         };
         let half = self.jobs.len() / 2;
         if half > 0 {
-            with(&|case| case.jobs.truncate(half));
-            with(&|case| case.jobs = case.jobs.split_off(half));
+            add_variant(&|case| case.jobs.truncate(half));
+            add_variant(&|case| case.jobs = case.jobs.split_off(half));
         }
-        with(&|case| {
+        add_variant(&|case| {
             case.jobs.pop();
         });
-        with(&|case| {
+        add_variant(&|case| {
             case.scenario.manager_kills.pop();
         });
-        with(&|case| {
+        add_variant(&|case| {
             case.scenario.unmanaged_instances.pop();
         });
         for index in 0..self.scenario.disturbances.len() {
-            with(&|case| drop(case.scenario.disturbances.remove(index)));
+            add_variant(&|case| drop(case.scenario.disturbances.remove(index)));
         }
-        with(&|case| case.scenario.reservations = 0);
-        with(&|case| case.scenario.holds_requests = false);
-        with(&|case| case.scenario.suspended_jobs = None);
-        with(&|case| case.scenario.kill_before_actions = 0.0);
-        with(&|case| case.jobs.iter_mut().for_each(|job| job.request = SlotRequest::default()));
-        with(&|case| {
+        add_variant(&|case| case.scenario.reservations = 0);
+        add_variant(&|case| case.scenario.holds_requests = false);
+        add_variant(&|case| case.scenario.suspended_jobs = None);
+        add_variant(&|case| case.scenario.kill_before_actions = 0.0);
+        add_variant(&|case| case.jobs.iter_mut().for_each(|job| job.request = SlotRequest::default()));
+        add_variant(&|case| {
             if case.scenario.clouds.len() > 1 {
                 case.scenario.clouds.pop();
                 case.scenario.config.groups.pop();
@@ -255,13 +255,13 @@ impl Case {
         });
         for index in 0..self.scenario.clouds.len() {
             for fault in FAULTS.into_iter().chain([SUSPEND_IGNORED]) {
-                with(&|case| {
+                add_variant(&|case| {
                     if let Some(cloud) = case.scenario.clouds.get_mut(index) {
                         *fault(&mut cloud.faults) = 0.0;
                     }
                 });
             }
-            with(&|case| {
+            add_variant(&|case| {
                 if let Some(cloud) = case.scenario.clouds.get_mut(index) {
                     (cloud.spot_preemptions_per_hour, cloud.quota, cloud.creations_per_second) = (0.0, None, None);
                 }
@@ -326,16 +326,16 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
 }
 
 /// Adds jobs with several slots, sticky contexts and learned resource usage to half of the cases.
-fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
+fn share_instances(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     if chance(random, 0.5) {
         return;
     }
     config.capacity = NonZeroU32::MIN.saturating_add(random.random_range(0..8));
     config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: None };
     config.density.learn_from_usage = chance(random, 0.5);
-    let declaring_share = random.random_range(0.0..1.0);
+    let declared_fraction = random.random_range(0.0..1.0);
     for job in jobs {
-        let declared = chance(random, declaring_share).then(|| random.random_range(100..9000));
+        let declared = chance(random, declared_fraction).then(|| random.random_range(100..9000));
         job.request = SlotRequest {
             resources: ResourceRequest { cpu_milli: declared, memory_bytes: None },
             job_kind: chance(random, 0.5).then(|| JobKind(random.random_range(0..3))),
@@ -349,7 +349,7 @@ fn share(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
 fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     let (_, target) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
-    config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, ahead: true, ..target });
+    config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, reserve_ahead: true, ..target });
     let burst_size = random.random_range(1..20);
     for jobs in jobs.chunks_mut(burst_size) {
         let first = jobs.first().map_or(Time::ZERO, |job| job.at);
@@ -386,7 +386,7 @@ fn config(groups: Vec<GroupConfig>, random: &mut ChaCha8Rng) -> Config {
         scale_factor_limit: random.random_range(0..5),
         preemptive: chance(random, 0.5),
         placement: if chance(random, 0.5) { Placement::Pack } else { Placement::Spread },
-        ahead: false,
+        reserve_ahead: false,
     });
     config.group_selection = if chance(random, 0.5) { GroupSelection::Price } else { GroupSelection::Order };
     config.reservation_throttling = chance(random, 0.5);

@@ -31,26 +31,27 @@ use crate::time::{Now, Time};
 use crate::types::{SlotAssignment, TaskKey};
 use suspended_jobs::SavedEnvironment;
 
-/// Time until a job notices that its instance no longer exists, because its connection breaks.
+/// Time until the connection of a job breaks after its instance ceased to exist.
 const CONNECTION_BREAK_DELAY: Duration = Duration::from_secs(5);
 /// Time after which the manager tries again to reserve a slot.
 const REQUEST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// State of a job.
+/// Progress of a job.
 #[derive(Debug, Clone, PartialEq)]
 enum SimJobState {
     /// The job has not arrived, or waits at the coordinator.
-    Server,
+    AtCoordinator,
     /// The job waits for a slot.
     Waiting,
     /// The job runs on these slots.
-    On(SlotAssignment),
+    Running(SlotAssignment),
     /// The job has completed.
     Done,
 }
 
+/// State of a job in the simulation.
 #[derive(Debug)]
-struct Running {
+struct SimJob {
     state: SimJobState,
     /// Environment that the job wants to resume.
     resumes: Option<SavedEnvironment>,
@@ -73,18 +74,18 @@ pub struct Simulation<'a> {
     events: HashMap<u64, SimEvent>,
     number: u64,
     /// Time until which the plugin of each group is down.
-    down: Vec<Time>,
+    down_until: Vec<Time>,
     /// Whether the provider of each group has machines in stock.
-    stock: Vec<bool>,
+    has_stock: Vec<bool>,
     /// Sum of the wall clock's jumps, in seconds.
-    clock: i64,
+    clock_offset_s: i64,
     is_draining: bool,
     /// Reservations that no job has used.
     reservations: Vec<TaskKey>,
-    /// Number of the manager's restarts.
-    life: u32,
+    /// Number of the manager's current run. Each restart begins the next run.
+    manager_run: u32,
     now: Now,
-    /// Time at which the engine must be woken. Other planned wake-ups are void.
+    /// Time at which the engine must be woken. Other planned wake-ups are ignored.
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
@@ -92,10 +93,10 @@ pub struct Simulation<'a> {
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,
-    running: Vec<Running>,
+    sim_jobs: Vec<SimJob>,
     keys: HashMap<TaskKey, usize>,
     unfinished: usize,
-    running_now: usize,
+    running_count: usize,
     checker: InvariantChecker,
     report: Report,
 }
@@ -115,8 +116,8 @@ impl<'a> Simulation<'a> {
         let clouds = (scenario.clouds.iter().zip(&scenario.config.groups))
             .map(|(cloud, group)| Cloud::new(&group.name, cloud.clone(), scenario.faults_end, scenario.origin))
             .collect();
-        let new = |job: &Job| Running {
-            state: SimJobState::Server,
+        let initial = |job: &Job| SimJob {
+            state: SimJobState::AtCoordinator,
             resumes: None,
             attempt: 0,
             waited_since: job.at,
@@ -133,26 +134,26 @@ impl<'a> Simulation<'a> {
             agenda: BinaryHeap::new(),
             events: HashMap::new(),
             number: 0,
-            down: vec![Time::ZERO; scenario.clouds.len()],
-            stock: vec![true; scenario.clouds.len()],
-            clock: 0,
+            down_until: vec![Time::ZERO; scenario.clouds.len()],
+            has_stock: vec![true; scenario.clouds.len()],
+            clock_offset_s: 0,
             is_draining: false,
             reservations: Vec::new(),
-            life: 0,
+            manager_run: 0,
             now,
             wake: None,
             queue: VecDeque::new(),
             empty_since: None,
             retry_is_planned: false,
-            running: jobs.iter().map(new).collect(),
+            sim_jobs: jobs.iter().map(initial).collect(),
             keys: HashMap::new(),
             unfinished: jobs.len(),
-            running_now: 0,
+            running_count: 0,
             checker: InvariantChecker::default(),
             report: Report::default(),
         };
         for (index, job) in jobs.iter().enumerate().filter(|(index, _)| !scenario.follows(*index)) {
-            simulation.plan(job.at, SimEvent::Arrives(index));
+            simulation.plan(job.at, SimEvent::JobArrives(index));
         }
         for at in &scenario.manager_kills {
             simulation.plan(*at, SimEvent::Kill);
@@ -166,8 +167,8 @@ impl<'a> Simulation<'a> {
         if !scenario.disturbances.is_empty() {
             simulation.plan(scenario.faults_end, SimEvent::FaultsEnd);
         }
-        if let Some(every) = scenario.sample_every {
-            simulation.plan(Time::ZERO + every, SimEvent::Sample);
+        if let Some(interval) = scenario.sample_interval {
+            simulation.plan(Time::ZERO + interval, SimEvent::Sample);
         }
         simulation.report_plugins();
         simulation
@@ -216,30 +217,30 @@ impl<'a> Simulation<'a> {
 
     fn handle(&mut self, event: SimEvent) -> Result<(), Violation> {
         match event {
-            SimEvent::Delivered { life, event } => {
-                if life == self.life {
+            SimEvent::Delivered { manager_run, event } => {
+                if manager_run == self.manager_run {
                     self.report.events += 1;
                     let event = self.fail_if_down(event);
                     if let Event::Listed { group, call, result: Ok(list) } = &event {
-                        self.clouds[group.0].record_listed((self.life, *call), list);
+                        self.clouds[group.0].record_listed((self.manager_run, *call), list);
                     }
                     self.engine.handle(self.now, event);
                 }
             }
-            SimEvent::Arrives(job) => self.job_arrives(job),
-            SimEvent::Ends { job, attempt } => self.end_job(job, attempt)?,
-            SimEvent::Breaks { job, attempt } => {
-                let running = &self.running[job];
-                if running.attempt == attempt
-                    && let SimJobState::On(lease) = &running.state
+            SimEvent::JobArrives(job) => self.job_arrives(job),
+            SimEvent::JobEnds { job, attempt } => self.end_job(job, attempt)?,
+            SimEvent::ConnectionBreaks { job, attempt } => {
+                let sim_job = &self.sim_jobs[job];
+                if sim_job.attempt == attempt
+                    && let SimJobState::Running(lease) = &sim_job.state
                 {
                     let key = lease.key.clone();
                     self.engine.handle(self.now, Event::ConnectionLost { key });
                 }
             }
-            SimEvent::Canceled { job, attempt } => self.cancel_job(job, attempt)?,
+            SimEvent::JobCanceled { job, attempt } => self.cancel_job(job, attempt)?,
             SimEvent::RequestJobs => self.retry_is_planned = false,
-            SimEvent::Empty => self.request_without_job(),
+            SimEvent::EmptyAnswer => self.request_without_job(),
             SimEvent::Wake => {
                 self.wake = None;
                 self.report.events += 1;
@@ -256,9 +257,9 @@ impl<'a> Simulation<'a> {
                 let machines = self.clouds.iter().map(|cloud| cloud.live(self.now.at).count()).sum();
                 let waiting =
                     self.queue.len() + usize::try_from(self.engine.slot_counts().pending).unwrap_or(usize::MAX);
-                self.report.sample(self.now.at, waiting, self.running_now, machines);
-                if let Some(every) = self.scenario.sample_every {
-                    self.plan(self.now.at + every, SimEvent::Sample);
+                self.report.sample(self.now.at, waiting, self.running_count, machines);
+                if let Some(interval) = self.scenario.sample_interval {
+                    self.plan(self.now.at + interval, SimEvent::Sample);
                 }
             }
         }
@@ -318,10 +319,10 @@ impl<'a> Simulation<'a> {
                 self.plan_request_retry();
                 return Ok(());
             }
-            self.report.ahead += usize::from(self.engine.is_ahead());
+            self.report.requested_ahead += usize::from(self.engine.is_ahead());
             self.queue.pop_front();
             self.job_requested();
-            self.running[job].state = SimJobState::Waiting;
+            self.sim_jobs[job].state = SimJobState::Waiting;
             self.keys.insert(key.clone(), job);
             self.request_slots(job, key)?;
             self.plan_cancel(job);
@@ -331,22 +332,22 @@ impl<'a> Simulation<'a> {
     }
 
     fn key(&self, job: usize) -> TaskKey {
-        TaskKey::new(format!("{job}.{}", self.running[job].attempt))
+        TaskKey::new(format!("{job}.{}", self.sim_jobs[job].attempt))
     }
 
     fn perform(&mut self, action: Action) -> Result<(), Violation> {
-        let (at, life) = (self.now.at, self.life);
+        let (at, manager_run) = (self.now.at, self.manager_run);
         let group_index = action.group().map_or(0, |group| group.0);
         if action.group().is_some_and(|group| self.is_down(group))
             && let Some(event) = Self::failed_call(&action)
         {
-            self.plan(at + Self::failed_call_delay(), SimEvent::Delivered { life, event });
+            self.plan(at + Self::failed_call_delay(), SimEvent::Delivered { manager_run, event });
             return Ok(());
         }
         let (delay, event) = match action {
-            Action::Grant(lease) => {
+            Action::Assign(lease) => {
                 return match self.canceled_after_assignment(&lease) {
-                    Some(job) => self.cancel_request(job, Event::GrantAbandoned { key: lease.key }),
+                    Some(job) => self.cancel_request(job, Event::AssignmentAbandoned { key: lease.key }),
                     None => self.start_job(lease),
                 };
             }
@@ -365,13 +366,13 @@ impl<'a> Simulation<'a> {
             Action::List { group, call } => {
                 self.report.lists += 1;
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.list(at, (life, call), &mut self.random);
+                let result = cloud.list(at, (manager_run, call), &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Listed { group, call, result })
             }
-            Action::Increase { group, call, n } => {
+            Action::Increase { group, call, count } => {
                 self.checker.create_call(at)?;
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.increase(at, n, &mut self.random);
+                let result = cloud.increase(at, count, &mut self.random);
                 let max = self.config.groups[group.0].max_instances;
                 self.checker.instance_count(cloud, at, max)?;
                 let delay = cloud.delay(at, &mut self.random);
@@ -396,8 +397,8 @@ impl<'a> Simulation<'a> {
                 (cloud.delay(at, &mut self.random), Event::Resumed { group, ids, result })
             }
             Action::Prepare { group, id, .. } => {
-                let (takes, result) = self.clouds[group.0].prepare(at, &id, &mut self.random);
-                (takes, Event::Prepared { group, id, result })
+                let (duration, result) = self.clouds[group.0].prepare(at, &id, &mut self.random);
+                (duration, Event::Prepared { group, id, result })
             }
             Action::Heartbeat { group, id } => {
                 let cloud = &self.clouds[group.0];
@@ -406,10 +407,10 @@ impl<'a> Simulation<'a> {
             }
         };
         if self.clouds[group_index].duplicates_response(at, &mut self.random) {
-            let again = at + delay + Duration::from_millis(self.random.random_range(0..60_000));
-            self.plan(again, SimEvent::Delivered { life, event: event.clone() });
+            let second_delivery = at + delay + Duration::from_millis(self.random.random_range(0..60_000));
+            self.plan(second_delivery, SimEvent::Delivered { manager_run, event: event.clone() });
         }
-        self.plan(at + delay, SimEvent::Delivered { life, event });
+        self.plan(at + delay, SimEvent::Delivered { manager_run, event });
         Ok(())
     }
 }

@@ -87,7 +87,7 @@ pub enum TraceRowError {
     #[error("`{0}` is not a number")]
     Number(String),
     /// A number is out of range.
-    #[error("{column} {value} is not from 0 to {max}")]
+    #[error("{column} {value} is not between 0 and {max}")]
     OutOfRange {
         /// Name of the column.
         column: &'static str,
@@ -126,11 +126,11 @@ impl TraceRow {
 
 /// Returns true if a line is a heading: none of its columns is a number, for any common separator.
 fn is_heading(line: &str) -> bool {
-    line.split([',', ';', '\t']).all(|column| bare(column).parse::<f64>().is_err())
+    line.split([',', ';', '\t']).all(|column| unquoted(column).parse::<f64>().is_err())
 }
 
 /// Returns a column without surrounding spaces and quotes.
-fn bare(column: &str) -> &str {
+fn unquoted(column: &str) -> &str {
     let column = column.trim();
     column.strip_prefix('"').and_then(|column| column.strip_suffix('"')).unwrap_or(column)
 }
@@ -156,7 +156,7 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
                 continue;
             }
             let error = |cause| TraceError::Line { line: index + 1, cause };
-            let columns: Vec<&str> = line.split(',').map(bare).collect();
+            let columns: Vec<&str> = line.split(',').map(unquoted).collect();
             let [arrival, duration] = columns.as_slice() else {
                 return Err(error(TraceRowError::Columns(columns.len())));
             };
@@ -178,7 +178,9 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
         }
     }
     let last = jobs.last().map_or(0, |job| job.at.as_millis() / 1000);
-    if last > MAX_SPAN_S as u64 { Err(TraceError::Long(last)) } else { Ok(jobs) }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a constant number of seconds")]
+    let max_span_s = MAX_SPAN_S as u64;
+    if last > max_span_s { Err(TraceError::Long(last)) } else { Ok(jobs) }
 }
 
 /// Parameters of a generated load.
@@ -306,21 +308,21 @@ mod tests {
 
     #[test]
     fn invalid_trace_is_rejected_with_line_number() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("1,2\nx,3", "line 2: `x` is not a number"),
-            ("1,2\n1e300,3", "line 2: arrival 1e300 is not from 0 to 100000000000"),
+            ("1,2\n1e300,3", "line 2: arrival 1e300 is not between 0 and 100000000000"),
             ("1,2,3", "line 1: expected two columns separated by a comma, found 3"),
             ("1;2", "line 1: expected two columns separated by a comma, found 1"),
             ("arrival;duration\n1;2", "line 2: expected two columns separated by a comma, found 1"),
             ("[{\"arrival_s\": 1, \"duration_s\": 2}, {\"arrival_s\": 1, \"duration_s\": -2}]", "job 2: duration -2"),
-            ("1,-2", "line 1: duration -2 is not from 0"),
+            ("1,-2", "line 1: duration -2 is not between 0"),
             ("", "the trace has no jobs"),
             ("0,1O", "line 1: `1O` is not a number"),
             ("0,1\n1795300000,1", "the last arrival is 1795300000 s after"),
             ("{\"arrival_s\": 1}", "not a list of"),
         ] {
             let error = read(text).unwrap_err().to_string();
-            assert!(error.starts_with(wanted), "{error}");
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 

@@ -31,7 +31,7 @@ pub enum JsonResponse {
 pub struct Endpoints(Mutex<BTreeMap<&'static str, Weak<dyn JsonEndpoint>>>);
 
 impl Endpoints {
-    /// Adds the handler of `path`, in place of an earlier one.
+    /// Adds the handler of `path`. Replaces an earlier one.
     pub fn add(&self, path: &'static str, endpoint: Weak<dyn JsonEndpoint>) {
         self.0.lock().insert(path, endpoint);
     }

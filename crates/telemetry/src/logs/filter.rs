@@ -8,7 +8,7 @@ use tracing_subscriber::filter::{ParseError, Targets};
 
 /// Log level, with gitlab-runner's names, the most severe first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum Level {
     Panic,
     Fatal,

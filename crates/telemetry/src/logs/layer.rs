@@ -56,7 +56,7 @@ impl LogLayer {
     }
 
     fn is_enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Fields of our spans are part of every record inside them, so these spans are enabled at all levels.
+        // Fields of Muster's spans are part of every record inside them, so these spans are enabled at all levels.
         (metadata.is_span() && metadata.target().starts_with("muster")) || self.0.filter.read().is_enabled(metadata)
     }
 }

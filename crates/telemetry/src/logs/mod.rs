@@ -8,7 +8,7 @@
 //!                                                        +--> gitlab_runner_errors_total
 //! ```
 //!
-//! Records must not contain secrets. Callers ensure that with the type `Secret`. As a second line of defense, anything that
+//! Records must not contain secrets. Callers ensure that with the type `Secret`. As a second line of defense, text that
 //! looks like a token, or like credentials in a URL, is masked here.
 
 mod dump;
@@ -55,7 +55,7 @@ pub struct LogState {
 impl Default for LogState {
     fn default() -> Self {
         let options = Opts::new(names::ERRORS.name, names::ERRORS.help);
-        let errors = IntCounterVec::new(options, names::ERRORS.labels).expect("a valid definition");
+        let errors = IntCounterVec::new(options, names::ERRORS.labels).expect("the definition is invalid");
         for level in [Level::Panic, Level::Fatal, Level::Error, Level::Warning] {
             errors.with_label_values(&[level.name()]);
         }
@@ -150,7 +150,7 @@ impl LogHandle {
         let filter = options.directives.map_or_else(|| Filter::from_level(level), |directives| directives.0);
         let (sink, error) = match options.syslog.then(sink::syslog) {
             None => (sink, None),
-            Some(Ok(syslog)) => (sink.and(syslog), None),
+            Some(Ok(syslog)) => (sink.with_syslog(syslog), None),
             Some(Err(error)) => (sink, Some(error)),
         };
         let layer = LogLayer::new(filter, format, options.color, sink);

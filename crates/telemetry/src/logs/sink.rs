@@ -46,7 +46,7 @@ impl Sink {
         Self { target: Target::Memory(Arc::clone(buffer)), syslog: None }
     }
 
-    pub(super) fn and(mut self, syslog: UnixDatagram) -> Self {
+    pub(super) fn with_syslog(mut self, syslog: UnixDatagram) -> Self {
         self.syslog = Some(syslog);
         self
     }
@@ -108,7 +108,7 @@ mod tests {
         let path = home.path().join("log");
         let logger = UnixDatagram::bind(&path).unwrap();
         let buffer = Arc::default();
-        let sink = Sink::memory(&buffer).and(connect(&path).unwrap());
+        let sink = Sink::memory(&buffer).with_syslog(connect(&path).unwrap());
         sink.write(Level::Debug, "quiet\n");
         sink.write(Level::Warning, "WARNING: loud\n");
         let mut bytes = [0; 100];

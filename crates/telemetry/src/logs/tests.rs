@@ -22,10 +22,10 @@ impl Log {
         Self::new(LogOptions { format: Some(format), color: Color::Always, ..LogOptions::default() })
     }
 
-    /// What is written while `work` runs, with times made equal.
-    fn lines(&self, work: impl FnOnce()) -> String {
+    /// Returns the lines that are written while `log_records` runs, with `TIME` in place of times.
+    fn lines(&self, log_records: impl FnOnce()) -> String {
         self.buffer.lock().clear();
-        with_default(tracing_subscriber::registry().with(self.handle.layer()), work);
+        with_default(tracing_subscriber::registry().with(self.handle.layer()), log_records);
         let text = String::from_utf8(self.buffer.lock().clone()).unwrap();
         let mut result = String::new();
         for line in text.split_inclusive('\n') {
@@ -43,7 +43,7 @@ impl Log {
 
 fn log_job() {
     let span = tracing::info_span!("job", job = 7, runner = "abcdefghi");
-    let _in = span.enter();
+    let _guard = span.enter();
     tracing::info!(project = 3, repo_url = "https://u:pw@host/a b.git", "Added job to processing list");
     tracing::warn!(error = "a \"bad\"\nthing", "Submitting job to coordinator... failed");
 }
@@ -143,10 +143,10 @@ fn warnings_and_errors_are_counted_by_level() {
     let lines = log.lines(|| {
         tracing::warn!("one");
         tracing::warn!("two");
-        tracing::error!(fatal = true, "the end");
+        tracing::error!(fatal = true, "fatal error");
         tracing::info!("three");
     });
-    assert!(lines.contains("level=fatal msg=\"the end\""), "{lines}");
+    assert!(lines.contains("level=fatal msg=\"fatal error\""), "{lines}");
     let counted = |level: &str| log.handle.state().errors().with_label_values(&[level]).get();
     assert_eq!((counted("warning"), counted("error"), counted("fatal"), counted("panic")), (2, 0, 1, 0));
 }

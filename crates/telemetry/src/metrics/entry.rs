@@ -21,7 +21,7 @@ pub struct EntryLabels {
     pub system_id: String,
 }
 
-/// Metrics of an entry. Its series are exposed as long as a reference outside of this crate's tables exists.
+/// Metrics of an entry. Its series are exposed as long as code outside this crate holds a reference to it.
 pub struct EntryMetrics {
     set: MetricSet,
     pub(super) token: Arc<TokenMetrics>,
@@ -141,7 +141,7 @@ impl EntryMetrics {
     }
 
     /// Counts a response that counts as a failed health check of the entry.
-    pub fn unhealthy(&self) {
+    pub fn health_check_failed(&self) {
         self.health_check_failures.inc();
     }
 
@@ -151,12 +151,12 @@ impl EntryMetrics {
     }
 
     /// Records the time between the receipt of a job and its start on an agent.
-    pub fn dispatched(&self, after: Duration) {
-        self.dispatch.observe(after.as_secs_f64());
+    pub fn record_dispatch(&self, duration: Duration) {
+        self.dispatch.observe(duration.as_secs_f64());
     }
 
     /// Records the resource usage of a job. `None` means not measured.
-    pub fn job_used(&self, cpu: Option<Duration>, memory_bytes: Option<u64>) {
+    pub fn record_job_usage(&self, cpu: Option<Duration>, memory_bytes: Option<u64>) {
         if let Some(cpu) = cpu {
             self.job_cpu.observe(cpu.as_secs_f64());
         }
@@ -171,7 +171,7 @@ impl EntryMetrics {
     }
 
     /// Counts an upload of a trace or a status that failed and is retried.
-    pub fn report_repeated(&self) {
+    pub fn report_retried(&self) {
         self.report_retries.inc();
     }
 
@@ -188,7 +188,7 @@ impl EntryMetrics {
 }
 
 /// Metrics without the label `system_id`. Entries that differ only in their system ID share them, for example the current entry
-/// and that of a job that was received under an earlier system ID.
+/// and the entry of a job that was received under an earlier system ID.
 pub(super) struct NameMetrics {
     set: MetricSet,
     pub(super) failed_jobs: IntCounterVec,
@@ -248,7 +248,7 @@ impl TokenMetrics {
 
     /// Counts an open job request until the returned guard is dropped.
     #[must_use]
-    pub fn request(self: &Arc<Self>) -> OpenRequest {
+    pub fn open_request(self: &Arc<Self>) -> OpenRequest {
         self.requests.inc();
         OpenRequest(Arc::clone(self))
     }
@@ -268,7 +268,7 @@ impl TokenMetrics {
     /// Records a completed call to the coordinator. A `status` of `None` means no response.
     ///
     /// `endpoint` and `method` must come from small fixed sets.
-    pub fn called(&self, endpoint: &str, method: &str, status: Option<u16>, duration: Duration) {
+    pub fn record_call(&self, endpoint: &str, method: &str, status: Option<u16>, duration: Duration) {
         if matches!(status, Some(200..300)) {
             // The coordinator considers a runner alive by its job requests, traces and status updates.
             *self.last_contact.lock() = Instant::now();

@@ -18,7 +18,7 @@ const MAX_LABEL_CHARS: usize = 32;
 
 /// State of a current job, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum JobMetricState {
     Pending,
     Running,
@@ -224,7 +224,7 @@ impl JobRecord {
     }
 
     /// Records the duration of a stage per runner, for jobs with `FF_EXPORT_HIGH_CARDINALITY_METRICS`.
-    pub fn stage_took(&self, stage: &str, seconds: f64) {
+    pub fn record_stage(&self, stage: &str, seconds: f64) {
         self.entry.stage_duration.with_label_values(&[stage]).observe(seconds);
     }
 

@@ -25,43 +25,45 @@ impl MetricSet {
     }
 
     pub(super) fn counter(&mut self, definition: &Definition) -> IntCounter {
-        let counter = IntCounter::with_opts(self.options(definition)).expect("a valid definition");
+        let counter = IntCounter::with_opts(self.options(definition)).expect("the definition is invalid");
         self.register(counter)
     }
 
     pub(super) fn counters(&mut self, definition: &Definition) -> IntCounterVec {
-        let counters = IntCounterVec::new(self.options(definition), definition.labels).expect("a valid definition");
+        let counters =
+            IntCounterVec::new(self.options(definition), definition.labels).expect("the definition is invalid");
         self.register(counters)
     }
 
     /// Registers a counter with fractional values, such as seconds.
     pub(super) fn float_counter(&mut self, definition: &Definition) -> Counter {
-        let counter = Counter::with_opts(self.options(definition)).expect("a valid definition");
+        let counter = Counter::with_opts(self.options(definition)).expect("the definition is invalid");
         self.register(counter)
     }
 
     pub(super) fn gauge(&mut self, definition: &Definition) -> IntGauge {
-        let gauge = IntGauge::with_opts(self.options(definition)).expect("a valid definition");
+        let gauge = IntGauge::with_opts(self.options(definition)).expect("the definition is invalid");
         self.register(gauge)
     }
 
     pub(super) fn float_gauge(&mut self, definition: &Definition) -> Gauge {
-        let gauge = Gauge::with_opts(self.options(definition)).expect("a valid definition");
+        let gauge = Gauge::with_opts(self.options(definition)).expect("the definition is invalid");
         self.register(gauge)
     }
 
     pub(super) fn gauges(&mut self, definition: &Definition) -> IntGaugeVec {
-        let gauges = IntGaugeVec::new(self.options(definition), definition.labels).expect("a valid definition");
+        let gauges = IntGaugeVec::new(self.options(definition), definition.labels).expect("the definition is invalid");
         self.register(gauges)
     }
 
     pub(super) fn histogram(&mut self, definition: &Definition) -> Histogram {
-        let histogram = Histogram::with_opts(self.buckets(definition)).expect("a valid definition");
+        let histogram = Histogram::with_opts(self.buckets(definition)).expect("the definition is invalid");
         self.register(histogram)
     }
 
     pub(super) fn histograms(&mut self, definition: &Definition) -> HistogramVec {
-        let histograms = HistogramVec::new(self.buckets(definition), definition.labels).expect("a valid definition");
+        let histograms =
+            HistogramVec::new(self.buckets(definition), definition.labels).expect("the definition is invalid");
         self.register(histograms)
     }
 

@@ -189,7 +189,7 @@ impl Metrics {
     }
 
     /// Records the duration of a build stage. `stage` must come from a small fixed set.
-    pub fn stage_took(&self, stage: &str, seconds: f64) {
+    pub fn record_stage(&self, stage: &str, seconds: f64) {
         self.stage.with_label_values(&[stage]).observe(seconds);
     }
 
@@ -209,7 +209,7 @@ impl Metrics {
     }
 
     /// Counts spans by result: `exported`, `refused` or `dropped`.
-    pub fn spans(&self, result: &str, count: usize) {
+    pub fn record_spans(&self, result: &str, count: usize) {
         self.spans.with_label_values(&[result]).inc_by(count as u64);
     }
 

@@ -36,30 +36,30 @@ fn text(telemetry: &Telemetry) -> String {
 }
 
 /// Returns telemetry in which every metric of this crate has a series.
-fn busy() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
+fn telemetry_with_all_series() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord) {
     let telemetry = telemetry();
     let metrics = &telemetry.metrics;
     metrics.set_concurrent(4);
     metrics.configuration_loaded(true);
     metrics.configuration_saved(false);
     metrics.state_written("insert", Duration::from_micros(300));
-    metrics.spans("exported", 3);
+    metrics.record_spans("exported", 3);
     metrics.inputs_interpolated(2);
     metrics.inputs_failed(InputFailure::Evaluation);
     let entry = metrics.entry(&labels("one"));
     entry.set_limit(2);
-    entry.dispatched(Duration::from_millis(3));
-    entry.job_used(Some(Duration::from_millis(1200)), Some(30_000_000));
+    entry.record_dispatch(Duration::from_millis(3));
+    entry.record_job_usage(Some(Duration::from_millis(1200)), Some(30_000_000));
     entry.set_trace_pending(0, 10);
     entry.set_trace_pending(10, 2);
     entry.trace_acknowledged(8);
     entry.token().set_request_limits(4, 1.5, 2);
-    entry.token().called("request_job", "POST", Some(204), Duration::from_secs(50));
-    entry.token().called("patch_trace", "PATCH", None, Duration::from_millis(1));
+    entry.token().record_call("request_job", "POST", Some(204), Duration::from_secs(50));
+    entry.token().record_call("patch_trace", "PATCH", None, Duration::from_millis(1));
     let job = metrics.job(&entry, facts());
     metrics.job_started(ExecutionMode::Traditional, "shell");
-    metrics.stage_took("get_sources", 0.2);
-    job.stage_took("step_script", 1.0);
+    metrics.record_stage("get_sources", 0.2);
+    job.record_stage("step_script", 1.0);
     job.failed("script_failure");
     job.set_stage("step_script");
     job.set_state(JobMetricState::Running, ExecutorStage::Prepare);
@@ -79,11 +79,11 @@ async fn last_contact_age_resets_on_successful_call() {
     };
     tokio::time::advance(Duration::from_secs(30)).await;
     assert_eq!(age(), 30.0, "counts from the start if no call succeeds");
-    entry.token().called("request_job", "POST", None, Duration::from_secs(1));
-    entry.token().called("request_job", "POST", Some(502), Duration::from_secs(1));
-    entry.token().called("request_job", "POST", Some(403), Duration::from_secs(1));
+    entry.token().record_call("request_job", "POST", None, Duration::from_secs(1));
+    entry.token().record_call("request_job", "POST", Some(502), Duration::from_secs(1));
+    entry.token().record_call("request_job", "POST", Some(403), Duration::from_secs(1));
     assert_eq!(age(), 30.0, "failed calls do not count");
-    entry.token().called("patch_trace", "PATCH", Some(202), Duration::from_secs(1));
+    entry.token().record_call("patch_trace", "PATCH", Some(202), Duration::from_secs(1));
     assert_eq!(age(), 0.0);
     tokio::time::advance(Duration::from_millis(1500)).await;
     assert_eq!(age(), 1.5);
@@ -91,7 +91,7 @@ async fn last_contact_age_resets_on_successful_call() {
 
 #[test]
 fn every_metric_is_exposed_with_name_and_type() {
-    let (telemetry, _entry, _job) = busy();
+    let (telemetry, _entry, _job) = telemetry_with_all_series();
     let text = text(&telemetry);
     for definition in names::ALL {
         let line = format!("# TYPE {} {}\n", definition.name, definition.kind.label());
@@ -102,7 +102,7 @@ fn every_metric_is_exposed_with_name_and_type() {
 
 #[test]
 fn series_equal_those_of_gitlab_runner() {
-    let (telemetry, _entry, _job) = busy();
+    let (telemetry, _entry, _job) = telemetry_with_all_series();
     let text = text(&telemetry);
     let r = r#"runner="abcdefghi",runner_name="one""#;
     for line in [
@@ -134,11 +134,11 @@ fn series_equal_those_of_gitlab_runner() {
 
 #[test]
 fn promtool_accepts_output() {
-    let (telemetry, _entry, _job) = busy();
+    let (telemetry, _entry, _job) = telemetry_with_all_series();
     let promtool =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut promtool) = promtool else {
-        return muster_test_needs::missing("there is no promtool (Debian: prometheus)");
+        return muster_test_needs::missing("promtool is not installed (Debian: prometheus)");
     };
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text(&telemetry).as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();
@@ -146,7 +146,7 @@ fn promtool_accepts_output() {
 }
 
 #[test]
-fn series_of_entry_end_with_its_last_job() {
+fn series_of_entry_disappear_with_its_last_job() {
     let telemetry = telemetry();
     let (one, two) = (telemetry.metrics.entry(&labels("one")), telemetry.metrics.entry(&labels("two")));
     let job = telemetry.metrics.job(&one, facts());
@@ -159,16 +159,16 @@ fn series_of_entry_end_with_its_last_job() {
     drop(two);
     assert!(!text(&telemetry).contains("abcdefghi"));
     // The entry can reappear.
-    let _again = telemetry.metrics.entry(&labels("one"));
+    let _recreated = telemetry.metrics.entry(&labels("one"));
     assert!(text(&telemetry).contains("runner_name=\"one\""));
 }
 
 #[test]
 fn entries_with_different_system_ids_coexist() {
     let telemetry = telemetry();
-    let now = telemetry.metrics.entry(&labels("one"));
+    let current = telemetry.metrics.entry(&labels("one"));
     let earlier = telemetry.metrics.entry(&EntryLabels { system_id: "r_2".to_owned(), ..labels("one") });
-    for entry in [&now, &earlier] {
+    for entry in [&current, &earlier] {
         telemetry.metrics.job(entry, facts()).failed("script_failure");
     }
     let failed = |count| {
@@ -188,7 +188,7 @@ fn entries_with_different_system_ids_coexist() {
 fn open_requests_are_counted() {
     let telemetry = telemetry();
     let entry = telemetry.metrics.entry(&labels("one"));
-    let open = entry.token().request();
+    let open = entry.token().open_request();
     let series = "gitlab_runner_request_concurrency{runner=\"abcdefghi\",system_id=\"s_1\"} ";
     assert!(text(&telemetry).contains(&format!("{series}1\n")));
     drop(open);
@@ -219,8 +219,8 @@ fn label_from_coordinator_is_truncated() {
 
 #[test]
 fn source_is_exposed_with_labels_of_its_entry() {
-    struct Counted;
-    impl Source for Counted {
+    struct TestSource;
+    impl Source for TestSource {
         fn families(&self) -> Vec<(EntryLabels, Vec<MetricFamily>)> {
             let gauge = GaugeVec::new(Opts::new("a_gauge", "of a test"), &["state"]).unwrap();
             gauge.with_label_values(&["say \"on\""]).set(2.0);
@@ -233,8 +233,8 @@ fn source_is_exposed_with_labels_of_its_entry() {
             vec![(labels("one"), both()), (labels("two"), both())]
         }
     }
-    let (telemetry, _entry, _job) = busy();
-    let source: Arc<dyn Source> = Arc::new(Counted);
+    let (telemetry, _entry, _job) = telemetry_with_all_series();
+    let source: Arc<dyn Source> = Arc::new(TestSource);
     telemetry.metrics.add_source(Arc::downgrade(&source));
     let exposed = text(&telemetry);
     let r = |name: &str| format!("runner=\"abcdefghi\",runner_name=\"{name}\"");
@@ -258,16 +258,16 @@ fn source_is_exposed_with_labels_of_its_entry() {
 /// For example, a fleet that has not deleted an instance yet has no deletions by reason.
 #[test]
 fn empty_family_does_not_truncate_output() {
-    struct Nothing;
-    impl Source for Nothing {
+    struct EmptySource;
+    impl Source for EmptySource {
         fn families(&self) -> Vec<(EntryLabels, Vec<MetricFamily>)> {
             let empty = IntCounterVec::new(Opts::new("a_total", "of a test"), &["reason"]).unwrap();
             vec![(labels("one"), empty.collect())]
         }
     }
-    let (telemetry, _entry, _job) = busy();
+    let (telemetry, _entry, _job) = telemetry_with_all_series();
     let before = text(&telemetry).matches("# TYPE ").count();
-    let source: Arc<dyn Source> = Arc::new(Nothing);
+    let source: Arc<dyn Source> = Arc::new(EmptySource);
     telemetry.metrics.add_source(Arc::downgrade(&source));
     let exposed = text(&telemetry);
     assert_eq!(exposed.matches("# TYPE ").count(), before, "{exposed}");

@@ -83,8 +83,8 @@ impl Exporter {
             Err(_) => count,
         };
         if let Some(telemetry) = self.telemetry.upgrade() {
-            telemetry.metrics.spans("exported", count - rejected);
-            telemetry.metrics.spans("refused", rejected);
+            telemetry.metrics.record_spans("exported", count - rejected);
+            telemetry.metrics.record_spans("refused", rejected);
         }
         let collector = destination.url.origin().ascii_serialization();
         match sent {
@@ -151,8 +151,8 @@ impl Exporter {
 
     fn client(&mut self, to: &Destination) -> Result<reqwest::Client, ExportError> {
         let secure = to.url.scheme() == "https";
-        let slot = if secure { &mut self.secure } else { &mut self.plain };
-        if let Some(client) = slot {
+        let cached = if secure { &mut self.secure } else { &mut self.plain };
+        if let Some(client) = cached {
             return Ok(client.clone());
         }
         let client = reqwest::Client::builder()
@@ -162,7 +162,7 @@ impl Exporter {
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(ExportError::Client)?;
-        Ok(slot.insert(client).clone())
+        Ok(cached.insert(client).clone())
     }
 }
 

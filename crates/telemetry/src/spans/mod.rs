@@ -6,7 +6,7 @@
 //!
 //! A failed collector never affects jobs: queueing spans does not wait, and spans that do not fit into the queue are counted and
 //! dropped. An outage is logged once. Only the protocol messages of OpenTelemetry's libraries are used. Their SDK records spans
-//! while they run, but here all times are known only afterwards.
+//! while they run, but here all times are known only after the job has ended.
 
 mod context;
 mod export;
@@ -93,11 +93,11 @@ impl Tracer {
         if self.settings.disabled || !job.context.sampled {
             return;
         }
-        let own = self.settings.destination.as_ref();
-        let own = own.filter(|_| self.settings.samples(job.context.trace, job.context.parent.is_some()));
+        let configured = self.settings.destination.as_ref();
+        let configured = configured.filter(|_| self.settings.samples(job.context.trace, job.context.parent.is_some()));
         let job = Arc::new(job);
         let destinations = requested.into_iter().flat_map(|requested| &requested.destinations);
-        for destination in own.into_iter().chain(destinations) {
+        for destination in configured.into_iter().chain(destinations) {
             self.enqueue(ExportItem { job: Arc::clone(&job), destination: destination.clone() });
         }
     }
@@ -113,7 +113,7 @@ impl Tracer {
             Ok(()) => exporter.overflowing = false,
             Err(mpsc::error::TrySendError::Full(item) | mpsc::error::TrySendError::Closed(item)) => {
                 if let Some(telemetry) = self.telemetry.upgrade() {
-                    telemetry.metrics.spans("dropped", item.job.spans().len());
+                    telemetry.metrics.record_spans("dropped", item.job.spans().len());
                 }
                 if !std::mem::replace(&mut exporter.overflowing, true) {
                     tracing::warn!("export queue is full, dropping spans");

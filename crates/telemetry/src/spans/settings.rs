@@ -24,7 +24,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Parses an endpoint that came with a job. `None` means that it is not an http or https URL.
+    /// Parses an endpoint that the coordinator sent with a job. `None` means that it is not an http or https URL.
     ///
     /// The path is used as it is. Without one, it is OTLP's path for traces.
     #[must_use]
@@ -230,8 +230,8 @@ mod tests {
     #[test]
     fn endpoint_for_all_signals_gets_path_for_traces() {
         assert_eq!(url(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/")]).unwrap(), "http://c:4318/v1/traces");
-        let own = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://t/x")];
-        assert_eq!(url(&own).unwrap(), "https://t/x");
+        let both = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://t/x")];
+        assert_eq!(url(&both).unwrap(), "https://t/x");
         assert_eq!(url(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), ("OTEL_TRACES_EXPORTER", "none")]), None);
     }
 
@@ -265,10 +265,13 @@ mod tests {
     fn samplers_use_trace_and_parent() {
         let low = TraceId::parse("00000000000000000000000000000001").unwrap();
         let high = TraceId::parse("ffffffffffffffffffffffffffffffff").unwrap();
-        let of = |name: &str| read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", "0.5")]).0;
-        assert!(of("").samples(high, false) && !of("always_off").samples(low, true));
-        assert!(of("parentbased_always_off").samples(low, true) && !of("parentbased_always_off").samples(low, false));
-        assert!(of("traceidratio").samples(low, false) && !of("traceidratio").samples(high, true));
+        let settings = |name: &str| read(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", "0.5")]).0;
+        assert!(settings("").samples(high, false) && !settings("always_off").samples(low, true));
+        assert!(
+            settings("parentbased_always_off").samples(low, true)
+                && !settings("parentbased_always_off").samples(low, false)
+        );
+        assert!(settings("traceidratio").samples(low, false) && !settings("traceidratio").samples(high, true));
     }
 
     #[test]

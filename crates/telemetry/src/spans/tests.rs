@@ -18,32 +18,32 @@ use crate::{Build, ProcessState};
 const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch: "b", built_at: "c" };
 
 /// A received request: its path, its header `authorization` and its message.
-type Arrived = (String, Option<String>, ExportTraceServiceRequest);
+type ReceivedRequest = (String, Option<String>, ExportTraceServiceRequest);
 
 /// A collector that responds with the given statuses, and with 200 after them.
 struct Collector {
     url: String,
-    requests: UnboundedReceiver<Arrived>,
+    requests: UnboundedReceiver<ReceivedRequest>,
 }
 
 impl Collector {
     async fn start(statuses: &[u16]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let (arrived, requests) = unbounded_channel();
+        let (received, requests) = unbounded_channel();
         let statuses = Arc::new(Mutex::new(VecDeque::from(statuses.to_vec())));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (arrived, statuses) = (arrived.clone(), Arc::clone(&statuses));
+                let (received, statuses) = (received.clone(), Arc::clone(&statuses));
                 let service = service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-                    let (arrived, statuses) = (arrived.clone(), Arc::clone(&statuses));
+                    let (received, statuses) = (received.clone(), Arc::clone(&statuses));
                     async move {
                         let path = request.uri().path().to_owned();
                         assert_eq!(request.headers()["content-type"], "application/x-protobuf");
                         let credentials = request.headers().get("authorization");
                         let credentials = credentials.map(|value| value.to_str().unwrap().to_owned());
                         let body = request.into_body().collect().await.unwrap().to_bytes();
-                        let _ = arrived.send((path, credentials, ExportTraceServiceRequest::decode(body).unwrap()));
+                        let _ = received.send((path, credentials, ExportTraceServiceRequest::decode(body).unwrap()));
                         let status = statuses.lock().pop_front().unwrap_or(200);
                         hyper::Response::builder().status(status).body(Full::<bytes::Bytes>::default())
                     }
@@ -56,7 +56,7 @@ impl Collector {
         Self { url, requests }
     }
 
-    async fn next(&mut self) -> Arrived {
+    async fn next(&mut self) -> ReceivedRequest {
         tokio::time::timeout(Duration::from_secs(20), self.requests.recv()).await.expect("a request").unwrap()
     }
 }
@@ -140,10 +140,10 @@ fn hex(bytes: &[u8]) -> String {
 
 #[tokio::test]
 async fn requested_destination_gets_no_configured_credentials() {
-    let mut own = Collector::start(&[]).await;
-    let mut theirs = Collector::start(&[]).await;
+    let mut configured = Collector::start(&[]).await;
+    let mut requested_collector = Collector::start(&[]).await;
     let telemetry = telemetry(&[
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", &own.url),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &configured.url),
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret"),
         ("OTEL_TRACES_SAMPLER", "parentbased_always_off"),
     ]);
@@ -151,11 +151,11 @@ async fn requested_destination_gets_no_configured_credentials() {
     let requested = RequestedTrace {
         trace: TraceId::parse("0af7651916cd43dd8448eb211c80319c").unwrap(),
         parent: SpanId::parse("b7ad6b7169203331").unwrap(),
-        destinations: vec![Destination::from_job(&theirs.url).unwrap()],
+        destinations: vec![Destination::from_job(&requested_collector.url).unwrap()],
     };
     let context = telemetry.tracer.context(&[b"7"], Some(&requested)).unwrap();
     telemetry.tracer.send(job(context), Some(&requested));
-    let ((_, none, request), (_, credentials, copy)) = (theirs.next().await, own.next().await);
+    let ((_, none, request), (_, credentials, copy)) = (requested_collector.next().await, configured.next().await);
     assert_eq!((none, credentials.as_deref()), (None, Some("secret")));
     assert_eq!(request, copy);
     assert_eq!(hex(&spans(&request)[0].trace_id), "0af7651916cd43dd8448eb211c80319c");

@@ -29,7 +29,7 @@ pub enum Attribute {
 
 /// Outcome of a job, stage or step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
+#[expect(missing_docs, reason = "the names are self-explanatory")]
 pub enum SpanOutcome {
     Success,
     Failure,

@@ -21,9 +21,9 @@ use tokio::sync::Mutex;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(default)]
 struct Config {
-    /// The most instances.
+    /// Maximum number of instances.
     max_size: u32,
-    /// The SSH server.
+    /// Path of the SSH server.
     sshd: PathBuf,
 }
 
@@ -39,7 +39,7 @@ struct Sshd {
     instances: Mutex<BTreeMap<InstanceId, Instance>>,
 }
 
-/// An instance. Dropping it ends its server and deletes its directory.
+/// An instance. Dropping it kills its server and deletes its directory.
 struct Instance {
     home: TempDir,
     port: u16,
@@ -73,7 +73,7 @@ impl Provider for Sshd {
 
     async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
         if !config.sshd.is_file() {
-            return Err(format!("sshd = {}: not there; install openssh-server", config.sshd.display()).into());
+            return Err(format!("sshd = {}: no such file; install openssh-server", config.sshd.display()).into());
         }
         let init = Init { id: "sshd/local".to_owned(), max_size: config.max_size, can_suspend: false };
         Ok((Self { config, settings, instances: Mutex::default() }, init))
@@ -105,13 +105,13 @@ impl Provider for Sshd {
 
     async fn connect_info(&self, id: InstanceId) -> Result<ConnectInfo, Error> {
         let instances = self.instances.lock().await;
-        let instance = instances.get(&id).ok_or_else(|| format!("there is no instance {id}"))?;
+        let instance = instances.get(&id).ok_or_else(|| format!("instance {id} does not exist"))?;
         let key = std::fs::read(instance.home.path().join("login"))?;
-        let set = self.settings.connector.clone();
-        let username = if set.username.is_empty() { "root".to_owned() } else { set.username.clone() };
+        let configured = self.settings.connector.clone();
+        let username = if configured.username.is_empty() { "root".to_owned() } else { configured.username.clone() };
         let address = format!("127.0.0.1:{}", instance.port);
         Ok(ConnectInfo {
-            connector: ConnectorConfig { os: "linux".to_owned(), username, key, ..set },
+            connector: ConnectorConfig { os: "linux".to_owned(), username, key, ..configured },
             external_addr: address.clone(),
             internal_addr: address,
             expires: None,

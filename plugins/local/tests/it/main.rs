@@ -1,9 +1,9 @@
 //! Tests the plugin as a process under Muster's host. Instances are reached by SSH.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
+mod cleanup;
 mod extension;
-mod orderly;
 mod persistent;
 
 use std::path::Path;
@@ -24,10 +24,11 @@ async fn group(config: Value) -> Group {
 }
 
 /// Polls until all `n` instances are in this state. The protocol has no event for it.
-async fn wait(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
+async fn wait_for_instances(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
     loop {
         let instances = group.update().await.unwrap().instances;
-        let mut ids: Vec<InstanceId> = instances.into_iter().filter(|(_, is)| *is == state).map(|(id, _)| id).collect();
+        let mut ids: Vec<InstanceId> =
+            instances.into_iter().filter(|(_, actual)| *actual == state).map(|(id, _)| id).collect();
         if ids.len() == n {
             ids.sort();
             return ids;
@@ -44,10 +45,10 @@ async fn target(group: &Group, id: &InstanceId) -> Target {
     connector::target(id, group.connect_info(id).await.unwrap(), DialOptions::default()).unwrap()
 }
 
-async fn one(config: Value) -> (Group, Target, Box<dyn Session>) {
+async fn start_instance(config: Value) -> (Group, Target, Box<dyn Session>) {
     let group = group(config).await;
     assert_eq!(group.increase(1).await.unwrap(), 1);
-    let id = wait(&group, InstanceState::Running, 1).await.remove(0);
+    let id = wait_for_instances(&group, InstanceState::Running, 1).await.remove(0);
     let target = target(&group, &id).await;
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     (group, target, session)
@@ -63,7 +64,7 @@ async fn output(session: &dyn Session, command: &str) -> (Exit, String, String) 
 #[tokio::test]
 async fn commands_run_in_separate_instances() {
     for isolation in ["auto", "none"] {
-        let (group, target, session) = one(json!({ "isolation": isolation })).await;
+        let (group, target, session) = start_instance(json!({ "isolation": isolation })).await;
         let (exit, home, _) = output(&*session, "pwd; echo $HOME").await;
         assert_eq!(exit, Exit::Code(0));
         let lines: Vec<&str> = home.lines().collect();
@@ -82,15 +83,15 @@ async fn commands_run_in_separate_instances() {
         assert_eq!(String::from_utf8(count).unwrap().trim(), "3000000");
 
         group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
-        wait(&group, InstanceState::Deleting, 0).await;
-        assert!(!Path::new(lines[0]).exists(), "its directory goes with it");
+        wait_for_instances(&group, InstanceState::Deleting, 0).await;
+        assert!(!Path::new(lines[0]).exists(), "the directory is removed with the instance");
         group.stop().await;
     }
 }
 
 #[tokio::test]
-async fn c8_end_of_unread_stderr_is_kept() {
-    let (group, _, session) = one(json!({})).await;
+async fn c8_end_of_unread_stderr_is_stored() {
+    let (group, _, session) = start_instance(json!({})).await;
     let outcome =
         session.run(RemoteCommand::new("yes eeeeeee | head -c 1048576 >&2; echo last >&2; exit 1")).await.unwrap();
     assert_eq!(outcome.exit, Exit::Code(1));
@@ -101,7 +102,7 @@ async fn c8_end_of_unread_stderr_is_kept() {
 
 #[tokio::test]
 async fn c7_streams_reach_sockets_in_the_instance() {
-    let (group, _, session) = one(json!({"isolation": "none"})).await;
+    let (group, _, session) = start_instance(json!({"isolation": "none"})).await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let echo = async {
         let (mut stream, _) = listener.accept().await.unwrap();
@@ -109,45 +110,45 @@ async fn c7_streams_reach_sockets_in_the_instance() {
         stream.read_exact(&mut buffer).await.unwrap();
         stream.write_all(&buffer).await.unwrap();
     };
-    let ask = async {
+    let client = async {
         let mut stream = session.dial("tcp", &listener.local_addr().unwrap().to_string()).await.unwrap();
         stream.write_all(b"hello").await.unwrap();
         let mut buffer = [0; 5];
         stream.read_exact(&mut buffer).await.unwrap();
         assert_eq!(&buffer, b"hello");
     };
-    tokio::join!(echo, ask);
+    tokio::join!(echo, client);
     let refused = session.dial("unix", "/nowhere").await.err().unwrap();
     assert!(matches!(refused, RunError::Refused { .. }), "{refused}");
 
     let mut stream = session.dial_command("tr a-z A-Z").await.unwrap();
-    stream.write_all(b"shout").await.unwrap();
+    stream.write_all(b"text").await.unwrap();
     stream.shutdown().await.unwrap();
     let mut text = String::new();
     stream.read_to_string(&mut text).await.unwrap();
-    assert_eq!(text, "SHOUT");
+    assert_eq!(text, "TEXT");
     group.stop().await;
 }
 
 #[tokio::test]
 async fn c4_rejected_credentials_fail_immediately() {
-    let (group, mut target, _session) = one(json!({})).await;
+    let (group, mut target, _session) = start_instance(json!({})).await;
     target.timeout = Duration::from_secs(3600);
     target.key = Vec::new();
     target.password = "wrong".to_owned();
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
-    target.key = b"no key".to_vec();
+    target.key = b"invalid key".to_vec();
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     assert!(matches!(error, DialError::Key { .. }), "{error}");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn first_host_key_is_trusted_and_no_other() {
+async fn only_the_first_host_key_is_trusted() {
     let group = group(json!({})).await;
     group.increase(2).await.unwrap();
-    let ids = wait(&group, InstanceState::Running, 2).await;
+    let ids = wait_for_instances(&group, InstanceState::Running, 2).await;
     let hosts = KnownHosts::default();
     let first = target(&group, &ids[0]).await;
     dial(&first, &hosts).await.unwrap();
@@ -164,20 +165,20 @@ async fn first_host_key_is_trusted_and_no_other() {
 
 #[tokio::test]
 async fn c5_refused_port_is_retried_until_timeout() {
-    let (group, mut target, _session) = one(json!({})).await;
+    let (group, mut target, _session) = start_instance(json!({})).await;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     target.address = listener.local_addr().unwrap().to_string();
     drop(listener);
     target.timeout = Duration::from_secs(2);
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
-    assert!((2..40).contains(&tries), "{tries} tries in 2 s, where the Go host makes 86,000");
+    assert!((2..40).contains(&tries), "{tries} attempts in 2 s, while the Go host makes 86,000");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn canceled_command_leaves_nothing_and_lost_instance_has_no_status() {
-    let (group, target, session) = one(json!({})).await;
+async fn canceled_command_is_killed_and_lost_instance_has_no_status() {
+    let (group, target, session) = start_instance(json!({})).await;
     let stop = CancellationToken::new();
     let mut line = Vec::new();
     let (mut reader, mut writer) = tokio::io::duplex(64);
@@ -202,34 +203,34 @@ async fn canceled_command_leaves_nothing_and_lost_instance_has_no_status() {
         group.decrease(std::slice::from_ref(&id(&target))).await.unwrap();
     };
     let (lost, ()) = tokio::join!(session.run(run), watch);
-    assert!(matches!(lost.unwrap_err(), RunError::Lost { .. }), "C6: no status, where the Go host says 0");
+    assert!(matches!(lost.unwrap_err(), RunError::Lost { .. }), "C6: no exit status, while the Go host returns 0");
     group.stop().await;
 }
 
 #[tokio::test]
 async fn cloud_simulator_injects_configured_faults() {
     let group = group(json!({"boot_failure_rate": 1.0, "max_instances_per_request": 2, "max_size": 3})).await;
-    assert_eq!(group.increase(5).await.unwrap(), 2, "short grants");
-    // Each failure is reported once, by any poll.
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    assert_eq!(group.increase(5).await.unwrap(), 2, "the request is accepted partially");
+    // Each failure is reported in one list.
+    let mut reported = Vec::new();
+    while reported.len() < 2 {
         let instances = group.update().await.unwrap().instances;
-        told.extend(instances.into_iter().filter(|(_, is)| *is == InstanceState::Timeout).map(|(id, _)| id));
+        reported.extend(instances.into_iter().filter(|(_, state)| *state == InstanceState::Timeout).map(|(id, _)| id));
     }
-    assert!(group.update().await.unwrap().instances.is_empty(), "told once: {told:?}");
+    assert!(group.update().await.unwrap().instances.is_empty(), "each failure is reported once: {reported:?}");
     group.stop().await;
-    // An instance that failed to start, and is removed before that was reported.
+    // An instance failed to start, and is removed before the failure was reported.
     let group = self::group(json!({"boot_failure_rate": 1.0, "boot_delay_ms": 100})).await;
     group.increase(1).await.unwrap();
-    let id = wait(&group, InstanceState::Creating, 1).await.remove(0);
+    let id = wait_for_instances(&group, InstanceState::Creating, 1).await.remove(0);
     while !group.connect_info(&id).await.unwrap_err().to_string().contains("is timeout") {}
     group.decrease(std::slice::from_ref(&id)).await.unwrap();
     assert!(group.update().await.unwrap().instances.is_empty());
     group.stop().await;
     let group = self::group(json!({"preemptions_per_minute": 60_000.0})).await;
     group.increase(1).await.unwrap();
-    wait(&group, InstanceState::Creating, 0).await;
-    wait(&group, InstanceState::Running, 0).await;
+    wait_for_instances(&group, InstanceState::Creating, 0).await;
+    wait_for_instances(&group, InstanceState::Running, 0).await;
     group.stop().await;
 }
 

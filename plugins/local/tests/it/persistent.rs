@@ -10,18 +10,19 @@ use muster_remote::{Exit, KnownHosts, dial};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use super::{group, output, target, wait};
+use super::{group, output, target, wait_for_instances};
 
-/// Timeout for fast operations of the plugin on a busy machine.
+/// Timeout of a fast operation of the plugin on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the ID of the process in an instance's directory that has the last argument `last`.
-fn process(directory: &Path, last: &str) -> Option<String> {
+/// Returns the ID of the process that runs in an instance's directory and has the last argument `last_argument`.
+fn process(directory: &Path, last_argument: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
-        let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
-        let words = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let is_it = inside && words.ends_with(format!("\0{last}\0").as_bytes());
-        is_it.then(|| process.file_name().into_string().unwrap())
+        let runs_in_directory =
+            std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
+        let command_line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let is_match = runs_in_directory && command_line.ends_with(format!("\0{last_argument}\0").as_bytes());
+        is_match.then(|| process.file_name().into_string().unwrap())
     })
 }
 
@@ -35,35 +36,35 @@ async fn next_plugin_restores_and_deletes_instances() {
     let config = json!({"directory": directory.path(), "persistent_instances": true});
     let first = group(config.clone()).await;
     first.increase(2).await.unwrap();
-    let ids = wait(&first, InstanceState::Running, 2).await;
+    let ids = wait_for_instances(&first, InstanceState::Running, 2).await;
     let hosts = KnownHosts::default();
     let session = dial(&target(&first, &ids[0]).await, &hosts).await.unwrap();
     let (exit, ..) = output(
         &*session,
-        "echo here > mark; setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done",
+        "echo text > file; setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done",
     )
     .await;
     assert_eq!(exit, Exit::Code(0));
     first.stop().await;
 
-    // One of them is killed while no plugin is running.
+    // One of the instances is killed while no plugin is running.
     let lost = process(&directory.path().join(ids[1].as_str()), "persistent").unwrap();
     assert!(Command::new("kill").args(["-9", &lost]).status().unwrap().success());
     while process(&directory.path().join(ids[1].as_str()), "persistent").is_some() {
         tokio::task::yield_now().await;
     }
     let second = group(config).await;
-    assert_eq!(wait(&second, InstanceState::Running, 1).await, ids[..1]);
-    let again = dial(&target(&second, &ids[0]).await, &hosts).await.unwrap();
-    let (_, said, _) = output(&*again, "cat mark; pgrep -x sleep | wc -l").await;
-    assert_eq!(said, "here\n1\n", "with the same host key, and what runs there");
-    let (_, said, _) = output(&*session, "echo still").await;
-    assert_eq!(said, "still\n", "the plugin is not on the way");
+    assert_eq!(wait_for_instances(&second, InstanceState::Running, 1).await, ids[..1]);
+    let new_session = dial(&target(&second, &ids[0]).await, &hosts).await.unwrap();
+    let (_, text, _) = output(&*new_session, "cat file; pgrep -x sleep | wc -l").await;
+    assert_eq!(text, "text\n1\n", "the instance has the same host key, files and processes");
+    let (_, text, _) = output(&*session, "echo text").await;
+    assert_eq!(text, "text\n", "the session does not depend on the plugin");
     second.decrease(&ids[..1]).await.unwrap();
-    wait(&second, InstanceState::Running, 0).await;
+    wait_for_instances(&second, InstanceState::Running, 0).await;
     while !second.update().await.unwrap().instances.is_empty() {}
-    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert_eq!(left, [".lock"]);
+    let names: Vec<_> = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, [".lock"]);
     second.stop().await;
 }
 
@@ -72,8 +73,8 @@ fn plugin(directory: &Path) -> Option<String> {
     let lock = directory.join(".lock");
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let mut open = std::fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
-        let holds = open.any(|file| std::fs::read_link(file.path()).is_ok_and(|path| path == lock));
-        holds.then(|| process.file_name().into_string().unwrap())
+        let has_lock = open.any(|file| std::fs::read_link(file.path()).is_ok_and(|path| path == lock));
+        has_lock.then(|| process.file_name().into_string().unwrap())
     })
 }
 
@@ -93,29 +94,29 @@ async fn next_plugin_removes_interrupted_starts() {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
     let config = json!({"directory": directory, "persistent_instances": true});
-    for name in ["local-0000abcd-7", "mine", "local-abcd-7"] {
+    for name in ["local-0000abcd-7", "other", "local-abcd-7"] {
         std::fs::create_dir(directory.join(name)).unwrap();
     }
     std::fs::write(directory.join("local-0000abcd-8.new"), "{").unwrap();
-    for begun in 1..=6 {
+    for started in 1..=6 {
         let killed = group(config.clone()).await;
-        assert_eq!(entries(directory), ["local-abcd-7", "mine"], "what nobody began as an instance is not touched");
+        assert_eq!(entries(directory), ["local-abcd-7", "other"], "entries without an instance name are not removed");
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
         // Kill the plugin when this many directories and records exist. A record that is being written counts, too.
-        let since = Instant::now();
-        while entries(directory).len() < 2 + begun {
-            assert!(since.elapsed() < TIMEOUT, "{begun} are waited for: {:?}", entries(directory));
+        let start = Instant::now();
+        while entries(directory).len() < 2 + started {
+            assert!(start.elapsed() < TIMEOUT, "expected {started} new entries: {:?}", entries(directory));
         }
         kill_process(plugin, Signal::KILL).unwrap();
         killed.stop().await;
 
         let next = group(config.clone()).await;
         let ids: Vec<_> = next.update().await.unwrap().instances.into_keys().collect();
-        let whole = ids.iter().flat_map(|id| [id.to_string(), format!("{id}.json")]);
-        let mut whole: Vec<_> = whole.chain(["local-abcd-7".to_owned(), "mine".to_owned()]).collect();
-        whole.sort();
-        assert_eq!(entries(directory), whole, "killed when {begun} were there");
+        let expected = ids.iter().flat_map(|id| [id.to_string(), format!("{id}.json")]);
+        let mut expected: Vec<_> = expected.chain(["local-abcd-7".to_owned(), "other".to_owned()]).collect();
+        expected.sort();
+        assert_eq!(entries(directory), expected, "killed after {started} entries");
         next.decrease(&ids).await.unwrap();
         while !next.update().await.unwrap().instances.is_empty() {}
         next.stop().await;
@@ -131,17 +132,17 @@ async fn next_plugin_resumes_suspended_instances() {
     let config = json!({"directory": directory.path(), "persistent_instances": true, "suspendable": true});
     let first = group(config.clone()).await;
     first.increase(1).await.unwrap();
-    let ids = wait(&first, InstanceState::Running, 1).await;
+    let ids = wait_for_instances(&first, InstanceState::Running, 1).await;
     assert_eq!(first.suspend(&ids).await.unwrap(), ids);
-    assert_eq!(wait(&first, InstanceState::Suspended, 1).await, ids);
+    assert_eq!(wait_for_instances(&first, InstanceState::Suspended, 1).await, ids);
     first.stop().await;
     let second = group(config).await;
-    assert_eq!(wait(&second, InstanceState::Suspended, 1).await, ids);
+    assert_eq!(wait_for_instances(&second, InstanceState::Suspended, 1).await, ids);
     assert_eq!(second.resume(&ids).await.unwrap(), ids);
-    wait(&second, InstanceState::Running, 1).await;
+    wait_for_instances(&second, InstanceState::Running, 1).await;
     let session = dial(&target(&second, &ids[0]).await, &KnownHosts::default()).await.unwrap();
-    let (_, said, _) = output(&*session, "echo awake").await;
-    assert_eq!(said, "awake\n");
+    let (_, text, _) = output(&*session, "echo resumed").await;
+    assert_eq!(text, "resumed\n");
     // A suspended instance can be deleted.
     second.suspend(&ids).await.unwrap();
     second.decrease(&ids).await.unwrap();
@@ -161,7 +162,7 @@ async fn killed_server_is_restarted_and_its_processes_continue() {
     spec.config = json!({"directory": directory.path().join("machines"), "persistent_instances": true});
     let group = Group::start(spec).await.unwrap();
     group.increase(1).await.unwrap();
-    let id = wait(&group, InstanceState::Running, 1).await.remove(0);
+    let id = wait_for_instances(&group, InstanceState::Running, 1).await.remove(0);
     // An upgrade replaces the executable.
     std::fs::remove_file(&executable).unwrap();
     let (target, hosts) = (target(&group, &id).await, KnownHosts::default());
@@ -169,15 +170,15 @@ async fn killed_server_is_restarted_and_its_processes_continue() {
     output(&*session, "setsid sleep 1000 >/dev/null 2>&1 <&- & until pgrep -x sleep >/dev/null; do :; done").await;
     let server = process(directory.path(), "sshd").unwrap();
     assert!(Command::new("kill").args(["-9", &server]).status().unwrap().success());
-    let again = loop {
-        // The killed server may take the connection with it.
+    let new_session = loop {
+        // The killed server may have accepted the connection.
         if let Ok(session) = dial(&target, &hosts).await {
             break session;
         }
     };
-    let (_, said, _) = output(&*again, "pgrep -x sleep | wc -l").await;
-    assert_eq!(said, "1\n");
-    assert_eq!(wait(&group, InstanceState::Running, 1).await, std::slice::from_ref(&id));
+    let (_, text, _) = output(&*new_session, "pgrep -x sleep | wc -l").await;
+    assert_eq!(text, "1\n");
+    assert_eq!(wait_for_instances(&group, InstanceState::Running, 1).await, std::slice::from_ref(&id));
     group.decrease(&[id]).await.unwrap();
     while !group.update().await.unwrap().instances.is_empty() {}
     group.stop().await;
@@ -185,9 +186,9 @@ async fn killed_server_is_restarted_and_its_processes_continue() {
 
 #[tokio::test]
 async fn invalid_persistent_settings_are_rejected() {
-    for (config, told) in [
-        (json!({"persistent_instances": true}), "needs directory"),
-        (json!({"persistent_instances": true, "directory": "/x", "isolation": "none"}), "needs namespaces"),
+    for (config, expected) in [
+        (json!({"persistent_instances": true}), "requires directory"),
+        (json!({"persistent_instances": true, "directory": "/x", "isolation": "none"}), "requires namespaces"),
         (json!({"persistent_instances": true, "directory": "/x", "max_cpus": 1.0}), "excludes max_memory_mib"),
     ] {
         let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
@@ -199,11 +200,11 @@ async fn invalid_persistent_settings_are_rejected() {
             text = format!("{text}: {next}");
             cause = next.source();
         }
-        assert!(text.contains(told), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
 }
 
-/// R040: the location and permissions of an instance's credentials, and their removal.
+/// Requirement R040: the location and permissions of an instance's credentials, and their removal.
 #[tokio::test]
 async fn key_of_an_instance_is_private_and_removed_with_it() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -213,14 +214,14 @@ async fn key_of_an_instance_is_private_and_removed_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let group = group(json!({"directory": directory.path(), "persistent_instances": true})).await;
     group.increase(1).await.unwrap();
-    let ids = wait(&group, InstanceState::Running, 1).await;
-    // Returns the files beside the instances' directories that contain a private key.
+    let ids = wait_for_instances(&group, InstanceState::Running, 1).await;
+    // Returns the files next to the instances' directories that contain a private key.
     let keys = || {
         let files = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.path());
-        let holds = |path: &std::path::PathBuf| {
+        let contains_key = |path: &std::path::PathBuf| {
             std::fs::read_to_string(path).is_ok_and(|text| text.contains("OPENSSH PRIVATE KEY"))
         };
-        files.filter(|path| path.is_file()).filter(holds).collect::<Vec<_>>()
+        files.filter(|path| path.is_file()).filter(contains_key).collect::<Vec<_>>()
     };
     let [key] = keys().try_into().unwrap();
     assert_eq!(key.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{}", key.display());

@@ -1,6 +1,6 @@
 //! Tests the plugin as a process under Muster's host, with shell scripts as programs.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -42,18 +42,18 @@ fn ids(names: &[&str]) -> Vec<InstanceId> {
 }
 
 #[tokio::test]
-async fn output_of_programs_is_the_answer() {
+async fn output_of_programs_becomes_the_response() {
     let (directory, group) = group(
-        "init) echo id mine/$SETTING_SIZE; echo max_size 7;;
+        "init) echo id example/$SETTING_SIZE; echo max_size 7;;
          increase) echo \"$1 $FLEETING_CALL $SETTING_ZONE_NAME $CONNECTOR_USERNAME\" >$root/increase; cat >$root/input;;
          update) echo 'group/a:1 running'; echo 'b creating';;
          decrease) printf '%s\\n' \"$@\" >$root/decrease;;
          connect-info) echo internal_addr 10.0.0.1; echo username root; echo expires 99;;
-         heartbeat) [ $1 = b ] || { echo $1 is ill >&2; exit 1; };;",
+         heartbeat) [ $1 = b ] || { echo $1 is unhealthy >&2; exit 1; };;",
     )
     .await;
-    assert_eq!((group.info().id.as_str(), group.info().max_size, group.info().can_suspend), ("mine/3", 7, false));
-    assert_eq!(group.increase(2).await.unwrap(), 2, "silence and success: all");
+    assert_eq!((group.info().id.as_str(), group.info().max_size, group.info().can_suspend), ("example/3", 7, false));
+    assert_eq!(group.increase(2).await.unwrap(), 2, "success without output means that all instances were accepted");
     let read = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
     assert_eq!(read("increase"), "2 increase a b ci\n");
     let input: Value = serde_json::from_str(&read("input")).unwrap();
@@ -61,26 +61,26 @@ async fn output_of_programs_is_the_answer() {
     assert_eq!(input["settings"], json!({"size": 3, "Zone-Name": "a b"}));
     assert_eq!(input["connector"]["timeout_s"], json!(600.0));
 
-    let seen = group.update().await.unwrap().instances;
-    assert_eq!(seen[&InstanceId::new("group/a:1")], InstanceState::Running);
-    assert_eq!(seen[&InstanceId::new("b")], InstanceState::Creating);
+    let instances = group.update().await.unwrap().instances;
+    assert_eq!(instances[&InstanceId::new("group/a:1")], InstanceState::Running);
+    assert_eq!(instances[&InstanceId::new("b")], InstanceState::Creating);
     assert_eq!(group.decrease(&ids(&["group/a:1", "b"])).await.unwrap().len(), 2);
     assert_eq!(read("decrease"), "group/a:1\nb\n");
 
     let info = group.connect_info(&InstanceId::new("b")).await.unwrap();
     assert_eq!((info.internal_addr.as_str(), info.expires), ("10.0.0.1", Some(99)));
-    assert_eq!(info.connector.username, "ci", "what the user set wins");
+    assert_eq!(info.connector.username, "ci", "the user's setting takes precedence");
     group.heartbeat(&InstanceId::new("b")).await.unwrap();
     let error = group.heartbeat(&InstanceId::new("a")).await.unwrap_err().to_string();
-    assert_eq!(error, "plugin script: Heartbeat failed: heartbeat failed (exit status: 1): a is ill");
+    assert_eq!(error, "plugin script: Heartbeat failed: heartbeat failed (exit status: 1): a is unhealthy");
     group.stop().await;
 }
 
 #[tokio::test]
-async fn partial_success_counts_but_partial_list_does_not() {
+async fn partial_success_is_reported_but_partial_list_is_an_error() {
     let (_directory, group) = group(
         "increase) echo 2; exit 1;;
-         decrease) echo a; echo no more today >&2; exit 1;;
+         decrease) echo a; echo quota exceeded >&2; exit 1;;
          update) echo a running; exit 1;;
          connect-info) echo colour red;;",
     )
@@ -95,9 +95,9 @@ async fn partial_success_counts_but_partial_list_does_not() {
     group.stop().await;
 }
 
-/// Cloud command lines print various texts. Machines must not be created again because of that.
+/// Command-line tools of clouds print various texts. Such output must not cause a retry that creates more machines.
 #[tokio::test]
-async fn success_with_invalid_number_counts_as_done() {
+async fn success_with_invalid_number_counts_as_accepted() {
     let (_directory, group) = group(
         "increase) [ $1 != 4 ] || { echo quota exceeded >&2; echo Operation failed; exit 1; }
                    echo Created; echo 'Operation completed over 1 objects.';;
@@ -108,40 +108,40 @@ async fn success_with_invalid_number_counts_as_done() {
     assert_eq!(group.increase(2).await.unwrap(), 2);
     let error = group.increase(4).await.unwrap_err().to_string();
     assert!(error.contains("increase failed (exit status: 1): quota exceeded"), "{error}");
-    // Deletions can be requested again.
+    // Invalid output of decrease accepts no deletion, because deletions can be requested again.
     assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), []);
     group.stop().await;
 }
 
 #[tokio::test]
 async fn hanging_program_is_killed_and_plugin_continues() {
-    let (_directory, path) = script("update) echo looking >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");
+    let (_directory, path) = script("update) echo waiting >&2; sleep 600;;\nincrease) :;;\nconnect-info) :;;");
     let group = start(json!({"command": ["sh", path], "timeouts_s": {"update": 1}})).await.unwrap();
     let error = group.update().await.unwrap_err().to_string();
-    assert!(error.contains("update did not exit within 1 s and was killed; stderr: looking"), "{error}");
+    assert!(error.contains("update did not exit within 1 s and was killed; stderr: waiting"), "{error}");
     assert_eq!(group.increase(1).await.unwrap(), 1);
     let error = group.decrease(&ids(&["a"])).await.unwrap_err().to_string();
-    assert!(error.contains("decrease: the script does not support this call"), "{error}");
+    assert!(error.contains("decrease: the script does not implement this call"), "{error}");
     group.stop().await;
 }
 
 #[tokio::test]
 async fn executables_in_directory_implement_calls() {
     let directory = TempDir::new().unwrap();
-    let put = |call: &str, body: &str| {
+    let add_program = |call: &str, body: &str| {
         let path = directory.path().join(call);
         std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     };
-    put("update", "echo '{\"a\": \"suspended\"}'");
-    put("increase", "echo '{\"succeeded\": 1}'");
-    put("decrease", "");
+    add_program("update", "echo '{\"a\": \"suspended\"}'");
+    add_program("increase", "echo '{\"succeeded\": 1}'");
+    add_program("decrease", "");
     let error = start(json!({"directory": directory.path()})).await.unwrap_err().to_string();
-    assert!(error.contains("connect-info: file not found; a plugin needs this call"), "{error}");
-    put("connect-info", "");
-    put("suspend", "echo a; exit 1");
-    put("resume", "");
-    put("shutdown", "touch \"$(dirname \"$0\")/was-shut-down\"");
+    assert!(error.contains("connect-info: file not found; this call is required"), "{error}");
+    add_program("connect-info", "");
+    add_program("suspend", "echo a; exit 1");
+    add_program("resume", "");
+    add_program("shutdown", "touch \"$(dirname \"$0\")/shutdown-called\"");
     let group = start(json!({"directory": directory.path(), "name": "d"})).await.unwrap();
     assert_eq!(group.info().id, "script/d");
     assert_eq!(group.increase(3).await.unwrap(), 1);
@@ -149,7 +149,7 @@ async fn executables_in_directory_implement_calls() {
     assert_eq!(group.suspend(&ids(&["a", "b"])).await.unwrap(), ids(&["a"]));
     assert_eq!(group.resume(&ids(&["a", "b"])).await.unwrap(), ids(&["a", "b"]));
     group.stop().await;
-    assert!(directory.path().join("was-shut-down").exists());
+    assert!(directory.path().join("shutdown-called").exists());
 }
 
 #[tokio::test]
@@ -166,23 +166,23 @@ async fn shell_example_creates_machines_that_run_commands() {
     let directory = TempDir::new().unwrap();
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/plugins/shell/sshd-group");
     let text = std::fs::read_to_string(&example).unwrap();
-    assert!(text.lines().count() < 100, "a plugin in shell is under 100 lines (R022)");
+    assert!(text.lines().count() < 100, "the example in shell must have less than 100 lines (R022)");
     let mut spec = PluginSpec::new(PLUGIN);
     spec.config = json!({"command": [example], "settings": {"directory": directory.path().join("group")}});
     let group = Group::start(spec).await.unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 2);
-    let seen = group.update().await.unwrap().instances;
-    assert_eq!(seen.values().collect::<Vec<_>>(), [&InstanceState::Running; 2]);
-    let all: Vec<InstanceId> = seen.into_keys().collect();
-    let info = group.connect_info(&all[0]).await.unwrap();
-    let target = connector::target(&all[0], info, DialOptions::default()).unwrap();
+    let instances = group.update().await.unwrap().instances;
+    assert_eq!(instances.values().collect::<Vec<_>>(), [&InstanceState::Running; 2]);
+    let ids: Vec<InstanceId> = instances.into_keys().collect();
+    let info = group.connect_info(&ids[0]).await.unwrap();
+    let target = connector::target(&ids[0], info, DialOptions::default()).unwrap();
     let session = dial(&target, &KnownHosts::default()).await.unwrap();
     let mut stdout = Vec::new();
-    let run = RemoteCommand { stdout: Some(&mut stdout), ..RemoteCommand::new("echo here; exit 5") };
+    let run = RemoteCommand { stdout: Some(&mut stdout), ..RemoteCommand::new("echo text; exit 5") };
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(5));
-    assert_eq!(stdout, b"here\n");
+    assert_eq!(stdout, b"text\n");
     session.close().await;
-    assert_eq!(group.decrease(&all).await.unwrap().len(), 2);
+    assert_eq!(group.decrease(&ids).await.unwrap().len(), 2);
     assert!(group.update().await.unwrap().instances.is_empty());
     group.stop().await;
 }

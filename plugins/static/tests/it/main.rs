@@ -1,6 +1,6 @@
 //! Tests the plugin as a process under Muster's host. Its machines are SSH servers of the tests.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -51,12 +51,12 @@ impl Machine {
     }
 
     /// Stops the machine from responding.
-    async fn go_away(&mut self) {
+    async fn disconnect(&mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
     }
 
-    async fn come_back(&mut self) {
+    async fn reconnect(&mut self) {
         let listener = TcpListener::bind(self.address).await.unwrap();
         self.server = Self::serve(listener, &self.host_key, &self.login);
     }
@@ -89,21 +89,21 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// Polls the plugin until `reached` returns true. The protocol has no event for it.
-async fn until(what: &str, mut reached: impl AsyncFnMut() -> bool) {
+/// Polls the plugin until `condition` returns true. The protocol has no events.
+async fn wait_until(failure: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    while !reached().await {
-        assert!(tokio::time::Instant::now() < deadline, "{what}");
+    while !condition().await {
+        assert!(tokio::time::Instant::now() < deadline, "{failure}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-async fn granted(group: &Group) {
-    until("no machine is granted", async || group.increase(1).await.is_ok()).await;
+async fn wait_for_lease(group: &Group) {
+    wait_until("no machine was leased", async || group.increase(1).await.is_ok()).await;
 }
 
-async fn gone(group: &Group) {
-    until("machines are left", async || states(group).await.is_empty()).await;
+async fn wait_until_empty(group: &Group) {
+    wait_until("instances still exist", async || states(group).await.is_empty()).await;
 }
 
 fn id(name: &str) -> InstanceId {
@@ -115,9 +115,9 @@ async fn unresponsive_machine_does_not_delay_the_others() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut dead = machine.entry(directory.path(), "a-dead");
-    dead["address"] = json!(silent.local_addr().unwrap().to_string());
-    let mut config = config(directory.path(), &[dead, machine.entry(directory.path(), "m1")]);
+    let mut unresponsive = machine.entry(directory.path(), "a-unresponsive");
+    unresponsive["address"] = json!(silent.local_addr().unwrap().to_string());
+    let mut config = config(directory.path(), &[unresponsive, machine.entry(directory.path(), "m1")]);
     config["health_timeout_s"] = json!(3600);
     // Without the timeout of the initial check, this would take half a minute.
     let group = tokio::time::timeout(Duration::from_secs(20), start(&config)).await.unwrap().unwrap();
@@ -135,7 +135,7 @@ async fn machines_are_leased_cleaned_up_and_leased_again() {
     config["cleanup_command"] = json!(format!("rm {}", used.display()));
     let group = start(&config).await.unwrap();
     assert_eq!((group.info().id.as_str(), group.info().max_size), ("static/static", 1));
-    assert_eq!(group.increase(3).await.unwrap(), 1, "as many as there are");
+    assert_eq!(group.increase(3).await.unwrap(), 1, "the pool has one machine");
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("no machine is available: 1 leased, 0 being cleaned up, 0 quarantined"), "{error}");
@@ -150,9 +150,9 @@ async fn machines_are_leased_cleaned_up_and_leased_again() {
     session.close().await;
 
     group.decrease(&[id("m1/1"), id("m1/99")]).await.unwrap();
-    granted(&group).await;
-    assert!(!used.exists(), "it was cleaned up before it was lent again");
-    assert_eq!(states(&group).await, [("m1/2".to_owned(), InstanceState::Running)], "another lease, another instance");
+    wait_for_lease(&group).await;
+    assert!(!used.exists(), "the machine was cleaned up before its next lease");
+    assert_eq!(states(&group).await, [("m1/2".to_owned(), InstanceState::Running)], "a new lease is a new instance");
     group.stop().await;
 }
 
@@ -166,15 +166,15 @@ async fn machine_is_not_leased_if_cleanup_fails() {
     let group = start(&config).await.unwrap();
     group.increase(1).await.unwrap();
     group.decrease(&[id("m1/1")]).await.unwrap();
-    gone(&group).await;
+    wait_until_empty(&group).await;
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("1 being cleaned"), "{error}");
     std::fs::write(&repaired, "").unwrap();
-    granted(&group).await;
+    wait_for_lease(&group).await;
     group.stop().await;
 }
 
-/// A cleanup may take minutes. The other machines must be checked meanwhile.
+/// A cleanup may take minutes. Meanwhile, the other machines must be checked.
 #[tokio::test]
 async fn slow_cleanup_does_not_delay_other_machines() {
     let directory = TempDir::new().unwrap();
@@ -182,24 +182,24 @@ async fn slow_cleanup_does_not_delay_other_machines() {
     let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
     let mut config = config(directory.path(), &machines);
     let path = |name: &str| directory.path().join(name).display().to_string();
-    let (tried, slow, go) = (path("tried"), path("slow"), path("go"));
-    // The second attempt is the slow one.
+    let (attempted, slow, proceed) = (path("attempted"), path("slow"), path("proceed"));
+    // The first cleanup fails, and the second is slow.
     config["cleanup_command"] = json!(format!(
-        "[ -e {tried} ] || {{ touch {tried}; exit 1; }}; touch {slow}; while [ ! -e {go} ]; do sleep 0.02; done"
+        "[ -e {attempted} ] || {{ touch {attempted}; exit 1; }}; touch {slow}; while [ ! -e {proceed} ]; do sleep 0.02; done"
     ));
     config["health_timeout_s"] = json!(1);
-    second.go_away().await;
+    second.disconnect().await;
     let group = start(&config).await.unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1, "m2 is quarantined");
     group.decrease(&[id("m1/1")]).await.unwrap();
     while !Path::new(&slow).exists() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    second.come_back().await;
-    tokio::time::timeout(Duration::from_secs(60), granted(&group)).await.expect("m2 is looked at");
+    second.reconnect().await;
+    tokio::time::timeout(Duration::from_secs(60), wait_for_lease(&group)).await.expect("m2 was not checked");
     assert_eq!(states(&group).await, [("m2/2".to_owned(), InstanceState::Running)]);
-    std::fs::write(&go, "").unwrap();
-    granted(&group).await;
+    std::fs::write(&proceed, "").unwrap();
+    wait_for_lease(&group).await;
     group.stop().await;
 }
 
@@ -207,7 +207,7 @@ async fn slow_cleanup_does_not_delay_other_machines() {
 async fn unreachable_machines_are_quarantined_and_recover() {
     let directory = TempDir::new().unwrap();
     let (mut first, second) = (Machine::start().await, Machine::start().await);
-    first.go_away().await;
+    first.disconnect().await;
     let machines = [first.entry(directory.path(), "m1"), second.entry(directory.path(), "m2")];
     let mut config = config(directory.path(), &machines);
     config["health_timeout_s"] = json!(1);
@@ -216,10 +216,10 @@ async fn unreachable_machines_are_quarantined_and_recover() {
     assert_eq!(states(&group).await, [("m2/1".to_owned(), InstanceState::Running)]);
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("1 quarantined (m1: "), "{error}");
-    first.come_back().await;
-    granted(&group).await;
+    first.reconnect().await;
+    wait_for_lease(&group).await;
     assert_eq!(states(&group).await.len(), 2);
-    first.go_away().await;
+    first.disconnect().await;
     let error = group.heartbeat(&id("m1/2")).await.unwrap_err().to_string();
     assert!(error.contains("Heartbeat failed"), "{error}");
     group.stop().await;
@@ -234,19 +234,19 @@ async fn leases_survive_kill_and_stop_of_the_plugin() {
     let group = start(&config).await.unwrap();
     group.increase(1).await.unwrap();
     let mut status = group.status();
-    let PluginStatus::Up { pid } = *status.borrow() else { panic!("it runs") };
+    let PluginStatus::Up { pid } = *status.borrow() else { panic!("the plugin is not running") };
     let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
-    assert_eq!(group.increase(2).await.unwrap(), 1, "what is leased is not leased twice");
+    assert_eq!(group.increase(2).await.unwrap(), 1, "a leased machine is not leased again");
 
     let error = start(&config).await.unwrap_err().to_string();
     assert!(error.contains("is locked by another plugin (PID "), "{error}");
     group.stop().await;
     let group = start(&config).await.unwrap();
-    assert_eq!(states(&group).await.len(), 2, "of the manager before");
+    assert_eq!(states(&group).await.len(), 2, "the leases of the previous process are restored");
     group.stop().await;
 }
 
@@ -274,9 +274,9 @@ async fn leased_machine_removed_from_list_survives_restart() {
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
     group.heartbeat(&id("m1/1")).await.unwrap();
     group.decrease(&[id("m1/1")]).await.unwrap();
-    gone(&group).await;
+    wait_until_empty(&group).await;
     assert!(cleaned.exists());
-    assert!(group.increase(1).await.is_err(), "it has left");
+    assert!(group.increase(1).await.is_err(), "the machine was removed from the pool");
     group.stop().await;
 }
 
@@ -313,7 +313,7 @@ async fn machine_with_wrong_host_key_is_not_leased() {
     entry["host_key"] = json!(key().public_key().fingerprint(HashAlg::Sha256).to_string());
     let group = start(&config(other.path(), &[entry])).await.unwrap();
     let error = group.increase(1).await.unwrap_err().to_string();
-    assert!(error.contains("another machine uses this address"), "{error}");
+    assert!(error.contains("another machine may use this address"), "{error}");
     group.stop().await;
 }
 
@@ -342,7 +342,7 @@ async fn c4_c6_passes_conformance_kit() {
     let report = conformance::run(&plan, &mut |_| {}).await;
     let skipped = ["H13", "P11"];
     for verdict in &report.verdicts {
-        let fine = verdict.outcome == Outcome::Pass || skipped.contains(&verdict.case.id);
-        assert!(fine, "{verdict:?}");
+        let is_expected = verdict.outcome == Outcome::Pass || skipped.contains(&verdict.case.id);
+        assert!(is_expected, "{verdict:?}");
     }
 }

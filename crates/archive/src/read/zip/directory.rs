@@ -1,7 +1,7 @@
 //! The central directory of a zip archive (PKWARE's APPNOTE, sections 4.3.12 to 4.3.16).
 //!
-//! The numbers of the record at the end of the archive are compared with the limits before any header is read. Names, sizes and
-//! modes are taken from the central directory. The headers before the contents only show where a content begins.
+//! The numbers in the end record of the archive are compared with the limits before any header is read. Names, sizes and modes are
+//! taken from the central directory. The local headers before the contents are used only to find where a content begins.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -14,27 +14,27 @@ use crate::meter::Meter;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: usize = 22;
-/// Most bytes of the comment behind the end record.
-const COMMENT_MAX: u64 = 65_535;
+/// Maximum length in bytes of the comment after the end record.
+const MAX_COMMENT: u64 = 65_535;
 const END64_LOCATOR: &[u8] = b"PK\x06\x07";
-const END64_LOCATOR_BYTES: u64 = 20;
+const END64_LOCATOR_BYTES: u8 = 20;
 const END64: &[u8] = b"PK\x06\x06";
 const END64_BYTES: usize = 56;
 const HEADER: &[u8] = b"PK\x01\x02";
 const HEADER_BYTES: usize = 46;
-/// Bytes of the directory that are read at once.
+/// Number of bytes of the directory to read at once.
 const CHUNK: u64 = 64 * 1024;
-/// An extra field with 64-bit sizes.
+/// ID of the extra field with 64-bit sizes.
 const SIZES_64: u16 = 0x0001;
-/// An extra field with the time in Unix seconds.
+/// ID of the extra field with the time in Unix seconds.
 const UNIX_TIME: u16 = 0x5455;
 
-/// An error of a part that is not what the format says.
-pub(super) fn invalid(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
+/// Returns an error about a part of the archive that violates the format.
+pub(super) fn invalid(message: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Numbers in little-endian order.
+/// Reads the fields of a record one after the other. Numbers are little-endian.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -72,51 +72,51 @@ pub(super) struct Header {
     pub(super) crc: u32,
     pub(super) packed: u64,
     pub(super) unpacked: u64,
-    /// Position of the header before the content.
+    /// Position of the local header, which precedes the content.
     pub(super) offset: u64,
     pub(super) mode: Option<u32>,
     pub(super) modified: Option<FileTime>,
 }
 
-/// The numbers of the record at the end.
-struct End {
+/// Fields of the end record.
+struct EndRecord {
     entries: u64,
     /// Bytes of the directory.
     size: u64,
     /// Position of the directory, counted from the first byte of the archive.
     offset: u64,
-    /// Position of the first byte behind the directory, counted from the first byte of the file.
+    /// Position of the first byte after the directory, counted from the first byte of the file.
     at: u64,
 }
 
-/// The headers that are still to be read.
+/// The headers that have not been read yet.
 pub(super) struct Directory {
     entries: u64,
-    /// Position of the first byte that is not in `chunk`.
+    /// Position of the first byte after `chunk`.
     at: u64,
-    /// Bytes of the directory from there on.
-    rest: u64,
+    /// Number of bytes of the directory from `at` on.
+    unread: u64,
     chunk: Vec<u8>,
-    /// Bytes of `chunk` that were used.
+    /// Number of bytes of `chunk` that were returned.
     used: usize,
-    /// Bytes in front of the archive, such as the program of one that unpacks itself.
+    /// Number of bytes before the archive, such as the program of a self-extracting archive.
     base: u64,
 }
 
 impl Directory {
-    /// Finds the directory, and compares what the archive says of it with the limits.
+    /// Finds the directory, and compares its declared size and number of entries with the limits.
     pub(super) fn open<R: Read + Seek>(archive: &mut R, meter: &Meter<'_>) -> Result<Self, UnpackError> {
         let end = find_end(archive).map_err(broken)?;
-        meter.directory(end.entries, end.size)?;
+        meter.check_zip_directory(end.entries, end.size)?;
         let start = end.at.checked_sub(end.size);
         let base = start.and_then(|start| start.checked_sub(end.offset));
         let (Some(start), Some(base)) = (start, base) else {
-            return Err(broken(invalid("the zip directory does not fit into the file")));
+            return Err(broken(invalid("the zip directory is larger than the file")));
         };
-        Ok(Self { entries: end.entries, at: start, rest: end.size, chunk: Vec::new(), used: 0, base })
+        Ok(Self { entries: end.entries, at: start, unread: end.size, chunk: Vec::new(), used: 0, base })
     }
 
-    /// Reads the next header.
+    /// Reads the next header. Returns `None` after the last one.
     pub(super) fn next<R: Read + Seek>(&mut self, archive: &mut R) -> io::Result<Option<Header>> {
         let Some(entries) = self.entries.checked_sub(1) else { return Ok(None) };
         self.entries = entries;
@@ -142,26 +142,29 @@ impl Directory {
             mode: mode(made_by >> 8, attributes),
             modified: dos_time(date, time),
         };
-        // Fields that are damaged are passed over: the sizes count then as they are above.
+        // A damaged extra field is ignored. The 32-bit sizes from the header are used then.
         let _ = header.read_extra(Fields(self.take(archive, extra.into())?));
         self.take(archive, comment.into())?;
-        header.offset = header.offset.checked_add(self.base).ok_or_else(|| invalid("an entry lies behind the file"))?;
+        header.offset = header
+            .offset
+            .checked_add(self.base)
+            .ok_or_else(|| invalid("the offset of an entry is beyond the end of the file"))?;
         Ok(Some(header))
     }
 
     /// Returns the next bytes of the directory.
     fn take<R: Read + Seek>(&mut self, archive: &mut R, length: usize) -> io::Result<&[u8]> {
         let missing = (length as u64).saturating_sub((self.chunk.len() - self.used) as u64);
-        if missing > self.rest {
+        if missing > self.unread {
             return Err(invalid("the zip directory ends before its last entry"));
         }
         if missing > 0 {
             self.chunk.drain(..self.used);
             self.used = 0;
-            let more = missing.max(CHUNK).min(self.rest);
+            let more = missing.max(CHUNK).min(self.unread);
             archive.seek(SeekFrom::Start(self.at))?;
             let read = archive.take(more).read_to_end(&mut self.chunk)? as u64;
-            (self.at, self.rest) = (self.at + read, self.rest - read);
+            (self.at, self.unread) = (self.at + read, self.unread - read);
             if read < missing {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -180,13 +183,13 @@ impl Header {
             match kind {
                 SIZES_64 => {
                     for size in [&mut self.unpacked, &mut self.packed, &mut self.offset] {
-                        // The field has only those that do not fit into 32 bits.
+                        // The field contains only the sizes that do not fit into 32 bits.
                         if *size == u64::from(u32::MAX) {
                             *size = field.u64()?;
                         }
                     }
                 }
-                UNIX_TIME if field.bytes(1)?.first().is_some_and(|has| has & 1 != 0) => {
+                UNIX_TIME if field.bytes(1)?.first().is_some_and(|flags| flags & 1 != 0) => {
                     let seconds = field.u32()?.cast_signed();
                     self.modified = Some(FileTime::from_unix_time(seconds.into(), 0));
                 }
@@ -197,10 +200,10 @@ impl Header {
     }
 }
 
-/// Finds the record at the end of the archive: the last one that fits with its comment.
-fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<End> {
+/// Finds the end record of the archive: the last one whose comment fits into the rest of the file.
+fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<EndRecord> {
     let size = archive.seek(SeekFrom::End(0))?;
-    let start = size.saturating_sub(END_BYTES as u64 + COMMENT_MAX);
+    let start = size.saturating_sub(END_BYTES as u64 + MAX_COMMENT);
     let mut tail = Vec::new();
     archive.seek(SeekFrom::Start(start))?;
     archive.take(size - start).read_to_end(&mut tail)?;
@@ -216,21 +219,22 @@ fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<End> {
         if fields.bytes(comment.into()).is_err() {
             continue;
         }
-        let end = End { entries: entries.into(), size: size.into(), offset: offset.into(), at: start + at as u64 };
+        let end =
+            EndRecord { entries: entries.into(), size: size.into(), offset: offset.into(), at: start + at as u64 };
         if entries == u16::MAX || size == u32::MAX || offset == u32::MAX {
             return end64(archive, end.at).map(|end64| end64.unwrap_or(end));
         }
         if disk != directory_disk {
-            return Err(invalid("zip archives of several parts are not supported"));
+            return Err(invalid("zip archives that are split into several files are not supported"));
         }
         return Ok(end);
     }
-    Err(invalid("it has no zip directory at its end"))
+    Err(invalid("the archive has no zip directory at its end"))
 }
 
-/// Reads the zip64 end record that belongs to the end record at `end`. `None` if the archive has none.
-fn end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<End>> {
-    let Some(locator) = end.checked_sub(END64_LOCATOR_BYTES) else { return Ok(None) };
+/// Reads the zip64 end record that belongs to the end record at `end`. Returns `None` if the archive has none.
+fn end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<EndRecord>> {
+    let Some(locator) = end.checked_sub(END64_LOCATOR_BYTES.into()) else { return Ok(None) };
     let mut bytes = [0; END64_LOCATOR_BYTES as usize];
     archive.seek(SeekFrom::Start(locator))?;
     archive.read_exact(&mut bytes)?;
@@ -247,18 +251,18 @@ fn end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<End>> {
     if fields.bytes(END64.len())? != END64 {
         return Err(invalid("the end of the zip64 directory is damaged"));
     }
-    // Its own size, versions, disks, and the entries of this disk.
+    // Skips the size of the record, versions, disk numbers, and the number of entries on this disk.
     fields.bytes(28)?;
-    Ok(Some(End { entries: fields.u64()?, size: fields.u64()?, offset: fields.u64()?, at }))
+    Ok(Some(EndRecord { entries: fields.u64()?, size: fields.u64()?, offset: fields.u64()?, at }))
 }
 
-/// Returns the mode that the system which made the archive has written.
+/// Returns the mode of a file, which depends on the system that created the archive.
 fn mode(system: u16, attributes: u32) -> Option<u32> {
     match (system, attributes) {
         (_, 0) => None,
         // Unix and macOS
         (3 | 19, _) => Some(attributes >> 16),
-        // MS-DOS, Windows and VFAT: bit 4 is a directory, bit 0 a file that is not to be changed.
+        // MS-DOS, Windows and VFAT: bit 4 means a directory, bit 0 a read-only file.
         (0 | 10 | 14, _) => {
             let mode = if attributes & 0x10 == 0 { 0o100_644 } else { 0o040_755 };
             Some(if attributes & 1 == 0 { mode } else { mode & !0o222 })
@@ -267,7 +271,7 @@ fn mode(system: u16, attributes: u32) -> Option<u32> {
     }
 }
 
-/// Returns a time of MS-DOS, which has no zone and is taken for UTC.
+/// Converts a time of MS-DOS, which has no time zone. It is interpreted as UTC.
 fn dos_time(date: u16, time: u16) -> Option<FileTime> {
     let bits = |from: u16, shift: u32, count: u32| u8::try_from((from >> shift) & ((1 << count) - 1)).ok();
     let year = 1980 + i32::from(date >> 9);

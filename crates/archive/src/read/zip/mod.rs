@@ -1,4 +1,4 @@
-//! Zip archives, read entry by entry: nothing in memory grows with their number.
+//! Reads zip archives entry by entry, so that memory does not grow with the number of entries.
 
 mod content;
 mod directory;
@@ -9,12 +9,12 @@ use std::os::unix::ffi::OsStringExt;
 
 use self::content::content;
 use self::directory::{Directory, Header};
-use super::{Entry, EntryKind, MAX_LINK, Visit, broken, check_length, path};
+use super::{Entry, EntryKind, MAX_LINK_TARGET, Visit, broken, check_length, path};
 use crate::UnpackError;
 use crate::meter::{Content, Meter};
 
-/// Bits of a mode that tell the kind of a file.
-const KIND: u32 = 0o170_000;
+/// Bits of a mode that contain the file type.
+const FILE_TYPE_MASK: u32 = 0o170_000;
 
 pub(super) fn read<E: From<UnpackError>>(
     archive: impl Read + Seek,
@@ -24,7 +24,7 @@ pub(super) fn read<E: From<UnpackError>>(
     let mut archive = BufReader::new(archive);
     let mut directory = Directory::open(&mut archive, meter)?;
     while let Some(header) = directory.next(&mut archive).map_err(broken)? {
-        meter.entry()?;
+        meter.count_entry()?;
         check_length(&header.name)?;
         let mut content = Content { inner: content(&mut archive, &header).map_err(broken)?, meter };
         let kind = kind(&header, &mut content)?;
@@ -33,29 +33,30 @@ pub(super) fn read<E: From<UnpackError>>(
             kind,
             mode: header.mode.map(|mode| mode & 0o777),
             modified: header.modified,
+            size: Some(header.unpacked),
         };
         visit(&entry, &mut content)?;
     }
     Ok(())
 }
 
-/// Reads the headers of all entries.
+/// Reads the headers of all entries, which checks them.
 pub(super) fn check(archive: impl Read + Seek, meter: &Meter<'_>) -> Result<(), UnpackError> {
     let mut archive = BufReader::new(archive);
     let mut directory = Directory::open(&mut archive, meter)?;
     while directory.next(&mut archive).map_err(broken)?.is_some() {
-        meter.entry()?;
+        meter.count_entry()?;
     }
     Ok(())
 }
 
-/// Reads the file with this name. `None` if the archive has none. If several have the name, the last is read.
+/// Reads the file with this name. Returns `None` if the archive does not contain it. If several entries have the name, reads the last.
 pub(super) fn find(archive: impl Read + Seek, name: &str, meter: &Meter<'_>) -> Result<Option<Vec<u8>>, UnpackError> {
     let mut archive = BufReader::new(archive);
     let mut directory = Directory::open(&mut archive, meter)?;
     let mut found = None;
     while let Some(header) = directory.next(&mut archive).map_err(broken)? {
-        meter.entry()?;
+        meter.count_entry()?;
         if header.name == name.as_bytes() {
             found = Some(header);
         }
@@ -68,19 +69,19 @@ pub(super) fn find(archive: impl Read + Seek, name: &str, meter: &Meter<'_>) -> 
 }
 
 fn kind(header: &Header, content: &mut impl Read) -> Result<EntryKind, UnpackError> {
-    let refused = |kind| Err(UnpackError::Kind { name: String::from_utf8_lossy(&header.name).into_owned(), kind });
-    match header.mode.unwrap_or_default() & KIND {
+    let unsupported = |kind| Err(UnpackError::Kind { name: String::from_utf8_lossy(&header.name).into_owned(), kind });
+    match header.mode.unwrap_or_default() & FILE_TYPE_MASK {
         0o120_000 => {
             let mut target = Vec::new();
-            content.take(MAX_LINK + 1).read_to_end(&mut target).map_err(broken)?;
-            if target.len() as u64 > MAX_LINK {
-                return refused("link of more than 4096 bytes");
+            content.take(MAX_LINK_TARGET + 1).read_to_end(&mut target).map_err(broken)?;
+            if target.len() as u64 > MAX_LINK_TARGET {
+                return unsupported("link with a target of more than 4096 bytes");
             }
             Ok(EntryKind::Link(OsString::from_vec(target).into()))
         }
-        0o010_000 => refused("pipe"),
-        0o020_000 | 0o060_000 => refused("device"),
-        0o140_000 => refused("socket"),
+        0o010_000 => unsupported("pipe"),
+        0o020_000 | 0o060_000 => unsupported("device"),
+        0o140_000 => unsupported("socket"),
         0o040_000 => Ok(EntryKind::Directory),
         _ if header.name.ends_with(b"/") => Ok(EntryKind::Directory),
         _ => Ok(EntryKind::File),

@@ -27,13 +27,13 @@ fn snapshot(root: &Path) -> Snapshot {
     seen.collect()
 }
 
-struct World {
+struct Fixture {
     dir: tempfile::TempDir,
     tree: Tree,
     trash: Trash,
 }
 
-impl World {
+impl Fixture {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("template");
@@ -82,9 +82,9 @@ impl World {
 }
 
 /// Changes the directory in one of the ways that a job could.
-fn change(root: &Path, act: u8, place: usize) {
-    const PLACES: [&str; 9] = ["a/one", "a/b/two", "a/b", "a", "empty", "link", "z", "a/large", ".git/HEAD"];
-    let path = root.join(PLACES[place % PLACES.len()]);
+fn change(root: &Path, kind: u8, index: usize) {
+    const PATHS: [&str; 9] = ["a/one", "a/b/two", "a/b", "a", "empty", "link", "z", "a/large", ".git/HEAD"];
+    let path = root.join(PATHS[index % PATHS.len()]);
     let times = fs::symlink_metadata(&path).map(|found| filetime::FileTime::from_last_modification_time(&found));
     let remove = || match fs::symlink_metadata(&path) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(&path),
@@ -92,14 +92,14 @@ fn change(root: &Path, act: u8, place: usize) {
         Err(error) => Err(error),
     };
     // Changes that are impossible after earlier ones have no effect.
-    let _ = match act % 9 {
+    let _ = match kind % 9 {
         0 => remove(),
         1 => remove().and_then(|()| fs::create_dir_all(path.join("deep/er"))),
         2 => remove().and_then(|()| fs::write(&path, "another")),
         3 => remove().and_then(|()| symlink("/", &path)),
         4 => fs::set_permissions(&path, fs::Permissions::from_mode(0o700)),
         5 => fs::write(path.join("untracked"), "s").and_then(|()| fs::create_dir_all(path.join("strange/deep"))),
-        6 => fs::hard_link(&path, root.join(format!("hard{place}"))),
+        6 => fs::hard_link(&path, root.join(format!("hard{index}"))),
         7 => fs::rename(&path, root.join("moved")),
         // Same size and modification time, but other content.
         _ => fs::metadata(&path)
@@ -115,47 +115,47 @@ proptest! {
         rounds in prop::collection::vec(prop::collection::vec((any::<u8>(), 0..9_usize), 0..6), 1..4),
         settled in any::<bool>(),
     ) {
-        let world = World::new();
-        let mut stamps = if settled { world.settle() } else { world.restore(false, FileStamps::default()) };
-        prop_assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
-        for acts in rounds {
-            for (act, place) in acts {
-                change(&world.target(), act, place);
+        let fixture = Fixture::new();
+        let mut stamps = if settled { fixture.settle() } else { fixture.restore(false, FileStamps::default()) };
+        prop_assert_eq!(snapshot(&fixture.target()), snapshot(&fixture.template()));
+        for changes in rounds {
+            for (kind, index) in changes {
+                change(&fixture.target(), kind, index);
             }
-            stamps = world.restore(false, stamps);
-            prop_assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
+            stamps = fixture.restore(false, stamps);
+            prop_assert_eq!(snapshot(&fixture.target()), snapshot(&fixture.template()));
         }
-        world.trash.close();
+        fixture.trash.close();
     }
 }
 
 #[test]
 fn unchanged_files_are_not_written() {
-    let world = World::new();
+    let fixture = Fixture::new();
     let state = || {
-        let entries = walkdir::WalkDir::new(world.target()).into_iter().map(Result::unwrap);
+        let entries = walkdir::WalkDir::new(fixture.target()).into_iter().map(Result::unwrap);
         entries.map(|entry| FileStamp::new(&entry.metadata().unwrap())).collect::<Vec<_>>()
     };
-    let stamps = world.restore(false, FileStamps::default());
+    let stamps = fixture.restore(false, FileStamps::default());
     let before = state();
-    world.restore(false, stamps);
+    fixture.restore(false, stamps);
     assert_eq!(state(), before);
 }
 
 #[test]
 fn change_with_same_mtime_is_detected_by_ctime() {
-    let world = World::new();
-    let stamps = world.settle();
-    change(&world.target(), 8, 7);
-    world.restore(false, stamps);
-    assert_eq!(snapshot(&world.target()), snapshot(&world.template()));
+    let fixture = Fixture::new();
+    let stamps = fixture.settle();
+    change(&fixture.target(), 8, 7);
+    fixture.restore(false, stamps);
+    assert_eq!(snapshot(&fixture.target()), snapshot(&fixture.template()));
 }
 
 #[test]
 fn bare_restore_keeps_only_the_repository() {
-    let world = World::new();
-    world.restore(false, FileStamps::default());
-    world.restore(true, FileStamps::default());
-    let names: Vec<_> = snapshot(&world.target()).into_keys().map(|path| path.display().to_string()).collect();
+    let fixture = Fixture::new();
+    fixture.restore(false, FileStamps::default());
+    fixture.restore(true, FileStamps::default());
+    let names: Vec<_> = snapshot(&fixture.target()).into_keys().map(|path| path.display().to_string()).collect();
     assert_eq!(names, ["", ".git", ".git/HEAD", ".git/refs"]);
 }

@@ -40,20 +40,20 @@ pub(crate) struct DirectoryBlobs {
 
 /// Content that is being received.
 struct Received {
-    part: NamedTempFile,
+    temp_file: NamedTempFile,
     file: tokio::fs::File,
     artifacts: PathBuf,
 }
 
 impl DirectoryBlobs {
-    /// Opens a state directory for writing, and deletes what the previous process received only in part.
+    /// Opens a state directory for writing, and deletes the incomplete uploads of the previous process.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(dir.join(TRACES))?;
         let incoming = dir.join(ARTIFACTS).join(INCOMING);
         std::fs::create_dir_all(&incoming)?;
         for entry in std::fs::read_dir(&incoming)?.flatten() {
             if let Err(error) = std::fs::remove_file(entry.path()) {
-                tracing::warn!(file = %entry.path().display(), %error, "failed to delete a partly received file");
+                tracing::warn!(file = %entry.path().display(), %error, "failed to delete an incomplete upload");
             }
         }
         Ok(Self::open_read_only(dir))
@@ -73,8 +73,8 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> BlobError + '_ {
     move |error| BlobError::new(format_args!("`{}`", path.display()), error)
 }
 
-/// Opens a file; `None` if it does not exist.
-fn existing(path: &Path) -> Result<Option<File>, BlobError> {
+/// Opens a file. `None` if it does not exist.
+fn open_if_exists(path: &Path) -> Result<Option<File>, BlobError> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -95,7 +95,7 @@ impl Blobs for DirectoryBlobs {
     async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError> {
         let path = self.traces.path(job);
         let read = move || {
-            let Some(mut file) = existing(&path)? else { return Ok(Bytes::new()) };
+            let Some(mut file) = open_if_exists(&path)? else { return Ok(Bytes::new()) };
             let mut bytes = Vec::new();
             let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.take(MAX_READ).read_to_end(&mut bytes));
             read.map_err(failed(&path))?;
@@ -105,7 +105,7 @@ impl Blobs for DirectoryBlobs {
     }
 
     async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError> {
-        existing(&self.traces.path(job))
+        open_if_exists(&self.traces.path(job))
     }
 
     fn close_trace(&self, job: JobId) {
@@ -115,21 +115,22 @@ impl Blobs for DirectoryBlobs {
     async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError> {
         let (artifacts, incoming) = (self.artifacts.clone(), self.artifacts.join(INCOMING));
         let begin = move || {
-            let part = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&incoming).map_err(failed(&incoming))?;
-            let file = part.reopen().map_err(failed(part.path()))?;
-            Ok(Received { part, file: tokio::fs::File::from_std(file), artifacts })
+            let temp_file =
+                tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&incoming).map_err(failed(&incoming))?;
+            let file = temp_file.reopen().map_err(failed(temp_file.path()))?;
+            Ok(Received { temp_file, file: tokio::fs::File::from_std(file), artifacts })
         };
         Ok(Box::new(blocking::<_, BlobError>(begin).await?))
     }
 
     async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError> {
-        existing(&path(&self.artifacts, name))
+        open_if_exists(&path(&self.artifacts, name))
     }
 
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
         let path = path(&self.artifacts, name);
-        let Some(file) = existing(&path)? else { return Ok(None) };
-        // The size is that of the file, not that in its row: the file may have been replaced since the row was written.
+        let Some(file) = open_if_exists(&path)? else { return Ok(None) };
+        // Return the size of the file and not that of its row, because the file may have been replaced after the row was written.
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok(Some((size, ReaderStream::new(tokio::fs::File::from_std(file)).boxed())))
     }
@@ -179,22 +180,22 @@ impl Blobs for DirectoryBlobs {
 #[async_trait]
 impl Incoming for Received {
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
-        self.file.write_all(bytes).await.map_err(failed(self.part.path()))
+        self.file.write_all(bytes).await.map_err(failed(self.temp_file.path()))
     }
 
     async fn open(&mut self) -> Result<File, BlobError> {
-        self.file.flush().await.map_err(failed(self.part.path()))?;
-        self.part.reopen().map_err(failed(self.part.path()))
+        self.file.flush().await.map_err(failed(self.temp_file.path()))?;
+        self.temp_file.reopen().map_err(failed(self.temp_file.path()))
     }
 
-    async fn keep(mut self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError> {
-        self.file.flush().await.map_err(failed(self.part.path()))?;
-        let (place, part) = (path(&self.artifacts, name), self.part);
-        let keep = move || {
-            let directory = place.parent().unwrap_or(&place);
+    async fn store(mut self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError> {
+        self.file.flush().await.map_err(failed(self.temp_file.path()))?;
+        let (target, temp_file) = (path(&self.artifacts, name), self.temp_file);
+        let store = move || {
+            let directory = target.parent().unwrap_or(&target);
             std::fs::create_dir_all(directory).map_err(failed(directory))?;
-            part.persist(&place).map(drop).map_err(|error| failed(&place)(error.error))
+            temp_file.persist(&target).map(drop).map_err(|error| failed(&target)(error.error))
         };
-        blocking(keep).await
+        blocking(store).await
     }
 }

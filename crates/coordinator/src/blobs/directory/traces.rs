@@ -1,4 +1,4 @@
-//! Traces in files: one per job, which only grows, and only at its end (J3).
+//! Traces in files: one file per job, to which bytes are only appended (J3).
 //!
 //! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected with the length, from which
 //! the sender continues (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file is truncated to its previous
@@ -18,7 +18,7 @@ use super::super::{Appended, BlobError, blocking};
 
 /// Bytes per read while a checksum is computed.
 const CHUNK: usize = 64 * 1024;
-/// Maximum number of bytes that the caller's own thread writes: for so few, another thread costs more than the write itself.
+/// Maximum number of bytes that the caller's own thread writes. For fewer bytes, a switch to another thread costs more than the write.
 const MAX_INLINE_WRITE: usize = 64 * 1024;
 
 /// All traces of a state directory.
@@ -63,10 +63,10 @@ impl Traces {
         bytes: Bytes,
         max_bytes: u64,
     ) -> Result<Appended, BlobError> {
-        let few = bytes.len() <= MAX_INLINE_WRITE;
+        let is_small = bytes.len() <= MAX_INLINE_WRITE;
         let append =
             move |trace: &mut Trace| trace.append(start, &bytes, max_bytes).map_err(|error| failed(&trace.path, error));
-        self.with(job, few, append).await
+        self.with_trace(job, is_small, append).await
     }
 
     /// Returns the length and the CRC-32 checksum of a trace.
@@ -76,23 +76,23 @@ impl Traces {
             let writer = trace.writer().map_err(|error| failed(&path, error))?;
             Ok((writer.size, writer.checksum.clone().finalize()))
         };
-        self.with(job, true, sum).await
+        self.with_trace(job, true, sum).await
     }
 
     /// Runs `work` with a trace.
     ///
-    /// Runs it at once if it is `quick`, no other call uses the trace, and the trace does not need to be read first. Otherwise, runs it on
-    /// a thread for blocking work.
-    async fn with<T: Send + 'static>(
+    /// Runs it in this thread if `is_quick` is set, no other call uses the trace, and the trace does not need to be read first. Otherwise,
+    /// runs it on a thread for blocking work.
+    async fn with_trace<T: Send + 'static>(
         &self,
         job: JobId,
-        quick: bool,
+        is_quick: bool,
         work: impl FnOnce(&mut Trace) -> Result<T, BlobError> + Send + 'static,
     ) -> Result<T, BlobError> {
         let trace = self.entry(job);
-        if quick
+        if is_quick
             && let Some(mut trace) = trace.try_lock()
-            && trace.is_at_hand()
+            && trace.opens_quickly()
         {
             return work(&mut trace);
         }
@@ -111,8 +111,8 @@ impl Traces {
 }
 
 impl Trace {
-    /// Returns whether the file is open or does not exist yet. An existing file is read from its start when it is opened.
-    fn is_at_hand(&self) -> bool {
+    /// Returns whether the file is open or does not exist yet. Opening an existing file is slow, because it is read from its start.
+    fn opens_quickly(&self) -> bool {
         self.writer.is_some()
             || std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
@@ -176,13 +176,13 @@ mod tests {
     use super::*;
 
     fn traces() -> (tempfile::TempDir, Traces) {
-        let dir = tempfile::tempdir().expect("a directory");
+        let dir = tempfile::tempdir().expect("failed to create a directory");
         let traces = Traces::new(dir.path().to_owned());
         (dir, traces)
     }
 
     async fn append(traces: &Traces, start: u64, bytes: &'static str) -> Appended {
-        traces.append(JobId(1), start, Bytes::from_static(bytes.as_bytes()), 100).await.expect("written")
+        traces.append(JobId(1), start, Bytes::from_static(bytes.as_bytes()), 100).await.expect("failed to write")
     }
 
     #[tokio::test]
@@ -201,7 +201,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", &path).expect("a disk that is always full");
         let error = traces.append(JobId(1), 0, Bytes::from_static(b"hello"), 100).await.expect_err("no space");
         assert!(matches!(error, BlobError::Full { .. }), "{error}");
-        std::fs::remove_file(&path).expect("space again");
+        std::fs::remove_file(&path).expect("the space was not released");
         assert_eq!(append(&traces, 0, "hello").await, Appended::Yes(5));
     }
 }

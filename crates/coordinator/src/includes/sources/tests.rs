@@ -155,7 +155,7 @@ fn components_are_found_by_version() {
 }
 
 #[test]
-fn missing_templates_name_the_configuration() {
+fn templates_come_from_the_configured_directory() {
     let (fixture, runtime) = (Fixture::new(), runtime());
     let directory = fixture.path("templates");
     std::fs::create_dir_all(directory.join("Jobs")).unwrap();

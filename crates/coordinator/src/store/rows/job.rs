@@ -17,7 +17,7 @@ pub(crate) struct JobRow {
     pub(crate) name: String,
     pub(crate) stage: String,
     pub(crate) kind: JobKind,
-    /// Number of this record among those of the job, from 1.
+    /// Number of this attempt of the job, from 1.
     pub(crate) attempt: u32,
     pub(crate) created_at: Timestamp,
     pub(crate) queued_at: Option<Timestamp>,
@@ -145,7 +145,7 @@ pub(crate) struct ArtifactRow {
     pub(crate) size: u64,
     pub(crate) created_at: Timestamp,
     pub(crate) expires_at: Option<Timestamp>,
-    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (C187).
+    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (case C187).
     pub(crate) deleted: bool,
 }
 

@@ -32,13 +32,13 @@ pub(crate) struct PipelineRow {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct PipelineDetail {
-    /// Whether a job failed that is allowed to fail.
+    /// Whether a job that is allowed to fail has failed.
     pub(crate) warnings: bool,
     /// Messages of the coordinator about the pipeline.
     pub(crate) problems: Vec<String>,
 }
 
-/// The request for a pipeline, as far as its jobs and children need it later.
+/// The part of the request for a pipeline that its jobs and child pipelines need later.
 ///
 /// Lists of paths are not stored: they are read from the sources again.
 #[derive(Clone, Serialize, Deserialize)]
@@ -52,7 +52,7 @@ pub(crate) struct PipelineSpec {
     ref_name: String,
     ref_protected: bool,
     predefined: Vec<Variable>,
-    project_variables: Vec<StoredScoped>,
+    project_variables: Vec<StoredVariable>,
     pipeline_variables: Vec<Variable>,
     config_path: String,
     project_path: String,
@@ -61,7 +61,7 @@ pub(crate) struct PipelineSpec {
 
 /// A project variable with its scope.
 #[derive(Clone, Serialize, Deserialize)]
-struct StoredScoped {
+struct StoredVariable {
     variable: Variable,
     protected: bool,
     environment_scope: String,
@@ -74,10 +74,10 @@ impl std::fmt::Debug for PipelineSpec {
 }
 
 impl PipelineSpec {
-    /// Returns the part of a request that is needed later.
+    /// Returns the part of a request that jobs and child pipelines need later.
     pub(crate) fn new(new: &NewPipeline) -> Self {
         let context = &new.context;
-        let scoped = |variable: &ScopedVariable| StoredScoped {
+        let scoped = |variable: &ScopedVariable| StoredVariable {
             variable: variable.variable.clone(),
             protected: variable.protected,
             environment_scope: variable.environment_scope.clone(),
@@ -122,7 +122,7 @@ impl PipelineSpec {
 
     /// Returns the context that the pipeline was compiled for, without inputs and lists of paths.
     pub(crate) fn context(&self) -> Context {
-        let scoped = |stored: &StoredScoped| ScopedVariable {
+        let scoped = |stored: &StoredVariable| ScopedVariable {
             variable: stored.variable.clone(),
             protected: stored.protected,
             environment_scope: stored.environment_scope.clone(),

@@ -1,13 +1,13 @@
 //! Statements with their values, run as one query.
 //!
-//! Each query of the database's thread costs two thread switches, which is more than most statements cost.
+//! The database has its own thread. Each query costs two thread switches, which is more than most statements cost.
 
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection};
 use sqlx::{Arguments, AssertSqlSafe, Encode, Type};
 
 use crate::error::StoreError;
 
-/// Maximum number of statements in a batch whose prepared form is cached for the next batch of the same shape.
+/// A batch with at most this many statements stays prepared, for the next batch with the same statements.
 const MAX_CACHED: usize = 8;
 
 /// Statements that change rows, in order.
@@ -17,11 +17,11 @@ pub(super) struct Batch {
     values: SqliteArguments,
     statements: usize,
     /// Error for a value that cannot be bound. The batch is not run then.
-    failed: Option<sqlx::Error>,
+    bind_error: Option<sqlx::Error>,
 }
 
 impl Batch {
-    /// Adds a statement. Its `?` are the values that are bound next.
+    /// Adds a statement. Bind a value for each of its `?` next.
     pub(super) fn statement(&mut self, sql: &'static str) -> &mut Self {
         self.sql.push_str(sql);
         self.sql.push_str(";\n");
@@ -32,14 +32,14 @@ impl Batch {
     /// Binds the value of the next `?`.
     pub(super) fn bind<'v, T: Encode<'v, Sqlite> + Type<Sqlite>>(&mut self, value: T) -> &mut Self {
         if let Err(error) = self.values.add(value) {
-            self.failed.get_or_insert(sqlx::Error::Encode(error));
+            self.bind_error.get_or_insert(sqlx::Error::Encode(error));
         }
         self
     }
 
     /// Runs all statements, in one transaction if there are several. The transaction stays open if one of them fails.
     pub(super) async fn run(self, connection: &mut SqliteConnection) -> Result<(), StoreError> {
-        if let Some(error) = self.failed {
+        if let Some(error) = self.bind_error {
             return Err(error.into());
         }
         // SQLite runs a single statement as a transaction.

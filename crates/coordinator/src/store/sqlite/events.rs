@@ -10,13 +10,13 @@ use crate::clock::{from_millis, to_millis};
 use crate::error::StoreError;
 use crate::outbox::{JobEvent, NewJobEvent};
 
-/// Adds events, all in one statement: a batch has several for each job.
+/// Adds all events in one statement, because a batch has several events for each job.
 pub(super) fn add(batch: &mut Batch, events: &[NewJobEvent]) -> Result<(), StoreError> {
     if events.is_empty() {
         return Ok(());
     }
     let rows = events.iter().map(|event| {
-        // The column stores the change as JSON text, so it must be a JSON string here.
+        // The column stores the change as JSON text, so it is passed as a JSON string that contains JSON.
         let change = to_json("an event", &event.change)?;
         Ok((to_millis(event.at), event.pipeline.0, event.job.0, change))
     });

@@ -81,7 +81,7 @@ pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Res
 }
 
 fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
-    let instant = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(from_millis));
+    let timestamp = |column| Ok::<_, sqlx::Error>(row.try_get::<Option<i64>, _>(column)?.map(from_millis));
     Ok(JobRow {
         id: JobId(row.try_get("id")?),
         pipeline: PipelineId(row.try_get("pipeline_id")?),
@@ -91,9 +91,9 @@ fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
         kind: from_name("a job's kind", row.try_get("kind")?)?,
         attempt: row.try_get("attempt")?,
         created_at: from_millis(row.try_get("created_at")?),
-        queued_at: instant("queued_at")?,
-        started_at: instant("started_at")?,
-        finished_at: instant("finished_at")?,
+        queued_at: timestamp("queued_at")?,
+        started_at: timestamp("started_at")?,
+        finished_at: timestamp("finished_at")?,
         runner: row.try_get::<Option<i64>, _>("runner_id")?.map(RunnerId),
         system_id: row.try_get("system_id")?,
         failure_reason: row.try_get::<Option<&str>, _>("failure_reason")?.map(FailureReason::from_wire),

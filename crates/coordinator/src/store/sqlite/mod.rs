@@ -1,8 +1,8 @@
 //! A store in a SQLite file.
 //!
-//! One connection writes, with one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`: a killed process
-//! loses nothing that was acknowledged; a power failure may lose the last second. A second connection, opened when it is first needed,
-//! reads in parallel to the writer.
+//! One connection writes, with one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`. If the process is
+//! killed, no acknowledged change is lost. A power failure may lose the last second. A second connection reads in parallel to the writer.
+//! It is opened when it is first needed.
 
 mod batch;
 mod events;
@@ -58,21 +58,21 @@ impl SqliteStore {
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 
-    /// Runs a short read on the writing connection, if there is one.
+    /// Runs a short read on the writing connection if it is open, and otherwise on the reading connection.
     ///
-    /// For reads at the start, before the second connection is worth its cost, and for queries that an index answers at once.
-    async fn briefly<T: Send>(
+    /// For reads at the start, which do not justify opening the second connection, and for queries that an index answers immediately.
+    async fn with_writer<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
         match self.writer.lock().await.as_mut() {
             Some(connection) => work(connection).await,
-            None => self.reading(work).await,
+            None => self.with_reader(work).await,
         }
     }
 
     /// Runs `work` on the reading connection, in one transaction: all of its queries see the same rows.
-    async fn reading<T: Send>(
+    async fn with_reader<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
@@ -90,7 +90,7 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    // The transaction is written out in SQL. After a commit that fails on a full disk, SQLite leaves the transaction open. A guard that
+    // The batch contains BEGIN and COMMIT as SQL. After a commit that fails on a full disk, SQLite leaves the transaction open. A guard that
     // counts transactions would nest the next one in it, and it would never be committed.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
@@ -100,38 +100,38 @@ impl Store for SqliteStore {
             && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
         {
             // After some errors SQLite has already rolled back. If it has not, the next BEGIN fails.
-            tracing::debug!(%error, "there was no transaction to roll back");
+            tracing::debug!(%error, "failed to roll back, probably because SQLite has already done so");
         }
         result
     }
 
     async fn open_work(&self) -> Result<Contents, StoreError> {
-        self.briefly(|connection| Box::pin(open_work(connection))).await
+        self.with_writer(|connection| Box::pin(open_work(connection))).await
     }
 
     async fn last_ids(&self) -> Result<LastIds, StoreError> {
-        self.briefly(|connection| Box::pin(last_ids(connection))).await
+        self.with_writer(|connection| Box::pin(last_ids(connection))).await
     }
 
-    async fn family(&self, of: Member) -> Result<Contents, StoreError> {
-        self.reading(move |connection| Box::pin(family(connection, of))).await
+    async fn family(&self, member: Member) -> Result<Contents, StoreError> {
+        self.with_reader(move |connection| Box::pin(family(connection, member))).await
     }
 
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError> {
-        self.reading(move |connection| Box::pin(pipelines::after(connection, after, limit))).await
+        self.with_reader(move |connection| Box::pin(pipelines::after(connection, after, limit))).await
     }
 
     async fn expired(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, StoreError> {
-        self.briefly(move |connection| Box::pin(jobs::expired(connection, to_millis(now), limit))).await
+        self.with_writer(move |connection| Box::pin(jobs::expired(connection, to_millis(now), limit))).await
     }
 
     async fn next_expiry(&self) -> Result<Option<Timestamp>, StoreError> {
-        let next = self.briefly(|connection| Box::pin(jobs::next_expiry(connection))).await?;
+        let next = self.with_writer(|connection| Box::pin(jobs::next_expiry(connection))).await?;
         Ok(next.map(from_millis))
     }
 
     async fn events_after(&self, sequence: u64, limit: usize) -> Result<Vec<JobEvent>, StoreError> {
-        self.reading(move |connection| Box::pin(events::after(connection, sequence, limit))).await
+        self.with_reader(move |connection| Box::pin(events::after(connection, sequence, limit))).await
     }
 
     async fn prune_events(&self, sequence: u64) -> Result<(), StoreError> {
@@ -196,8 +196,8 @@ async fn open_work(connection: &mut SqliteConnection) -> Result<Contents, StoreE
     })
 }
 
-async fn family(connection: &mut SqliteConnection, of: Member) -> Result<Contents, StoreError> {
-    let root = match of {
+async fn family(connection: &mut SqliteConnection, member: Member) -> Result<Contents, StoreError> {
+    let root = match member {
         Member::Pipeline(id) => pipelines::root(connection, id).await?,
         Member::Job(id) => pipelines::root_of_job(connection, id).await?,
     };
@@ -222,26 +222,26 @@ async fn last_ids(connection: &mut SqliteConnection) -> Result<LastIds, StoreErr
     })
 }
 
-/// Error for a directory whose database rows cannot be read.
+/// Returns the error for a directory whose database rows cannot be read.
 pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
     OpenError::Database { path: open::path_in(dir), source }
 }
 
 /// Returns the JSON text of a value for a column.
-fn to_json<T: serde::Serialize>(what: &str, value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| damaged(what, &error))
+fn to_json<T: serde::Serialize>(column: &str, value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| damaged(column, &error))
 }
 
 /// Parses the JSON text of a column.
-fn from_json<T: serde::de::DeserializeOwned>(what: &str, text: &str) -> Result<T, StoreError> {
-    serde_json::from_str(text).map_err(|error| damaged(what, &error))
+fn from_json<T: serde::de::DeserializeOwned>(column: &str, text: &str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|error| damaged(column, &error))
 }
 
 /// Parses a column that holds a name from a fixed list.
-fn from_name<T: serde::de::DeserializeOwned>(what: &str, name: &str) -> Result<T, StoreError> {
-    from_json(what, &to_json(what, &name)?)
+fn from_name<T: serde::de::DeserializeOwned>(column: &str, name: &str) -> Result<T, StoreError> {
+    from_json(column, &to_json(column, &name)?)
 }
 
-fn damaged(what: &str, why: &dyn std::fmt::Display) -> StoreError {
-    StoreError::Damaged { what: what.to_owned(), why: why.to_string() }
+fn damaged(value: &str, error: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Damaged { value: value.to_owned(), reason: error.to_string() }
 }

@@ -11,8 +11,9 @@ use sqlx::{Connection, Row, SqlSafeStr};
 
 use crate::error::{OpenError, StoreError, is_full, unwritable};
 
-/// The database's schema: each migration in order. A new one gets the next version. Not `sqlx::migrate!`: the macro would compile SQLite
-/// a second time, for the build machine.
+/// The migrations of the database's schema, in order. A new migration gets the next version.
+///
+/// `sqlx::migrate!` is not used, because the macro would compile SQLite a second time, for the build machine.
 static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
     let schema = include_str!("../../../migrations/0001_coordinator.sql").into_sql_str();
     Migrator::with_migrations(vec![Migration::new(1, "coordinator".into(), MigrationType::Simple, schema, false)])
@@ -21,7 +22,7 @@ static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
 /// File name of the database in the state directory.
 const FILE: &str = "coordinator.db";
 
-/// Time that a statement waits while the checkpoint of a reader locks the database.
+/// Time that a statement waits while another connection locks the database, for example for a checkpoint.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the path of the database in a state directory.

@@ -12,7 +12,7 @@ use super::harness::{Build, bridge_work, job, pipeline};
 
 /// A generated job. A need is an index into the jobs before it.
 #[derive(Debug, Clone)]
-pub(super) struct Spec {
+pub(super) struct JobSpec {
     stage: usize,
     when: When,
     allow_failure: AllowFailure,
@@ -23,7 +23,7 @@ pub(super) struct Spec {
     bridge: Option<Follow>,
 }
 
-pub(super) fn spec() -> impl Strategy<Value = Spec> {
+pub(super) fn spec() -> impl Strategy<Value = JobSpec> {
     let when = prop_oneof![
         8 => Just(When::OnSuccess),
         1 => Just(When::OnFailure),
@@ -42,7 +42,7 @@ pub(super) fn spec() -> impl Strategy<Value = Spec> {
     let strategy = prop_oneof![Just(Follow::None), Just(Follow::Depend), Just(Follow::Mirror)];
     let bridge = proptest::option::weighted(0.1, strategy);
     (0..8_usize, when, allow_failure, retries, needs, group, any::<bool>(), bridge).prop_map(
-        |(stage, when, allow_failure, retries, needs, group, interruptible, bridge)| Spec {
+        |(stage, when, allow_failure, retries, needs, group, interruptible, bridge)| JobSpec {
             stage,
             when,
             allow_failure,
@@ -56,11 +56,11 @@ pub(super) fn spec() -> impl Strategy<Value = Spec> {
 }
 
 /// Generates a number of jobs.
-pub(super) fn specs(jobs: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Spec>> {
+pub(super) fn specs(jobs: std::ops::Range<usize>) -> impl Strategy<Value = Vec<JobSpec>> {
     vec(spec(), jobs)
 }
 
-/// Generates the jobs that a newer commit and a failure cancel.
+/// Generates the `auto_cancel` settings of a pipeline.
 pub(super) fn auto_cancel() -> impl Strategy<Value = AutoCancel> {
     let modes = [OnNewCommit::Conservative, OnNewCommit::Interruptible, OnNewCommit::None];
     (proptest::sample::select(modes.to_vec()), proptest::bool::weighted(0.3))
@@ -68,33 +68,36 @@ pub(super) fn auto_cancel() -> impl Strategy<Value = AutoCancel> {
 }
 
 /// Returns the pipeline of these jobs, in eight stages.
-pub(super) fn build(specs: &[Spec], auto_cancel: AutoCancel) -> Pipeline {
-    let mut built = pipeline("s0:; s1:; s2:; s3:; s4:; s5:; s6:; s7:");
-    built.auto_cancel = auto_cancel;
+pub(super) fn build(specs: &[JobSpec], auto_cancel: AutoCancel) -> Pipeline {
+    let mut model = pipeline("s0:; s1:; s2:; s3:; s4:; s5:; s6:; s7:");
+    model.auto_cancel = auto_cancel;
     let mut specs = specs.to_vec();
     specs.sort_by_key(|spec| spec.stage);
     for (job_index, spec) in specs.iter().enumerate() {
-        let mut made = job(&format!("j{job_index}"), &format!("s{}", spec.stage), spec.stage);
-        made.when = spec.when;
-        made.start_in = Some(Duration::from_secs(5));
-        made.allow_failure = spec.allow_failure.clone();
-        made.retry.max = spec.retries;
-        made.interruptible = spec.interruptible;
+        let mut generated = job(&format!("j{job_index}"), &format!("s{}", spec.stage), spec.stage);
+        generated.when = spec.when;
+        generated.start_in = Some(Duration::from_secs(5));
+        generated.allow_failure = spec.allow_failure.clone();
+        generated.retry.max = spec.retries;
+        generated.interruptible = spec.interruptible;
         match spec.bridge {
-            Some(strategy) => made.work = bridge_work(strategy),
-            None => made.resource_group = spec.group.map(|one| if one { "one".to_owned() } else { "two".to_owned() }),
+            Some(strategy) => generated.work = bridge_work(strategy),
+            None => {
+                generated.resource_group =
+                    spec.group.map(|first| if first { "one".to_owned() } else { "two".to_owned() })
+            }
         }
-        made.needs = spec.needs.as_ref().map(|needs| {
+        generated.needs = spec.needs.as_ref().map(|needs| {
             let earlier = needs.iter().filter(|_| job_index > 0).map(|need| usize::from(*need) % job_index);
             let need = |earlier| Need::Job { name: format!("j{earlier}"), artifacts: true, optional: false };
             earlier.map(need).collect()
         });
-        built.jobs.push(made);
+        model.jobs.push(generated);
     }
-    built
+    model
 }
 
-/// Returns a child pipeline that passes, blocks, has an optional manual job, or has nothing to do.
+/// Returns a child pipeline of one of four kinds: it succeeds, blocks, has an optional manual job, or skips its only job.
 pub(super) fn child(kind: u16) -> Pipeline {
     match kind % 4 {
         0 => pipeline("x: x1; y: y1"),
@@ -104,10 +107,10 @@ pub(super) fn child(kind: u16) -> Pipeline {
     }
 }
 
-/// A step of a run. It selects an event for a job that is in the right state for it.
+/// A step of a run: an event, and a job that is in a state in which the event is valid.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
-    pub(super) which: u16,
+    pub(super) selector: u16,
     pub(super) kind: u8,
     pub(super) restart: bool,
 }
@@ -115,7 +118,7 @@ pub(super) struct Step {
 /// Generates a number of steps.
 pub(super) fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Step>> {
     let step = (any::<u16>(), any::<u8>(), proptest::bool::weighted(0.02));
-    vec(step.prop_map(|(which, kind, restart)| Step { which, kind, restart }), count)
+    vec(step.prop_map(|(selector, kind, restart)| Step { selector, kind, restart }), count)
 }
 
 /// Generates any event about any job, valid or not.

@@ -31,7 +31,7 @@ pub(crate) fn bridge_work(strategy: Strategy) -> Work {
 
 /// Returns a pipeline from a notation: `b: b1 b2; t: t1` has the stages b and t.
 pub(crate) fn pipeline(notation: &str) -> Pipeline {
-    let mut made = Pipeline {
+    let mut model = Pipeline {
         name: None,
         stages: Vec::new(),
         variables: Vec::new(),
@@ -40,11 +40,11 @@ pub(crate) fn pipeline(notation: &str) -> Pipeline {
         excluded: Vec::new(),
     };
     for (index, part) in notation.split(';').enumerate() {
-        let (stage, names) = part.split_once(':').expect("a stage, a colon, its jobs");
-        made.stages.push(stage.trim().to_owned());
-        made.jobs.extend(names.split_whitespace().map(|name| job(name, stage.trim(), index)));
+        let (stage, names) = part.split_once(':').expect("`stage: jobs`");
+        model.stages.push(stage.trim().to_owned());
+        model.jobs.extend(names.split_whitespace().map(|name| job(name, stage.trim(), index)));
     }
-    made
+    model
 }
 
 /// Chainable changes to a pipeline.
@@ -106,13 +106,13 @@ pub(crate) struct EngineHarness {
     /// Number of times that each record was added to the queue.
     pub(crate) enqueued: BTreeMap<JobRef, usize>,
     pub(crate) timers: BTreeMap<JobRef, u64>,
-    pub(crate) wanted_children: Vec<JobRef>,
+    pub(crate) requested_children: Vec<JobRef>,
     pub(crate) cancels_on_runners: Vec<(JobRef, bool)>,
     pub(crate) reasons: BTreeMap<JobRef, FailureReason>,
 }
 
-/// Returns a harness with one pipeline.
-pub(crate) fn harness(pipeline: Pipeline) -> EngineHarness {
+/// Returns the harness of an engine with one pipeline.
+pub(crate) fn engine_with(pipeline: Pipeline) -> EngineHarness {
     let mut harness = EngineHarness::empty();
     harness.add(pipeline);
     harness
@@ -128,20 +128,20 @@ impl EngineHarness {
             published: BTreeMap::new(),
             enqueued: BTreeMap::new(),
             timers: BTreeMap::new(),
-            wanted_children: Vec::new(),
+            requested_children: Vec::new(),
             cancels_on_runners: Vec::new(),
             reasons: BTreeMap::new(),
         }
     }
 
     pub(crate) fn add(&mut self, pipeline: Pipeline) -> PipelineId {
-        self.add_with(pipeline, PipelineOptions::default()).expect("a new pipeline")
+        self.add_with(pipeline, PipelineOptions::default()).expect("no new pipeline")
     }
 
     /// Adds a pipeline whose named jobs need no manual start.
-    pub(crate) fn add_playing(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
+    pub(crate) fn add_with_requested_jobs(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
         let play: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("a new pipeline")
+        self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("no new pipeline")
     }
 
     /// Adds the child pipeline that a bridge waits for.
@@ -158,8 +158,8 @@ impl EngineHarness {
     }
 
     fn add_with(&mut self, pipeline: Pipeline, options: PipelineOptions) -> Result<PipelineId, RejectedEvent> {
-        let id = PipelineId(i64::try_from(self.pipelines.len()).expect("few pipelines") + 1);
-        let graph = Graph::new(&pipeline).expect("a valid graph");
+        let id = PipelineId(i64::try_from(self.pipelines.len()).expect("a small number") + 1);
+        let graph = Graph::new(&pipeline).expect("the graph is invalid");
         for job_index in 0..graph.len() {
             self.stored.insert(JobRef { pipeline: id, job_index, retry: 0 }, JobStatus::Created);
         }
@@ -171,34 +171,34 @@ impl EngineHarness {
     /// Returns a job by name: `d1` is a job of the first pipeline, `2.d1` one of the second.
     pub(crate) fn job(&self, name: &str) -> JobRef {
         let (id, name) = match name.split_once('.') {
-            Some((number, name)) => (PipelineId(number.parse().expect("a number")), name),
+            Some((number, name)) => (PipelineId(number.parse().expect("not a number")), name),
             None => (PipelineId(1), name),
         };
         let job_index = self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("a job of that name");
         self.engine.newest(id, job_index).expect("a known job")
     }
 
-    /// Applies an event, checks the actions against earlier ones, and stores them.
+    /// Applies an event, checks that the actions are consistent with earlier ones, and records them.
     pub(crate) fn apply(&mut self, event: Event) -> Result<(), RejectedEvent> {
         let actions = self.engine.apply(event, self.now)?;
         for action in actions {
-            self.keep(action);
+            self.record(action);
         }
         self.check();
         Ok(())
     }
 
-    fn keep(&mut self, action: Action) {
+    fn record(&mut self, action: Action) {
         match action {
             Action::JobStatusChanged { job, from, to, reason, .. } => {
-                let known = self.stored.insert(job, to);
-                assert_eq!(known, Some(from), "{job} changes from what it was");
-                assert_ne!(from, to, "{job} really changes");
-                assert_eq!(reason.is_some(), to == JobStatus::Failed, "only a failure has a reason: {job}");
+                let previous = self.stored.insert(job, to);
+                assert_eq!(previous, Some(from), "stored status of {job}");
+                assert_ne!(from, to, "the status of {job} changes");
+                assert_eq!(reason.is_some(), to == JobStatus::Failed, "only a failed job has a failure reason: {job}");
                 self.reasons.extend(reason.map(|reason| (job, reason)));
             }
             Action::CreateRetry { old, new } => {
-                assert!(self.stored[&old].is_complete(), "{old} is over before it is replaced");
+                assert!(self.stored[&old].is_complete(), "{old} has ended before it is replaced");
                 assert_eq!((old.pipeline, old.job_index, old.retry + 1), (new.pipeline, new.job_index, new.retry));
                 assert_eq!(self.stored.insert(new, JobStatus::Created), None);
             }
@@ -212,7 +212,7 @@ impl EngineHarness {
             }
             Action::CreateChild { bridge } => {
                 assert_eq!(self.stored[&bridge], JobStatus::Pending);
-                self.wanted_children.push(bridge);
+                self.requested_children.push(bridge);
             }
             Action::CancelOnRunner { job, gracefully } => self.cancels_on_runners.push((job, gracefully)),
             Action::PipelineStatusChanged { pipeline, from, to, .. } => {
@@ -236,18 +236,18 @@ impl EngineHarness {
     pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
         let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
             pipeline,
-            graph: Graph::new(model).expect("a valid graph"),
+            graph: Graph::new(model).expect("the graph is invalid"),
             parent: options.parent,
             status: self.published[&pipeline],
-            jobs: self.engine.jobs(pipeline).expect("a known pipeline").to_vec(),
+            jobs: self.engine.jobs(pipeline).expect("the pipeline is unknown").to_vec(),
         };
         self.pipelines.iter().map(row).collect()
     }
 
-    /// Restores the engine from the rows, which must change nothing.
+    /// Restores the engine from the rows. The restored engine must have the same state.
     pub(crate) fn restart(&mut self) {
-        let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("valid rows");
-        let asks_again = |action: &Action| {
+        let (engine, actions) = Engine::restore(self.rows(), &BTreeMap::new(), self.now).expect("a row is invalid");
+        let is_repeatable = |action: &Action| {
             matches!(
                 action,
                 Action::Enqueue { .. }
@@ -256,28 +256,29 @@ impl EngineHarness {
                     | Action::CancelOnRunner { gracefully: true, .. }
             )
         };
-        assert!(actions.iter().all(asks_again), "{actions:?}");
+        assert!(actions.iter().all(is_repeatable), "{actions:?}");
         self.engine = engine;
         self.check();
     }
 
-    pub(crate) fn take(&mut self, name: &str) {
+    /// Assigns a job to a manager that does not support graceful cancellation.
+    pub(crate) fn assign(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::JobAssigned { job, supports_graceful_cancel: false }).expect("a pending job");
+        self.apply(Event::JobAssigned { job, supports_graceful_cancel: false }).expect("no pending job");
     }
 
     /// Assigns a job to a manager that supports graceful cancellation.
-    pub(crate) fn take_with_graceful_cancel(&mut self, name: &str) {
+    pub(crate) fn assign_with_graceful_cancel(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::JobAssigned { job, supports_graceful_cancel: true }).expect("a pending job");
+        self.apply(Event::JobAssigned { job, supports_graceful_cancel: true }).expect("no pending job");
     }
 
     fn finish(&mut self, name: &str, outcome: Outcome) {
         if self.status(name) == JobStatus::Pending {
-            self.take(name);
+            self.assign(name);
         }
         let job = self.job(name);
-        self.apply(Event::JobFinished { job, outcome }).expect("a running job");
+        self.apply(Event::JobFinished { job, outcome }).expect("no running job");
     }
 
     /// Ends jobs with success, after assigning them if necessary.
@@ -301,11 +302,11 @@ impl EngineHarness {
 
     pub(crate) fn retry(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::RetryJob { job }).expect("a job that is over");
+        self.apply(Event::RetryJob { job }).expect("a job that has ended");
     }
 
     pub(crate) fn cancel(&mut self, pipeline: i64) {
-        self.apply(Event::Cancel { target: Target::Pipeline(PipelineId(pipeline)) }).expect("a known pipeline");
+        self.apply(Event::Cancel { target: Target::Pipeline(PipelineId(pipeline)) }).expect("the pipeline is unknown");
     }
 
     pub(crate) fn status(&self, name: &str) -> JobStatus {
@@ -313,16 +314,16 @@ impl EngineHarness {
     }
 
     pub(crate) fn pipeline(&self, number: i64) -> JobStatus {
-        self.engine.status(PipelineId(number)).expect("a known pipeline")
+        self.engine.status(PipelineId(number)).expect("the pipeline is unknown")
     }
 
     /// Checks statuses, such as `b1:success t1:skipped` for jobs, or `@1:failed` for the first pipeline.
     #[track_caller]
     pub(crate) fn expect(&self, statuses: &str) {
         for entry in statuses.split_whitespace() {
-            let (name, status) = entry.split_once(':').expect("a name, a colon, a status");
+            let (name, status) = entry.split_once(':').expect("`name:status`");
             let actual = match name.strip_prefix('@') {
-                Some(number) => self.pipeline(number.parse().expect("a number")),
+                Some(number) => self.pipeline(number.parse().expect("not a number")),
                 None => self.status(name),
             };
             assert_eq!(actual.as_str(), status, "{name}");

@@ -1,5 +1,5 @@
 //! Tests of the scheduling engine: a harness, properties, and the pure functions around it.
-#![expect(clippy::expect_used, reason = "helpers of tests: what is not as expected fails the test")]
+#![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
 mod generate;
 pub(crate) mod harness;

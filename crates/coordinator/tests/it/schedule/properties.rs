@@ -14,7 +14,7 @@ fn run(model: &Pipeline, steps: &[Step], with_users: bool, restarts: bool) -> Ru
     run
 }
 
-fn expect_end(model: &Pipeline, steps: &[Step]) {
+fn expect_all_jobs_end(model: &Pipeline, steps: &[Step]) {
     let mut run = run(model, steps, true, true);
     run.drain();
     run.expect_finished_or_manual();
@@ -25,10 +25,10 @@ fn expect_end(model: &Pipeline, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// With users, failures and restarts at any time, each event matches the reference, and all jobs end.
+    /// With events from users, failures and restarts at any time, each step matches the reference, and all jobs end.
     #[test]
     fn every_job_ends(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
-        expect_end(&build(&specs, cancel), &steps);
+        expect_all_jobs_end(&build(&specs, cancel), &steps);
     }
 
     /// Invalid events are rejected and change nothing; accepted events are consistent with earlier ones.
@@ -37,9 +37,9 @@ proptest! {
         let mut run = Run::new(build(&specs, AutoCancel::default()));
         for event in events {
             run.harness.now += 2_000;
-            let before = run.all();
+            let before = run.all_jobs();
             if run.harness.apply(event).is_err() {
-                prop_assert_eq!(before, run.all());
+                prop_assert_eq!(before, run.all_jobs());
             }
         }
         run.harness.restart();
@@ -49,13 +49,13 @@ proptest! {
     #[test]
     fn restarts_change_nothing(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
         let model = build(&specs, cancel);
-        let mut with = run(&model, &steps, true, true);
-        let mut without = run(&model, &steps, true, false);
-        prop_assert_eq!(with.all(), without.all());
-        with.drain();
-        without.drain();
-        prop_assert_eq!(with.all(), without.all());
-        prop_assert_eq!(with.finished, without.finished);
+        let mut with_restarts = run(&model, &steps, true, true);
+        let mut without_restarts = run(&model, &steps, true, false);
+        prop_assert_eq!(with_restarts.all_jobs(), without_restarts.all_jobs());
+        with_restarts.drain();
+        without_restarts.drain();
+        prop_assert_eq!(with_restarts.all_jobs(), without_restarts.all_jobs());
+        prop_assert_eq!(with_restarts.finished, without_restarts.finished);
     }
 }
 
@@ -64,12 +64,12 @@ proptest! {
 
     #[test]
     fn every_job_of_a_large_pipeline_ends(specs in specs(200..500), steps in steps(500..1500)) {
-        expect_end(&build(&specs, AutoCancel::default()), &steps);
+        expect_all_jobs_end(&build(&specs, AutoCancel::default()), &steps);
     }
 
-    /// Without users, jobs end after all jobs that they had to wait for.
+    /// Without events from users, each job ends after all jobs that it waits for.
     #[test]
-    fn the_order_of_finished_jobs_respects_needs_and_stages(specs in specs(1..500), steps in steps(0..1500)) {
+    fn jobs_finish_in_the_order_of_needs_and_stages(specs in specs(1..500), steps in steps(0..1500)) {
         let model = build(&specs, AutoCancel::default());
         let mut run = run(&model, &steps, false, false);
         run.drain();
@@ -77,7 +77,7 @@ proptest! {
         run.finished.iter().enumerate().for_each(|(order, &job_index)| ended[job_index] = Some(order));
         for job_index in &run.finished {
             for before in run.references[&ROOT].waits_for(*job_index) {
-                prop_assert!(is_non_blocking(&run.jobs(ROOT)[before]), "job {} ended before job {before} rested", job_index);
+                prop_assert!(is_non_blocking(&run.jobs(ROOT)[before]), "job {} ended while job {before} was blocking", job_index);
                 prop_assert!(ended[before] <= ended[*job_index], "job {} ended before job {before}", job_index);
             }
         }

@@ -7,7 +7,7 @@ use muster_job::JobStatus;
 use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
 /// Returns the status of a job as other jobs see it.
-fn mapped(job: &JobState) -> &'static str {
+fn visible_status(job: &JobState) -> &'static str {
     match (job.status, job.failure_allowed) {
         (JobStatus::Failed | JobStatus::Canceled, true) => "warn",
         (JobStatus::Manual, true) => "ignored",
@@ -16,9 +16,9 @@ fn mapped(job: &JobState) -> &'static str {
 }
 
 /// Returns the result of the first rule that matches.
-fn composite(words: &[&str], dag: bool) -> &'static str {
-    let only = |allowed: &[&str]| words.iter().all(|word| allowed.contains(word));
-    let any = |wanted: &str| words.contains(&wanted);
+fn composite(statuses: &[&str], dag: bool) -> &'static str {
+    let only = |allowed: &[&str]| statuses.iter().all(|status| allowed.contains(status));
+    let any = |wanted: &str| statuses.contains(&wanted);
     if dag && (any("skipped") || any("ignored")) {
         return "skipped";
     }
@@ -38,20 +38,20 @@ fn composite(words: &[&str], dag: bool) -> &'static str {
         ("created", "running"),
         ("canceling", "canceling"),
     ];
-    let of_all = only_rules.iter().find(|(allowed, _)| only(allowed)).map(|(_, status)| *status);
-    let of_any = || any_rules.iter().find(|(word, _)| any(word)).map(|(_, status)| *status);
-    of_all.or_else(of_any).unwrap_or("failed")
+    let only_match = only_rules.iter().find(|(allowed, _)| only(allowed)).map(|(_, status)| *status);
+    let any_match = || any_rules.iter().find(|(wanted, _)| any(wanted)).map(|(_, status)| *status);
+    only_match.or_else(any_match).unwrap_or("failed")
 }
 
 /// Returns the job indexes of the needs. `None` means stage order.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
-    let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("a valid graph");
+    let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("the graph is invalid");
     job.needs.as_ref().map(|needs| {
-        let named = needs.iter().filter_map(|need| match need {
+        let indexes = needs.iter().filter_map(|need| match need {
             Need::Job { name, .. } => Some(job_index(name)),
             _ => None,
         });
-        named.collect()
+        indexes.collect()
     })
 }
 
@@ -75,7 +75,7 @@ impl Reference {
         self.needs[job_index].clone().unwrap_or_else(earlier)
     }
 
-    /// Returns what a created job should do: `wait`, `skip`, `start`, `manual` or `scheduled`.
+    /// Returns the expected next step of a created job: `wait`, `skip`, `start`, `manual` or `scheduled`.
     fn readiness(
         &self,
         jobs: &[JobState],
@@ -83,19 +83,21 @@ impl Reference {
         stage_inputs: &mut BTreeMap<usize, &'static str>,
     ) -> &'static str {
         let model = &self.model.jobs[job_index];
-        let words =
-            |indexes: Vec<usize>| indexes.into_iter().map(|job_index| mapped(&jobs[job_index])).collect::<Vec<_>>();
-        let composite_of = |words: Vec<&str>, dag| if words.is_empty() { "success" } else { composite(&words, dag) };
+        let statuses = |indexes: Vec<usize>| {
+            indexes.into_iter().map(|job_index| visible_status(&jobs[job_index])).collect::<Vec<_>>()
+        };
+        let composite_of =
+            |statuses: Vec<&str>, dag| if statuses.is_empty() { "success" } else { composite(&statuses, dag) };
         let dag = self.needs[job_index].is_some();
         let input = if dag {
-            composite_of(words(self.waits_for(job_index)), true)
+            composite_of(statuses(self.waits_for(job_index)), true)
         } else {
             stage_inputs
                 .entry(model.stage_index)
-                .or_insert_with(|| composite_of(words(self.waits_for(job_index)), false))
+                .or_insert_with(|| composite_of(statuses(self.waits_for(job_index)), false))
         };
         let requested_by_user = jobs[job_index].requested_by_user;
-        let met = match (model.when, input) {
+        let condition_met = match (model.when, input) {
             (_, "canceled") => false,
             (When::OnSuccess | When::Manual | When::Delayed, "success") => true,
             (When::OnSuccess | When::Manual | When::Delayed, "skipped") => !dag,
@@ -106,7 +108,7 @@ impl Reference {
             _ => return "wait",
         };
         match model.when {
-            _ if !met => "skip",
+            _ if !condition_met => "skip",
             _ if dag && self.waits_for(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
             When::Manual if !requested_by_user => "manual",
             When::Delayed if !requested_by_user => "scheduled",
@@ -114,42 +116,42 @@ impl Reference {
         }
     }
 
-    /// Checks that one event may have changed `before` to `after`, and that no job was forgotten.
+    /// Checks that one event may have changed `before` to `after`, and that no ready job is still `created`.
     pub(super) fn check(&self, before: &[JobState], after: &[JobState], status: JobStatus) {
-        let words: Vec<&str> = after.iter().map(mapped).collect();
-        assert_eq!(status.as_str(), composite(&words, false), "the pipeline's status");
+        let statuses: Vec<&str> = after.iter().map(visible_status).collect();
+        assert_eq!(status.as_str(), composite(&statuses, false), "the pipeline's status");
         let mut inputs = BTreeMap::new();
-        for (job_index, (was, is)) in before.iter().zip(after).enumerate() {
+        for (job_index, (old, new)) in before.iter().zip(after).enumerate() {
             let readiness = self.readiness(after, job_index, &mut inputs);
-            let had_its_turn = was.status == JobStatus::Created || was.retry != is.retry;
-            match is.status {
-                JobStatus::Created => assert_eq!(readiness, "wait", "job {job_index} is left waiting"),
+            let was_created = old.status == JobStatus::Created || old.retry != new.retry;
+            match new.status {
+                JobStatus::Created => assert_eq!(readiness, "wait", "job {job_index} is still created"),
                 JobStatus::Canceled => {}
-                _ if !had_its_turn => {}
+                _ if !was_created => {}
                 JobStatus::Skipped => assert_eq!(readiness, "skip", "job {job_index} was skipped"),
-                JobStatus::Manual => assert_eq!(readiness, "manual", "job {job_index} waits for a person"),
+                JobStatus::Manual => assert_eq!(readiness, "manual", "job {job_index} waits for a manual start"),
                 JobStatus::Scheduled => assert_eq!(readiness, "scheduled", "job {job_index} is delayed"),
                 JobStatus::Pending | JobStatus::WaitingForResource => {
                     assert_eq!(readiness, "start", "job {job_index} started")
                 }
-                other => panic!("job {job_index} went from its readiness to {other}"),
+                other => panic!("job {job_index} changed from created to {other}"),
             }
-            if is.status == JobStatus::Skipped && is.child.is_none() && !self.needs_a_manual_job(job_index) {
+            if new.status == JobStatus::Skipped && new.child.is_none() && !self.needs_manual_job(job_index) {
                 assert_eq!(readiness, "skip", "job {job_index} is skipped although it could still run");
             }
         }
         self.check_groups(after);
     }
 
-    /// Returns whether a job needs a manual job, or a bridge that may show one.
+    /// Returns whether a job needs a manual or delayed job, or a bridge that may mirror one.
     ///
     /// Canceling such a need changes the input of a skipped job without reviving it.
-    fn needs_a_manual_job(&self, job_index: usize) -> bool {
-        let manual = |&need: &usize| {
+    fn needs_manual_job(&self, job_index: usize) -> bool {
+        let may_be_manual = |&need: &usize| {
             let need = &self.model.jobs[need];
             matches!(need.when, When::Manual | When::Delayed) || matches!(need.work, Work::Bridge(_))
         };
-        self.needs[job_index].iter().flatten().any(manual)
+        self.needs[job_index].iter().flatten().any(may_be_manual)
     }
 
     fn check_groups(&self, jobs: &[JobState]) {
@@ -164,13 +166,13 @@ impl Reference {
             }
         }
         for (group, (held, waiting)) in holders {
-            assert!(held <= 1, "group {group} is held by {held}");
-            assert!(held == 1 || waiting == 0, "group {group} is free and {waiting} wait for it");
+            assert!(held <= 1, "group {group} is held by {held} jobs");
+            assert!(held == 1 || waiting == 0, "group {group} is free, but {waiting} jobs wait for it");
         }
     }
 }
 
 /// Returns whether later jobs do not wait for a job.
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
-    job.status.is_complete() || mapped(job) == "ignored"
+    job.status.is_complete() || visible_status(job) == "ignored"
 }

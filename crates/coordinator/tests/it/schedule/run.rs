@@ -7,7 +7,7 @@ use muster_job::{FailureReason, JobStatus, PipelineId};
 use muster_pipeline::model::Pipeline;
 
 use super::generate::{Step, child};
-use super::harness::{EngineHarness, harness};
+use super::harness::{EngineHarness, engine_with};
 use super::reference::Reference;
 
 /// The pipeline without a parent.
@@ -25,7 +25,7 @@ pub(super) struct Run {
     pub(super) harness: EngineHarness,
     pub(super) references: BTreeMap<PipelineId, Reference>,
     requeued: BTreeMap<JobRef, usize>,
-    /// The last event, to be repeated.
+    /// The last event, which a step may repeat.
     last: Option<Event>,
     /// Jobs of the root pipeline, in the order of their end.
     pub(super) finished: Vec<usize>,
@@ -33,84 +33,85 @@ pub(super) struct Run {
 
 impl Run {
     pub(super) fn new(model: Pipeline) -> Self {
-        let harness = harness(model.clone());
+        let harness = engine_with(model.clone());
         let references = BTreeMap::from([(ROOT, Reference::new(model))]);
         Self { harness, references, requeued: BTreeMap::new(), last: None, finished: Vec::new() }
     }
 
     pub(super) fn jobs(&self, pipeline: PipelineId) -> &[JobState] {
-        self.harness.engine.jobs(pipeline).expect("a known pipeline")
+        self.harness.engine.jobs(pipeline).expect("the pipeline is unknown")
     }
 
-    /// Returns all pipelines with all their jobs.
-    pub(super) fn all(&self) -> BTreeMap<PipelineId, Vec<JobState>> {
+    /// Returns the jobs of all pipelines.
+    pub(super) fn all_jobs(&self) -> BTreeMap<PipelineId, Vec<JobState>> {
         self.references.keys().map(|&pipeline| (pipeline, self.jobs(pipeline).to_vec())).collect()
     }
 
-    fn pick(&self, which: u16, wanted: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
-        let of_one = |&pipeline: &PipelineId| {
+    /// Returns one of the jobs for which `predicate` returns true. `selector` determines which one.
+    fn pick(&self, selector: u16, predicate: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
+        let jobs_of = |&pipeline: &PipelineId| {
             let job_ref = move |(job_index, job): (usize, &JobState)| JobRef { pipeline, job_index, retry: job.retry };
-            let fits = |(job_index, job): &(usize, &JobState)| {
-                wanted(job, self.harness.is_bridge(job_ref((*job_index, *job))))
+            let matches = |(job_index, job): &(usize, &JobState)| {
+                predicate(job, self.harness.is_bridge(job_ref((*job_index, *job))))
             };
-            self.jobs(pipeline).iter().enumerate().filter(fits).map(job_ref).collect::<Vec<_>>()
+            self.jobs(pipeline).iter().enumerate().filter(matches).map(job_ref).collect::<Vec<_>>()
         };
-        let found: Vec<JobRef> = self.references.keys().flat_map(of_one).collect();
-        found.get(usize::from(which).checked_rem(found.len())?).copied()
+        let found: Vec<JobRef> = self.references.keys().flat_map(jobs_of).collect();
+        found.get(usize::from(selector).checked_rem(found.len())?).copied()
     }
 
-    fn manual(&self, which: u16) -> Option<JobRef> {
-        self.pick(which, |job, _| job.status == JobStatus::Manual && job.child.is_none())
+    fn manual(&self, selector: u16) -> Option<JobRef> {
+        self.pick(selector, |job, _| job.status == JobStatus::Manual && job.child.is_none())
     }
 
-    fn scheduled(&self, which: u16) -> Option<JobRef> {
-        self.pick(which, |job, _| job.status == JobStatus::Scheduled && job.child.is_none())
+    fn scheduled(&self, selector: u16) -> Option<JobRef> {
+        self.pick(selector, |job, _| job.status == JobStatus::Scheduled && job.child.is_none())
     }
 
-    fn pending(&self, which: u16) -> Option<JobRef> {
-        self.pick(which, |job, bridge| job.status == JobStatus::Pending && !bridge)
+    fn pending(&self, selector: u16) -> Option<JobRef> {
+        self.pick(selector, |job, bridge| job.status == JobStatus::Pending && !bridge)
     }
 
-    fn on_runner(&self, which: u16) -> Option<JobRef> {
-        self.pick(which, |job, bridge| job.status.is_on_runner() && !bridge)
+    fn on_runner(&self, selector: u16) -> Option<JobRef> {
+        self.pick(selector, |job, bridge| job.status.is_on_runner() && !bridge)
     }
 
-    fn waiting_bridge(&self, which: u16) -> Option<JobRef> {
-        self.pick(which, |job, bridge| job.status == JobStatus::Pending && bridge && job.child.is_none())
+    fn waiting_bridge(&self, selector: u16) -> Option<JobRef> {
+        self.pick(selector, |job, bridge| job.status == JobStatus::Pending && bridge && job.child.is_none())
     }
 
     /// Returns the action of a step, if a job is in the right state for it.
     fn action(&self, step: &Step, with_users: bool) -> Option<StepAction> {
-        let which = step.which;
+        let selector = step.selector;
         let failed =
             |reason, exit_code| move |job| Event::JobFinished { job, outcome: Outcome::Failed { reason, exit_code } };
         let script = FailureReason::ScriptFailure;
         let reason = FailureReason::DownstreamPipelineCreationFailed;
         let event = match step.kind {
-            0..=3 if with_users => self.manual(which).map(|job| Event::Play { job }),
-            4..=5 if with_users => self.scheduled(which).map(|job| Event::Unschedule { job }),
+            0..=3 if with_users => self.manual(selector).map(|job| Event::Play { job }),
+            4..=5 if with_users => self.scheduled(selector).map(|job| Event::Unschedule { job }),
             6..=8 if with_users => self
-                .pick(which, |job, _| job.status.is_complete() && job.status != JobStatus::Skipped)
+                .pick(selector, |job, _| job.status.is_complete() && job.status != JobStatus::Skipped)
                 .map(|job| Event::RetryJob { job }),
             9..=10 if with_users => self
-                .pick(which, |job, _| !job.status.is_complete())
+                .pick(selector, |job, _| !job.status.is_complete())
                 .map(|job| Event::Cancel { target: Target::Job(job) }),
             11 if with_users => Some(Event::Cancel { target: Target::Pipeline(ROOT) }),
             12 if with_users => Some(Event::ForceCancel { target: Target::Pipeline(ROOT) }),
             13 if with_users => Some(Event::NewerPipeline { older: ROOT }),
             14..=15 => self
-                .pick(which, |job, bridge| job.status == JobStatus::Running && !bridge)
+                .pick(selector, |job, bridge| job.status == JobStatus::Running && !bridge)
                 .map(|job| Event::JobRequeued { job }),
-            16..=30 => self.scheduled(which).map(|job| Event::TimerFired { job }),
+            16..=30 => self.scheduled(selector).map(|job| Event::TimerFired { job }),
             31..=100 => self
-                .pending(which)
+                .pending(selector)
                 .map(|job| Event::JobAssigned { job, supports_graceful_cancel: step.kind.is_multiple_of(2) }),
-            101..=108 => return self.waiting_bridge(which).map(|bridge| StepAction::CreateChild(bridge, which)),
-            109..=110 => self.waiting_bridge(which).map(|bridge| Event::ChildFailed { bridge, reason }),
-            111..=130 => self.on_runner(which).map(failed(script, Some(1))),
-            131..=140 => self.on_runner(which).map(failed(script, Some(42))),
-            141..=143 => self.pending(which).map(failed(FailureReason::MissingDependencyFailure, None)),
-            _ => self.on_runner(which).map(|job| Event::JobFinished { job, outcome: Outcome::Success }),
+            101..=108 => return self.waiting_bridge(selector).map(|bridge| StepAction::CreateChild(bridge, selector)),
+            109..=110 => self.waiting_bridge(selector).map(|bridge| Event::ChildFailed { bridge, reason }),
+            111..=130 => self.on_runner(selector).map(failed(script, Some(1))),
+            131..=140 => self.on_runner(selector).map(failed(script, Some(42))),
+            141..=143 => self.pending(selector).map(failed(FailureReason::MissingDependencyFailure, None)),
+            _ => self.on_runner(selector).map(|job| Event::JobFinished { job, outcome: Outcome::Success }),
         };
         event.map(StepAction::Apply)
     }
@@ -118,7 +119,7 @@ impl Run {
     pub(super) fn step(&mut self, step: &Step, with_users: bool, restarts: bool) {
         let Some(action) = self.action(step, with_users) else { return };
         self.carry_out(action);
-        if step.which.is_multiple_of(8) {
+        if step.selector.is_multiple_of(8) {
             self.repeat_last_event();
         }
         if step.restart && restarts {
@@ -128,14 +129,14 @@ impl Run {
 
     fn carry_out(&mut self, action: StepAction) {
         self.harness.now += 5_000;
-        let before = self.all();
+        let before = self.all_jobs();
         match action.clone() {
             StepAction::Apply(event) => {
                 self.harness.apply(event.clone()).unwrap_or_else(|rejection| panic!("{event:?}: {rejection}"));
-                self.note(event);
+                self.record(event);
             }
             StepAction::CreateChild(bridge, kind) => {
-                let id = self.harness.add_child_of(bridge, child(kind)).expect("a waiting bridge");
+                let id = self.harness.add_child_of(bridge, child(kind)).expect("no waiting bridge");
                 self.references.insert(id, Reference::new(child(kind)));
                 self.last = None;
             }
@@ -149,7 +150,7 @@ impl Run {
         }
     }
 
-    fn note(&mut self, event: Event) {
+    fn record(&mut self, event: Event) {
         match event {
             Event::JobRequeued { job } => *self.requeued.entry(job).or_default() += 1,
             Event::JobFinished { job, .. }
@@ -162,57 +163,62 @@ impl Run {
         self.last = Some(event);
     }
 
-    /// Repeats the last event, which is rejected or changes nothing.
+    /// Repeats the last event. The repetition must be rejected or change nothing.
     fn repeat_last_event(&mut self) {
         let Some(event) = self.last.take() else { return };
-        let before = self.all();
+        let before = self.all_jobs();
         let repeated = self.harness.engine.apply(event.clone(), self.harness.now);
         match event {
             Event::Cancel { .. } | Event::ForceCancel { .. } | Event::NewerPipeline { .. } => {
                 assert_eq!(repeated, Ok(Vec::new()), "{event:?}");
             }
-            _ => assert!(repeated.is_err(), "{event:?} was taken twice: {repeated:?}"),
+            _ => assert!(repeated.is_err(), "{event:?} was accepted twice: {repeated:?}"),
         }
-        assert_eq!(before, self.all());
+        assert_eq!(before, self.all_jobs());
     }
 
-    /// Continues with success until no job is running, pending or scheduled and no bridge waits for its child.
+    /// Ends jobs with success until no job is running, pending or scheduled and no bridge waits for its child.
     pub(super) fn drain(&mut self) {
-        let limit = 20 * (self.all().values().map(Vec::len).sum::<usize>() + 1);
+        let limit = 20 * (self.all_jobs().values().map(Vec::len).sum::<usize>() + 1);
         for _ in 0..limit {
             let timer = || self.scheduled(0).map(|job| Event::TimerFired { job });
-            let taken = || self.pending(0).map(|job| Event::JobAssigned { job, supports_graceful_cancel: false });
+            let assigned = || self.pending(0).map(|job| Event::JobAssigned { job, supports_graceful_cancel: false });
             let ended = || self.on_runner(0).map(|job| Event::JobFinished { job, outcome: Outcome::Success });
-            let event = timer().or_else(taken).or_else(ended).map(StepAction::Apply);
+            let event = timer().or_else(assigned).or_else(ended).map(StepAction::Apply);
             let created = || self.waiting_bridge(0).map(|bridge| StepAction::CreateChild(bridge, 1));
             let Some(action) = event.or_else(created) else { return };
             self.carry_out(action);
         }
-        panic!("the pipelines do not come to rest within {limit} events");
+        panic!("the pipelines do not finish within {limit} events");
     }
 
     /// Checks that no job is stuck: unfinished jobs wait for a manual start.
     pub(super) fn expect_finished_or_manual(&self) {
-        let all = self.all();
+        let all = self.all_jobs();
         let blocked = all.values().flatten().any(|job| job.status == JobStatus::Manual && !job.failure_allowed);
         for (pipeline, jobs) in &all {
             for (job_index, job) in jobs.iter().enumerate() {
-                let waits = job.status == JobStatus::Created || job.child.is_some();
-                let fine = job.status.is_complete() || job.status == JobStatus::Manual || blocked && waits;
-                assert!(fine, "job {job_index} of {pipeline} is stuck as {}", job.status);
+                let waits_for_others = job.status == JobStatus::Created || job.child.is_some();
+                let is_expected =
+                    job.status.is_complete() || job.status == JobStatus::Manual || blocked && waits_for_others;
+                assert!(is_expected, "job {job_index} of {pipeline} is stuck as {}", job.status);
             }
         }
         for (job, times) in &self.harness.enqueued {
-            assert_eq!(*times, 1 + self.requeued.get(job).copied().unwrap_or(0), "{job} was offered");
+            assert_eq!(
+                *times,
+                1 + self.requeued.get(job).copied().unwrap_or(0),
+                "number of times that {job} was added to the queue"
+            );
         }
     }
 
-    /// Starts all manual jobs and lets them run; then all jobs have ended.
+    /// Starts all manual jobs and runs them. Checks that all jobs have ended then.
     pub(super) fn play_all(&mut self) {
         while let Some(job) = self.manual(0) {
             self.carry_out(StepAction::Apply(Event::Play { job }));
             self.drain();
         }
-        assert!(self.all().values().flatten().all(|job| job.status.is_complete()));
+        assert!(self.all_jobs().values().flatten().all(|job| job.status.is_complete()));
     }
 }

@@ -18,7 +18,7 @@ pub(super) enum Operation {
     CreateFailed,
     /// A machine was deleted with its job.
     Delete,
-    /// A machine could not be deleted, and is left.
+    /// A machine could not be deleted, and remains.
     DeleteFailed,
     /// A machine that another job left in the slot was deleted.
     Stomp,
@@ -119,12 +119,12 @@ mod tests {
 
     #[test]
     fn counts_operations_and_records_durations_of_successes() {
-        let numbers = VmMetrics::default();
-        numbers.created(Duration::from_secs(2));
-        numbers.created(Duration::from_secs(40));
-        numbers.count(Operation::CreateFailed);
-        numbers.count(Operation::Lost);
-        let families = numbers.families();
+        let metrics = VmMetrics::default();
+        metrics.created(Duration::from_secs(2));
+        metrics.created(Duration::from_secs(40));
+        metrics.count(Operation::CreateFailed);
+        metrics.count(Operation::Lost);
+        let families = metrics.families();
         let counted = |name: &str| {
             let mut series = families[0].get_metric().iter();
             let counter = series.find(|metric| metric.get_label()[0].value() == name).unwrap();

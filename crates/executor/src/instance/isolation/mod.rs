@@ -116,7 +116,7 @@ impl Isolation {
                     self.metrics.count(Operation::Orphan);
                     tracing::info!(instance, machine, "orphaned virtual machine deleted");
                 }
-                // It is kept until its slot is used again. Jobs can run nevertheless.
+                // The machine remains until its slot is used again. Jobs can run meanwhile.
                 Err(error) => tracing::warn!(instance, machine, %error, "failed to delete an orphaned virtual machine"),
             }
         }
@@ -147,7 +147,7 @@ impl Isolation {
             let created = match created {
                 Ok(nested) => {
                     let held = held.with(nested);
-                    // A machine that is half created cannot be deleted, a complete one can.
+                    // A machine can be deleted only after its creation is complete, so the caller is watched only from now on.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),
                         reason = held.lost() => Err(VmError(reason)),
@@ -166,13 +166,16 @@ impl Isolation {
         answer.await.unwrap_or_else(|_| Err(VmError("the manager is shutting down".to_owned())))
     }
 
-    /// Waits until no machine is being created or deleted, for at most `limit`. The next start deletes the rest.
-    pub(super) async fn wait_idle(&self, limit: Duration) {
+    /// Waits until no machine is being created or deleted, for at most `timeout`. The next start deletes the rest.
+    pub(super) async fn wait_idle(&self, timeout: Duration) {
         let mut busy = self.busy.subscribe();
         // The sender is a field of `self`.
-        if tokio::time::timeout(limit, busy.wait_for(|busy| *busy == 0)).await.is_err() {
-            let left = *self.busy.borrow();
-            tracing::warn!(left, "virtual machines are still being created or deleted; the next start deletes them");
+        if tokio::time::timeout(timeout, busy.wait_for(|busy| *busy == 0)).await.is_err() {
+            let remaining = *self.busy.borrow();
+            tracing::warn!(
+                remaining,
+                "virtual machines are still being created or deleted; the next start deletes them"
+            );
         }
     }
 }

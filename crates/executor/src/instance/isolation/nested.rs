@@ -45,9 +45,9 @@ pub(in crate::instance) struct NestedMachine {
     trace_lines: Vec<String>,
     /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
-    /// Session with the instance over which the machine was created, until it is used.
+    /// Session with the instance over which the machine was created. The first connection takes it.
     first: Mutex<Option<Arc<dyn Session>>>,
-    /// Reason reason the machine was lost.
+    /// Reason why the machine was lost.
     lost: watch::Sender<Option<String>>,
     shown: TraceAddresses,
 }
@@ -68,14 +68,14 @@ impl NestedMachine {
         };
         let name = shared.name(slot.group(), slot.instance().as_str());
         let instance = name.as_str();
-        let at_fault = |error: String| {
+        let instance_error = |error: String| {
             slot.health(Err(error.clone()));
             VmError(format!("instance {instance}: {error}"))
         };
         let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
         let (host, addresses) = host.map_err(|error| {
             slot.connection_lost();
-            at_fault(error_chain(&error))
+            instance_error(error_chain(&error))
         })?;
         let host: Arc<dyn Session> = Arc::from(host);
         let began = Instant::now();
@@ -89,7 +89,7 @@ impl NestedMachine {
                     format!("failed to create a virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
                 return Err(match error.is_image_error() && image.is_of_job {
                     true => VmError(format!("instance {instance}: {text}")),
-                    false => at_fault(text),
+                    false => instance_error(text),
                 });
             }
         };
@@ -241,13 +241,13 @@ impl NestedMachine {
         let target = target.map_err(|error| DeployError::dial(&name, error))?;
         let dialed = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
         dialed.map_err(|error| {
-            DeployError::NoSession(format!("instance {name}: {error} (a virtual machine on the instance: see vm_isolation.connector_config for its connection)"))
+            DeployError::NoSession(format!("instance {name}: {error}; vm_isolation.connector_config configures the connection to this virtual machine"))
         })
     }
 
     /// Verifies that the machine still exists.
     ///
-    /// This is necessary, because its address may belong to another job's machine by now, and clones of an image have the same host key.
+    /// This is necessary, because its address may belong to another job's machine now, and clones of an image have the same host key.
     ///
     /// # Errors
     /// The machine was lost, or the daemon does not answer.
@@ -308,7 +308,7 @@ impl NestedMachine {
 
     async fn delete(&self, shared: &ProviderContext, slot: &Slot) -> Result<Duration, VmError> {
         let (began, mut last) = (Instant::now(), VmError(String::new()));
-        let tries = async {
+        let attempts = async {
             let (mut pause, cap) = DELETE_BACKOFF;
             loop {
                 match self.delete_once(shared, slot).await {
@@ -319,7 +319,7 @@ impl NestedMachine {
                 pause = (pause * 2).min(cap);
             }
         };
-        match tokio::time::timeout(DELETE_TIMEOUT, tries).await {
+        match tokio::time::timeout(DELETE_TIMEOUT, attempts).await {
             Ok(()) => Ok(began.elapsed()),
             Err(_) => Err(VmError(format!("not deleted within {} s: {last}", DELETE_TIMEOUT.as_secs()))),
         }
@@ -336,8 +336,8 @@ impl NestedMachine {
             match daemon.delete(&self.machine.id).await {
                 // Some daemons refuse to delete a machine that does not exist.
                 Err(error @ NestingError::Refused { .. }) => {
-                    let is_there = daemon.list().await?.iter().any(|machine| machine.id == self.machine.id);
-                    if is_there { Err(error) } else { Ok(()) }
+                    let exists = daemon.list().await?.iter().any(|machine| machine.id == self.machine.id);
+                    if exists { Err(error) } else { Ok(()) }
                 }
                 deleted => deleted,
             }

@@ -140,7 +140,7 @@ impl LedgerDir<'_> {
                 // The owner is written first, so that the ledger never lacks the prefix of the machines' names, even after a crash.
                 write_owner(&owner_path(to), &previous).map_err(file_error("write", &owner_path(to)))?;
                 files::rename(&from, to)?;
-                // An owner file without a ledger means nothing.
+                // A leftover owner file without a ledger has no effect.
                 let _ = std::fs::remove_file(entry);
                 return Ok(Some(previous));
             }
@@ -266,7 +266,7 @@ mod tests {
         Arc::new(RunnerSettings { name: name.to_owned(), autoscaler: Some(Arc::new(autoscaler)), ..own })
     }
 
-    fn one_row(ledger: &Path, instance: &str) {
+    fn write_ledger(ledger: &Path, instance: &str) {
         let instance = json!([[[{ "instance": { "group": "g", "id": instance } },
             { "instance": { "slots": [], "job_count": 0, "first_seen_at": 1, "intent": "serve" } }]]]);
         let text = format!("{{\"taskscaler_ledger\":1}}\n{}\n", instance[0]);
@@ -290,14 +290,14 @@ mod tests {
             let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
             let own = ledgers.open_for(&old, &keys(&[&old, &other])).unwrap();
             ledgers.open_for(&other, &keys(&[&old, &other])).unwrap();
-            one_row(&own.ledger, "i-1");
+            write_ledger(&own.ledger, "i-1");
             let runners = keys(&[&other, &new]);
             let (own, others) =
                 (ledgers.open_for(&new, &runners).unwrap(), ledgers.open_for(&other, &runners).unwrap());
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
             assert!(!others.ledger.exists());
             assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start differs");
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start uses another ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
@@ -309,7 +309,7 @@ mod tests {
         let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
         let both = keys(&[&old, &new]);
         let ledger = ledgers.open_for(&old, &both).unwrap().ledger;
-        one_row(&ledger, "i-1");
+        write_ledger(&ledger, "i-1");
         assert!(!ledgers.open_for(&new, &both).unwrap().ledger.exists());
         let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), instances: vec!["i-1".to_owned()] };
         assert_eq!(ledgers.orphans([&new.key].into_iter(), 9).unwrap(), [orphan]);
@@ -319,14 +319,15 @@ mod tests {
     fn owner_file_is_deleted_with_its_ledger() {
         let dir = tempfile::tempdir().unwrap();
         let ledgers = LedgerDir { directory: dir.path() };
-        let (kept, removed, with_ledger) = (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
-        let all = keys(&[&kept, &removed, &with_ledger]);
-        let take = |runner: &Arc<RunnerSettings>| owner_path(&ledgers.open_for(runner, &all).unwrap().ledger);
-        let [of_kept, of_removed, of_ledger] = [&kept, &removed, &with_ledger].map(take);
-        one_row(&of_ledger.with_extension("ledger"), "i-1");
+        let (configured, removed, with_ledger) =
+            (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
+        let all = keys(&[&configured, &removed, &with_ledger]);
+        let owner_file = |runner: &Arc<RunnerSettings>| owner_path(&ledgers.open_for(runner, &all).unwrap().ledger);
+        let [of_configured, of_removed, of_ledger] = [&configured, &removed, &with_ledger].map(owner_file);
+        write_ledger(&of_ledger.with_extension("ledger"), "i-1");
         ledgers.forget(&with_ledger.key);
-        ledgers.remove_stale_owners([&kept.key].into_iter());
-        assert_eq!([&of_kept, &of_removed, &of_ledger].map(|path| path.exists()), [true, false, true]);
+        ledgers.remove_stale_owners([&configured.key].into_iter());
+        assert_eq!([&of_configured, &of_removed, &of_ledger].map(|path| path.exists()), [true, false, true]);
         std::fs::remove_file(of_ledger.with_extension("ledger")).unwrap();
         ledgers.forget(&with_ledger.key);
         assert!(!of_ledger.exists());

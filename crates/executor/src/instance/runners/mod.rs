@@ -89,7 +89,7 @@ struct RunnerFleet {
 }
 
 impl InstanceExecutors {
-    /// Returns an object without executors.
+    /// Returns an empty collection of executors.
     #[must_use]
     pub fn new(options: InstancesOptions) -> Self {
         Self(Arc::new(Shared { options, listed: Arc::default(), state: Mutex::default() }))
@@ -109,7 +109,8 @@ impl ExecutorKind for InstanceExecutors {
         runner: &Arc<RunnerSettings>,
         runners: &[Arc<RunnerSettings>],
     ) -> Result<Arc<dyn Executor>, ConfigureError> {
-        let settings = runner.autoscaler.as_ref().ok_or("executor `instance` requires [runners.autoscaler]")?;
+        let missing = || format!("executor `{}` requires [runners.autoscaler]", runner.executor);
+        let settings = runner.autoscaler.as_ref().ok_or_else(missing)?;
         let mut state = self.0.state.lock();
         if let Some(known) = state.fleets.get_mut(&runner.key) {
             known.fleet.executor.apply_settings(&known.ledger.settings(settings), runner.request_concurrency);
@@ -119,7 +120,7 @@ impl ExecutorKind for InstanceExecutors {
             state.fleets.insert(runner.key.clone(), fleet);
         }
         let executor = state.fleets.get(&runner.key).map(|known| Arc::clone(&known.fleet.executor));
-        executor.map(|executor| executor as Arc<dyn Executor>).ok_or_else(|| "it was removed".into())
+        executor.map(|executor| executor as Arc<dyn Executor>).ok_or_else(|| "the runner was removed".into())
     }
 
     fn configured(&self, runners: &[RunnerKey]) {
@@ -134,8 +135,8 @@ impl ExecutorKind for InstanceExecutors {
         let name = fleet.runner.name.clone();
         tracing::info!(runner = name, "runner was removed from the configuration, deleting its instances");
         let removed = async move {
-            let left = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
-            log_left(&name, &left, "delete them at the provider, because no manager will");
+            let remaining = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
+            log_remaining(&name, &remaining, "delete them at the provider, because no manager will");
             // Keep the owner file if the runner is in the configuration again.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
@@ -161,8 +162,8 @@ impl ExecutorKind for InstanceExecutors {
     async fn stop(&self, timeout: Duration) {
         let fleets = std::mem::take(&mut self.0.state.lock().fleets);
         join_all(fleets.into_values().map(|RunnerFleet { fleet, .. }| async move {
-            let left = fleet.executor.stop(timeout).await;
-            log_left(&fleet.runner.name, &left, NEXT_START_HINT);
+            let remaining = fleet.executor.stop(timeout).await;
+            log_remaining(&fleet.runner.name, &remaining, NEXT_START_HINT);
         }))
         .await;
     }
@@ -205,7 +206,7 @@ impl Shared {
         Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
     }
 
-    /// Lists the fleets of the configuration in its order, then those that end.
+    /// Publishes the list of fleets: those in the configuration in its order, then those that are shutting down.
     fn publish(&self, state: &mut State) {
         let ending = state.fleets.keys().filter(|key| !state.configured.contains(key));
         let fleets = state.configured.iter().chain(ending).filter_map(|key| state.fleets.get(key));
@@ -251,12 +252,12 @@ impl Shared {
 }
 
 /// Logs the instances in the ledgers of `directory`, for a manager that exits before it could delete them.
-pub fn log_instances_left(directory: &Path) {
+pub fn log_remaining_instances(directory: &Path) {
     if !directory.exists() {
         return;
     }
     match (LedgerDir { directory }).orphans(std::iter::empty(), unix_now()) {
-        Ok(fleets) => fleets.iter().for_each(|fleet| log_left(&fleet.runner, &fleet.instances, NEXT_START_HINT)),
+        Ok(fleets) => fleets.iter().for_each(|fleet| log_remaining(&fleet.runner, &fleet.instances, NEXT_START_HINT)),
         Err(error) => {
             tracing::error!(
                 error = error_chain(&error),
@@ -266,10 +267,10 @@ pub fn log_instances_left(directory: &Path) {
     }
 }
 
-fn log_left(runner: &str, left: &[String], hint: &str) {
-    if left.is_empty() {
+fn log_remaining(runner: &str, instances: &[String], hint: &str) {
+    if instances.is_empty() {
         tracing::info!(runner, "all instances deleted");
     } else {
-        tracing::info!(runner, left = left.join(", "), "instances left; {hint}");
+        tracing::info!(runner, instances = instances.join(", "), "instances remain; {hint}");
     }
 }

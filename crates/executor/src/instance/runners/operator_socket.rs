@@ -135,8 +135,8 @@ async fn operate(fleets: &FleetList, request: &OperatorRequest, user: u32) -> Re
     };
     tracing::info!(action, target = description, by, "operator action requested");
     match executor.operate(target, request.action, by).await {
-        Some(Ok(done)) => Ok(format!("{description}: {done}")),
-        Some(Err(refused)) => Err(format!("{description}: {refused}")),
+        Some(Ok(outcome)) => Ok(format!("{description}: {outcome}")),
+        Some(Err(error)) => Err(format!("{description}: {error}")),
         None => Err(format!(
             "{description}: the scaler has ended or cannot write its ledger; the action is applied when it can, see `muster fleet status`"
         )),
@@ -151,17 +151,17 @@ fn find_targets<'a>(
 ) -> Vec<(&'a Arc<InstanceExecutor>, String, OperatorTarget)> {
     let of_runner = request.runner.as_ref().is_none_or(|runner| report.runner == *runner);
     let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
-    let wanted = |group: &str| request.group.as_ref().is_none_or(|wanted| group == wanted);
+    let is_requested = |group: &str| request.group.as_ref().is_none_or(|requested| group == requested);
     let mut found = Vec::new();
-    for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| wanted(&group.name)) {
-        let of = format!("group {} of runner {}", group.name, report.runner);
+    for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| is_requested(&group.name)) {
+        let location = format!("group {} of runner {}", group.name, report.runner);
         if group.name == request.name {
-            found.push((executor, of.clone(), OperatorTarget { group: number, instance: None }));
+            found.push((executor, location.clone(), OperatorTarget { group: number, instance: None }));
         }
         let is_managed = status.instances.iter().any(|one| one.group == group.name && one.id == request.name);
         if is_managed || group.unmanaged.contains(&request.name) {
             let target = OperatorTarget { group: number, instance: Some(request.name.clone()) };
-            found.push((executor, format!("instance {} in {of}", request.name), target));
+            found.push((executor, format!("instance {} in {location}", request.name), target));
         }
     }
     found
@@ -201,7 +201,7 @@ fn sanitize(text: &str) -> String {
 mod tests {
     use super::*;
 
-    async fn ask(path: &Path, line: &[u8]) -> OperatorReply {
+    async fn send_request(path: &Path, line: &[u8]) -> OperatorReply {
         let mut stream = UnixStream::connect(path).await.unwrap();
         stream.write_all(line).await.unwrap();
         let mut answer = Vec::new();
@@ -236,13 +236,13 @@ mod tests {
         assert_eq!(second, "another manager listens on the socket");
         let mut line = serde_json::to_vec(&request()).unwrap();
         line.push(b'\n');
-        let answer = ask(&path, &line).await;
+        let answer = send_request(&path, &line).await;
         let text = "no runner has an instance or a group `i-1`; run `muster fleet status` to list all".to_owned();
         assert_eq!(answer, OperatorReply { version: VERSION, ok: false, message: text });
-        let of = OperatorRequest { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..request() };
-        let answer = ask(&path, &[serde_json::to_vec(&of).unwrap(), b"\n".to_vec()].concat()).await;
+        let scoped = OperatorRequest { group: Some("linux".to_owned()), runner: Some("ours".to_owned()), ..request() };
+        let answer = send_request(&path, &[serde_json::to_vec(&scoped).unwrap(), b"\n".to_vec()].concat()).await;
         assert!(answer.message.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
-        let answer = ask(&path, b"{\"action\":\"explode\"}\n").await;
+        let answer = send_request(&path, b"{\"action\":\"explode\"}\n").await;
         assert!(!answer.ok && answer.message.starts_with("invalid request"), "{answer:?}");
         drop(socket);
         assert!(!path.exists());

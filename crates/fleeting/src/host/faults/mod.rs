@@ -1,7 +1,7 @@
 //! Tests of the host with faulty plugins.
-//! The process is a script, and a server in the test process is its service.
+//! The plugin's process is a script. Its service is a server in the test process.
 
-mod order;
+mod go_plugin_services;
 mod seeded;
 mod supervision;
 mod transport;
@@ -30,16 +30,21 @@ struct TestPlugin {
 }
 
 impl TestPlugin {
-    /// Creates a plugin that starts normally and then behaves in one way for all calls.
+    /// Creates a plugin that starts normally and then has the same behavior for all calls.
     fn new(behavior: Behavior) -> Self {
-        Self::with(always(behavior), WELL_BEHAVED, IDLE_BODY)
+        Self::with_script(always(behavior), WELL_BEHAVED, IDLE_BODY)
     }
 
-    fn with(behaviors: Behaviors, start: &str, body: &str) -> Self {
+    fn with_script(behaviors: Behaviors, start: &str, body: &str) -> Self {
         Self::with_services(behaviors, start, body, None)
     }
 
-    fn with_services(behaviors: Behaviors, start: &str, body: &str, services: Option<order::GoPluginServices>) -> Self {
+    fn with_services(
+        behaviors: Behaviors,
+        start: &str,
+        body: &str,
+        services: Option<go_plugin_services::GoPluginServices>,
+    ) -> Self {
         let directory = TempDir::new().unwrap();
         let socket = directory.path().join("socket");
         let script = directory.path().join("fleeting-plugin-faulty");
@@ -87,7 +92,7 @@ impl TestPlugin {
         Group::start(self.spec()).await.unwrap()
     }
 
-    /// Returns whether any process of a start is alive. Each start has its own process group.
+    /// Returns whether any process of the plugin is alive. Each start has its own process group.
     fn is_alive(&self) -> bool {
         let groups = pids(&self.directory.path().join("pids"));
         let stats = std::fs::read_dir("/proc").unwrap().flatten();
@@ -95,24 +100,24 @@ impl TestPlugin {
         // `pid (name) state parent group ...`
         stats.any(|stat| {
             let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
-            let mut words = rest.split(' ');
-            let (state, group) = (words.next(), words.nth(1).and_then(|group| group.parse().ok()));
+            let mut fields = rest.split(' ');
+            let (state, group) = (fields.next(), fields.nth(1).and_then(|group| group.parse().ok()));
             state != Some("Z") && group.is_some_and(|group: i32| groups.contains(&group))
         })
     }
 
-    /// Waits until no process is alive, because killed processes take a moment to end.
-    async fn ended(&self) {
+    /// Waits until no process is alive, because killed processes need a moment to exit.
+    async fn wait_dead(&self) {
         let wait = async {
             while self.is_alive() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("a process of the plugin is left");
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("a process of the plugin is still running");
     }
 }
 
-/// Returns the process ids of all starts, the latest last.
+/// Returns the process ids of all starts in order.
 fn pids(file: &Path) -> Vec<i32> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()
@@ -128,13 +133,13 @@ fn id(name: &str) -> InstanceId {
     InstanceId::new(name)
 }
 
-async fn with<T>(behavior: Behavior, calls: impl AsyncFnOnce(&Group) -> T) -> T {
+async fn with_plugin<T>(behavior: Behavior, calls: impl AsyncFnOnce(&Group) -> T) -> T {
     let plugin = TestPlugin::new(behavior);
     let group = plugin.start().await;
     let result = calls(&group).await;
     group.stop().await;
     // H10: the plugin has no controller service, so it is killed after its timeout.
-    plugin.ended().await;
+    plugin.wait_dead().await;
     result
 }
 
@@ -148,24 +153,24 @@ async fn h18_missing_config_is_null_and_connector_has_defaults() {
     assert_eq!((connector.keepalive, connector.timeout), (30_000_000_000, 600_000_000_000));
 }
 
-/// An incomplete list would mean that the other instances are missing.
-/// The Go host accepts it and removes nothing.
+/// If the host accepted an incomplete list, it would treat the other instances as missing.
+/// The Go host accepts the list and removes nothing.
 #[tokio::test]
-async fn v13_list_that_breaks_off_is_an_error() {
+async fn v13_truncated_list_is_an_error() {
     let mut behaviors = always(Behavior::Normal);
-    behaviors[Call::Update as usize] = Behavior::BreaksOff;
-    let plugin = TestPlugin::with(behaviors, WELL_BEHAVED, IDLE_BODY);
+    behaviors[Call::Update as usize] = Behavior::TruncatedStream;
+    let plugin = TestPlugin::with_script(behaviors, WELL_BEHAVED, IDLE_BODY);
     let group = plugin.start().await;
     let error = group.update().await.unwrap_err();
     assert!(matches!(error, CallError::Refused { call: "Update", .. }), "{error}");
     assert!(error.to_string().ends_with("Update failed: the stream broke"), "{error}");
     group.stop().await;
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }
 
 #[tokio::test]
 async fn h10_h12_optional_calls_may_be_missing() {
-    with(Behavior::Unimplemented, async |group| {
+    with_plugin(Behavior::Unimplemented, async |group| {
         group.heartbeat(&id("i1")).await.unwrap();
         let error = group.suspend(&[id("i1")]).await.unwrap_err();
         assert!(matches!(error, CallError::NoCapability { .. }), "{error}");
@@ -175,19 +180,19 @@ async fn h10_h12_optional_calls_may_be_missing() {
 }
 
 #[tokio::test]
-async fn h14_unknown_state_does_not_end_an_instance() {
-    let snapshot = with(Behavior::Normal, async |group| group.update().await.unwrap()).await;
+async fn h14_instance_with_unknown_state_is_not_deleted() {
+    let snapshot = with_plugin(Behavior::Normal, async |group| group.update().await.unwrap()).await;
     let state = snapshot.instances[&id("i2")];
     assert_eq!((state.to_string().as_str(), state.is_deleted()), ("8", false));
     assert_eq!(snapshot.instances[&id("i1")], InstanceState::Running);
 }
 
 #[tokio::test]
-async fn h15_p13_invalid_responses_are_errors_or_are_truncated() {
-    with(Behavior::InvalidResponse, async |group| {
+async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
+    with_plugin(Behavior::InvalidResponse, async |group| {
         let error = group.connect_info(&id("i1")).await.unwrap_err();
         assert!(error.to_string().contains("no connector for i1"), "the Go host crashes on it: {error}");
-        assert_eq!(group.increase(3).await.unwrap(), 3, "a larger number counts as the requested one");
+        assert_eq!(group.increase(3).await.unwrap(), 3, "at most the requested number counts");
         assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested ids count, and only once");
         let error = group.update().await.unwrap_err();
         assert!(error.to_string().contains("an instance id of 0 bytes"), "{error}");
@@ -196,15 +201,15 @@ async fn h15_p13_invalid_responses_are_errors_or_are_truncated() {
 }
 
 #[tokio::test]
-async fn oversized_responses_are_refused() {
-    let error = with(Behavior::EndlessStream, async |group| group.update().await.unwrap_err()).await;
+async fn oversized_responses_are_rejected() {
+    let error = with_plugin(Behavior::EndlessStream, async |group| group.update().await.unwrap_err()).await;
     assert!(error.to_string().contains("more than 100000 instances"), "{error}");
-    let error = with(Behavior::HugeResponse, async |group| group.update().await.unwrap_err()).await;
+    let error = with_plugin(Behavior::HugeResponse, async |group| group.update().await.unwrap_err()).await;
     assert!(error.to_string().contains("message length too large"), "{error}");
 }
 
 #[tokio::test]
-async fn unanswered_call_ends_the_process() {
+async fn process_is_killed_when_it_does_not_respond() {
     let plugin = TestPlugin::new(Behavior::Hangs);
     let group = plugin.start().await;
     let error = group.increase(1).await.unwrap_err();
@@ -213,6 +218,6 @@ async fn unanswered_call_ends_the_process() {
     status.wait_for(|status| matches!(status, super::PluginStatus::Down { .. })).await.unwrap();
     let error = group.increase(1).await.unwrap_err();
     assert!(error.to_string().contains("is not running: it did not respond"), "{error}");
-    plugin.ended().await;
+    plugin.wait_dead().await;
     group.stop().await;
 }

@@ -1,7 +1,7 @@
-//! Checks random plugins and calls.
-//! Each call ends in time with a response or a helpful error, and no process is left.
+//! Tests random plugins with random calls.
+//! Each call returns a response or a helpful error in time, and no process is left running.
 //!
-//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture`; the default is a sample.
+//! Run many with `MUSTER_TEST_RUNS=300 cargo test -p muster-fleeting faulty_plugins -- --nocapture`; the default is 40 runs.
 //! `MUSTER_TEST_SEED=n` sets the first seed. Each run has its own seed, which a failure prints.
 
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::faulty_plugin::Script;
 use crate::host::{CallError, Group};
 
 /// Number of runs if `MUSTER_TEST_RUNS` is not set.
-const SAMPLE: u64 = 40;
+const DEFAULT_RUNS: u64 = 40;
 /// Timeout of one run on a busy machine. Each of its few calls has a timeout of 5 seconds or less.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -23,7 +23,7 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 struct FaultRun {
     script: Script,
-    /// Whether the plugin is restarted almost immediately after it died.
+    /// Whether the plugin is restarted almost immediately after its process ended.
     restarts_fast: bool,
     calls: Vec<u8>,
 }
@@ -40,15 +40,15 @@ impl FaultRun {
 #[derive(Debug, Default, Clone, Copy)]
 struct Tally {
     started: u32,
-    answers: u32,
+    responses: u32,
     errors: u32,
 }
 
 async fn run(run: &FaultRun) -> Tally {
     let script = &run.script;
-    let plugin = TestPlugin::with(script.behaviors, script.begin, script.body);
+    let plugin = TestPlugin::with_script(script.behaviors, script.start, script.body);
     let mut spec = plugin.spec();
-    if script.begin != WELL_BEHAVED {
+    if script.start != WELL_BEHAVED {
         spec.timeouts.start = Duration::from_millis(300);
     }
     if script.behaviors[Call::Init as usize] == Behavior::Hangs {
@@ -64,7 +64,7 @@ async fn run(run: &FaultRun) -> Tally {
             tally.started = 1;
             for call in &run.calls {
                 match call_plugin(&group, *call).await {
-                    Ok(()) => tally.answers += 1,
+                    Ok(()) => tally.responses += 1,
                     Err(error) => {
                         assert!(
                             error.to_string().starts_with("plugin faulty"),
@@ -77,61 +77,61 @@ async fn run(run: &FaultRun) -> Tally {
             group.stop().await;
         }
         Err(error) => {
-            let is_well = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
-            assert!(script.begin != WELL_BEHAVED || !is_well, "the plugin started correctly: {error}");
+            let init_succeeds = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
+            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin must start: {error}");
             let text = error.to_string();
             assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-faulty"), "{text}");
             tally.errors = 1;
         }
     }
-    plugin.ended().await;
+    plugin.wait_dead().await;
     tally
 }
 
 /// Makes a call and checks the response.
 async fn call_plugin(group: &Group, call: u8) -> Result<(), CallError> {
     let ids = [id("i1"), id("i2")];
-    let are_known = |done: Vec<_>| assert!(done.iter().all(|id| ids.contains(id)), "{done:?}");
+    let assert_requested = |returned: Vec<_>| assert!(returned.iter().all(|id| ids.contains(id)), "{returned:?}");
     match call {
         0 => group.update().await.map(drop),
         1 => group.increase(2).await.map(|n| assert!(n <= 2)),
-        2 => group.decrease(&ids).await.map(are_known),
+        2 => group.decrease(&ids).await.map(assert_requested),
         3 => group.connect_info(&ids[0]).await.map(drop),
         4 => group.heartbeat(&ids[0]).await,
-        _ => group.suspend(&ids).await.map(are_known),
+        _ => group.suspend(&ids).await.map(assert_requested),
     }
 }
 
-fn number(key: &str) -> Option<u64> {
+fn env_number(key: &str) -> Option<u64> {
     std::env::var(key).ok().and_then(|text| text.parse().ok())
 }
 
 #[tokio::test]
 async fn faulty_plugins_are_contained() {
-    let first = number("MUSTER_TEST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
-    let runs = number("MUSTER_TEST_RUNS").unwrap_or(SAMPLE);
+    let first = env_number("MUSTER_TEST_SEED").unwrap_or_else(|| rand::random::<u32>().into());
+    let runs = env_number("MUSTER_TEST_RUNS").unwrap_or(DEFAULT_RUNS);
     println!("MUSTER_TEST_SEED={first} MUSTER_TEST_RUNS={runs}");
-    let began = Instant::now();
-    let each = |seed: u64| async move {
-        let drawn = FaultRun::from_seed(seed);
+    let start = Instant::now();
+    let run_seed = |seed: u64| async move {
+        let fault_run = FaultRun::from_seed(seed);
         // Each run is a task, so that a panic is reported with its seed.
-        let replay = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {drawn:?}");
-        let ended = tokio::spawn(async move { tokio::time::timeout(RUN_TIMEOUT, run(&drawn)).await }).await;
-        match ended {
+        let replay = format!("MUSTER_TEST_SEED={seed} MUSTER_TEST_RUNS=1: {fault_run:?}");
+        let outcome = tokio::spawn(async move { tokio::time::timeout(RUN_TIMEOUT, run(&fault_run)).await }).await;
+        match outcome {
             Ok(Ok(tally)) => tally,
-            Ok(Err(_)) => panic!("not done within {} s: {replay}", RUN_TIMEOUT.as_secs()),
+            Ok(Err(_)) => panic!("the run did not finish within {} s: {replay}", RUN_TIMEOUT.as_secs()),
             Err(error) => panic!("{error}: {replay}"),
         }
     };
     let seeds = (first..).take(usize::try_from(runs).unwrap());
-    let tallies: Vec<Tally> = stream::iter(seeds).map(each).buffer_unordered(8).collect().await;
-    let sum = |of: fn(&Tally) -> u32| tallies.iter().map(of).sum::<u32>();
+    let tallies: Vec<Tally> = stream::iter(seeds).map(run_seed).buffer_unordered(8).collect().await;
+    let sum = |field: fn(&Tally) -> u32| tallies.iter().map(field).sum::<u32>();
     println!(
-        "{} plugins, {} of them started: {} calls succeeded, {} returned errors, no process left; {:.0} s",
+        "{} plugins, {} of them started: {} calls succeeded, {} returned errors, no process left running; {:.0} s",
         tallies.len(),
         sum(|tally| tally.started),
-        sum(|tally| tally.answers),
+        sum(|tally| tally.responses),
         sum(|tally| tally.errors),
-        began.elapsed().as_secs_f64()
+        start.elapsed().as_secs_f64()
     );
 }

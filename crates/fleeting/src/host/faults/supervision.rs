@@ -1,4 +1,4 @@
-//! Tests which faults make the host replace a plugin's process, and which do not.
+//! Tests which faults make the host replace a plugin's process.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use super::{Behavior, IDLE_BODY, TestPlugin, WELL_BEHAVED, always, id, pids};
 use crate::host::{CallError, Group, PluginStatus};
 
 /// Returns how often the plugin was started.
-fn starts(plugin: &TestPlugin) -> usize {
+fn start_count(plugin: &TestPlugin) -> usize {
     pids(&plugin.directory.path().join("pids")).len()
 }
 
 #[tokio::test]
-async fn unavailable_status_does_not_count_as_broken_connection() {
+async fn unavailable_status_is_not_a_broken_connection() {
     let plugin = TestPlugin::new(Behavior::Unavailable);
     let group = plugin.start().await;
     let status = group.status();
@@ -20,16 +20,16 @@ async fn unavailable_status_does_not_count_as_broken_connection() {
         assert_eq!(error.to_string(), "plugin faulty: Increase failed: the provider's API is down");
     }
     assert!(matches!(&*status.borrow(), PluginStatus::Up { .. }));
-    assert_eq!(starts(&plugin), 1);
+    assert_eq!(start_count(&plugin), 1);
     group.stop().await;
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }
 
 #[tokio::test]
 async fn hanging_instance_does_not_restart_the_plugin() {
     let mut behaviors = always(Behavior::Normal);
     behaviors[super::Call::Heartbeat as usize] = Behavior::Hangs;
-    let plugin = TestPlugin::with(behaviors, WELL_BEHAVED, IDLE_BODY);
+    let plugin = TestPlugin::with_script(behaviors, WELL_BEHAVED, IDLE_BODY);
     let group = plugin.start().await;
     let mut status = group.status();
     for _ in 0..2 {
@@ -46,7 +46,7 @@ async fn hanging_instance_does_not_restart_the_plugin() {
     }
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     group.stop().await;
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }
 
 #[tokio::test]
@@ -54,36 +54,36 @@ async fn status_quotes_panic_of_a_dead_plugin() {
     let body = "while [ ! -e \"$socket.die\" ]; do sleep 0.01; done\n\
                 echo starting >&2; echo 'panic: nil map' >&2\n\
                 for n in 1 2 3 4 5 6 7 8 9; do echo \"frame $n\" >&2; done; exit 2";
-    let plugin = TestPlugin::with(always(Behavior::Normal), WELL_BEHAVED, body);
+    let plugin = TestPlugin::with_script(always(Behavior::Normal), WELL_BEHAVED, body);
     let group = plugin.start().await;
     let mut status = group.status();
     std::fs::write(plugin.directory.path().join("socket.die"), "").unwrap();
     let down = status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap().clone();
-    let PluginStatus::Down { cause, .. } = down else { unreachable!("the loop waits for it") };
+    let PluginStatus::Down { cause, .. } = down else { unreachable!("wait_for returned this state") };
     assert!(cause.starts_with("plugin process exited (exit status: 2); stderr: panic: nil map / frame 1"), "{cause}");
     group.stop().await;
 }
 
 #[tokio::test]
 async fn dropped_group_leaves_no_process() {
-    // The script wraps the plugin proper, which is a process of its own.
-    let plugin = TestPlugin::with(always(Behavior::Normal), WELL_BEHAVED, "sleep 600 & sleep 600");
+    // The script starts a second process, as a wrapper script of a plugin does.
+    let plugin = TestPlugin::with_script(always(Behavior::Normal), WELL_BEHAVED, "sleep 600 & sleep 600");
     drop(plugin.start().await);
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }
 
 #[tokio::test]
 async fn canceled_start_leaves_no_process() {
-    let plugin = TestPlugin::with(always(Behavior::Normal), "", "sleep 600 & sleep 600");
+    let plugin = TestPlugin::with_script(always(Behavior::Normal), "", "sleep 600 & sleep 600");
     let start = Group::start(plugin.spec());
-    let begun = async {
-        while starts(&plugin) == 0 {
+    let process_started = async {
+        while start_count(&plugin) == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
     tokio::select! {
         started = start => panic!("the plugin never prints a handshake: {started:?}"),
-        () = begun => {}
+        () = process_started => {}
     }
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }

@@ -5,8 +5,8 @@ use tokio::net::{TcpListener, UnixStream};
 
 use super::*;
 
-/// Makes the calls of a complete life cycle.
-async fn all_calls_succeed(plugin: &TestPlugin) {
+/// Makes the calls of a complete lifecycle.
+async fn assert_calls_succeed(plugin: &TestPlugin) {
     let group = plugin.start().await;
     let states = group.update().await.unwrap().instances;
     assert_eq!(states.len(), 2, "{states:?}");
@@ -15,24 +15,25 @@ async fn all_calls_succeed(plugin: &TestPlugin) {
     group.increase(1).await.unwrap();
     group.decrease(&[id("i1")]).await.unwrap();
     group.stop().await;
-    plugin.ended().await;
+    plugin.wait_dead().await;
 }
 
-/// R053: the plugin chooses the socket in its handshake.
+/// Requirement R053: the plugin chooses the socket in its handshake.
 #[tokio::test]
-async fn h8_plugin_is_called_over_unix_socket_or_tcp() {
-    all_calls_succeed(&TestPlugin::new(Behavior::Normal)).await;
+async fn h8_host_connects_over_unix_socket_or_tcp() {
+    assert_calls_succeed(&TestPlugin::new(Behavior::Normal)).await;
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let plugin = TestPlugin::with(always(Behavior::Normal), &format!("echo '1|0|tcp|{address}|grpc|'"), IDLE_BODY);
+    let plugin =
+        TestPlugin::with_script(always(Behavior::Normal), &format!("echo '1|0|tcp|{address}|grpc|'"), IDLE_BODY);
     let socket = plugin.directory.path().join("socket");
     // The service listens on a Unix socket; the host connects to this relay.
     let relay = tokio::spawn(async move {
-        let (mut outside, _) = listener.accept().await.unwrap();
-        let mut inside = UnixStream::connect(&socket).await.unwrap();
-        let _ = copy_bidirectional(&mut outside, &mut inside).await;
+        let (mut host, _) = listener.accept().await.unwrap();
+        let mut service = UnixStream::connect(&socket).await.unwrap();
+        let _ = copy_bidirectional(&mut host, &mut service).await;
     });
-    all_calls_succeed(&plugin).await;
+    assert_calls_succeed(&plugin).await;
     relay.await.unwrap();
 }

@@ -33,7 +33,7 @@ impl Default for Config {
 struct Plugin {
     config: Config,
     settings: Settings,
-    /// Number of instances created so far, and the existing ones. Query your provider instead.
+    /// Number of instances created so far, and the existing instances. Replace this with queries to your provider.
     instances: Mutex<(u32, BTreeMap<InstanceId, InstanceState>)>,
 }
 
@@ -45,12 +45,14 @@ impl Plugin {
     }
 
     /// Changes the state of the instances, up to the first one that does not exist.
-    fn set(&self, ids: Ids, state: InstanceState) -> Result<Ids, PartialFailure<Ids>> {
+    fn set_state(&self, ids: Ids, state: InstanceState) -> Result<Ids, PartialFailure<Ids>> {
         let (mut instances, mut succeeded) = (self.instances(), Vec::new());
         for id in ids {
             match instances.1.get_mut(&id) {
-                Some(now) => *now = state,
-                None => return Err(PartialFailure { succeeded, error: format!("there is no instance {id}").into() }),
+                Some(current) => *current = state,
+                None => {
+                    return Err(PartialFailure { succeeded, error: format!("instance {id} does not exist").into() });
+                }
             }
             succeeded.push(id);
         }
@@ -77,7 +79,7 @@ impl Provider for Plugin {
     /// List every instance of the group, even if its state is uncertain.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let mut instances = self.instances();
-        let seen = instances.1.clone().into_iter().collect();
+        let listed = instances.1.clone().into_iter().collect();
         // A real provider changes the states itself.
         instances.1.retain(|_, state| *state != InstanceState::Deleting);
         for state in instances.1.values_mut() {
@@ -87,15 +89,15 @@ impl Provider for Plugin {
                 other => other,
             };
         }
-        Ok(seen)
+        Ok(listed)
     }
 
-    /// Request `n` more instances without waiting for them. Return how many requests were accepted, even with an error.
+    /// Request `n` more instances without waiting for them. Return the number of accepted instances, also with an error.
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
         let mut instances = self.instances();
-        for done in 0..n {
+        for accepted in 0..n {
             if instances.1.len() >= self.config.max_size as usize {
-                return Err(PartialFailure { succeeded: done, error: "the group is full".into() });
+                return Err(PartialFailure { succeeded: accepted, error: "the group is full".into() });
             }
             instances.0 += 1;
             let id = InstanceId::new(format!("instance-{}", instances.0));
@@ -127,18 +129,18 @@ impl Provider for Plugin {
         })
     }
 
-    /// Optional, as are the following calls. Without it, every running instance counts as healthy.
+    /// This call and the following ones are optional. Without this one, every running instance counts as healthy.
     async fn heartbeat(&self, id: InstanceId) -> Result<(), Error> {
         let exists = self.instances().1.contains_key(&id);
-        if exists { Ok(()) } else { Err(format!("there is no instance {id}").into()) }
+        if exists { Ok(()) } else { Err(format!("instance {id} does not exist").into()) }
     }
 
     async fn suspend(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
-        self.set(ids, InstanceState::Suspending)
+        self.set_state(ids, InstanceState::Suspending)
     }
 
     async fn resume(&self, ids: Ids) -> Result<Ids, PartialFailure<Ids>> {
-        self.set(ids, InstanceState::Resuming)
+        self.set_state(ids, InstanceState::Resuming)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Runs the conformance kit with faulty plugins: each case has one that it detects.
+//! Runs the conformance kit with faulty plugins. Each case detects at least one of them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use muster_fleeting::conformance::{CASES, Connect, Outcome, Plan};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{FAULTY, TOY, ids, others, plan, run};
+use super::{FAULTY, TOY, ids, not_passed, plan, run};
 
 /// A faulty plugin, and how the kit detects it.
 struct Fault {
@@ -53,9 +53,9 @@ const FAULTS: &[Fault] = &[
     script("echo '1|0|tcp|127.0.0.1:1'; exec sleep 60", &["H1"], "unsupported plugin protocol \"netrpc\"", Fail),
     script("exec sleep 60", &["H1"], "no handshake within 2.0 s", Fail),
     script(
-        "echo I give up >&2; exit 3",
+        "echo no credentials >&2; exit 3",
         &["H1"],
-        "exited before the handshake (exit status: 3); stderr: I give up",
+        "exited before the handshake (exit status: 3); stderr: no credentials",
         Fail,
     ),
     script("echo 1; exit 1", &["P1"], "prints to stdout", Fail),
@@ -122,12 +122,12 @@ const FAULTS: &[Fault] = &[
     faulty("never_deleted", &["L9", "L10"], "still existed", Fail),
     faulty("deletes_all", &["L9"], "also deleted i-", Fail),
     faulty("reports_other_ids", &["L9"], "Decrease accepted [\"i-99\"]", Fail),
-    faulty("missing_instance_error", &["P14"], "there is no instance i-0; hosts repeat such requests", WarnOnly),
+    faulty("missing_instance_error", &["P14"], "instance i-0 does not exist; hosts repeat such requests", WarnOnly),
     faulty("missing_instance_hang", &["P14"], "no response to Decrease of a deleted instance within 2.0 s", FailOnly),
     faulty("unreported_deletion", &["P12"], "which the host does not learn", WarnOnly),
     faulty("hanging_update", &["L2"], "no response to Update within 2.0 s", Fail),
     faulty("crash_in_update", &["L2"], "the plugin exited", Fail),
-    faulty("failing_update", &["L2"], "the provider is closed", Fail),
+    faulty("failing_update", &["L2"], "the provider is not available", Fail),
     faulty("duplicate_ids", &["L2"], "is listed twice in one snapshot", FailOnly),
     faulty("unknown_state", &["L2"], "has the unknown state 42", Fail),
     faulty("state_goes_back", &["L4"], "changed from running to creating", Fail),
@@ -145,10 +145,10 @@ const FAULTS: &[Fault] = &[
     script("$toy \"$@\" & wait $!", &["P9"], "exits on SIGINT", FailOnly),
     script("trap '' TERM INT; $toy \"$@\"", &["P9"], "still running 2.0 s after SIGTERM", Fail),
     script(
-        "trap '' INT; $toy \"$@\" 2>\"$0.log\"; ended=$?; cat \"$0.log\" >&2\n\
-         grep -q 'host is gone' \"$0.log\" && exec sleep 60; exit $ended",
+        "trap '' INT; $toy \"$@\" 2>\"$0.log\"; status=$?; cat \"$0.log\" >&2\n\
+         grep -q 'host lost' \"$0.log\" && exec sleep 60; exit $status",
         &["P15"],
-        "keeps running when its host is gone",
+        "keeps running after its host exited",
         WarnOnly,
     ),
     script(
@@ -165,19 +165,19 @@ const FAULTS: &[Fault] = &[
     ),
 ];
 
-/// Returns the plan, and the directory that must exist while it runs.
-fn planned(fault: &Fault) -> (TempDir, Plan) {
-    let folder = tempfile::tempdir().unwrap();
+/// Returns the plan, and the directory that must exist during the run.
+fn plan_for(fault: &Fault) -> (TempDir, Plan) {
+    let directory = tempfile::tempdir().unwrap();
     let first = fault.cases[0];
     let mut plan = match fault.plugin {
         Plugin::Config(name) => {
             let mut plan = plan(FAULTY);
-            plan.config = json!({ "fault": name, "lock": folder.path().join("lock") });
+            plan.config = json!({ "fault": name, "lock": directory.path().join("lock") });
             plan.connector.username = "ci".to_owned();
             plan
         }
         Plugin::Script(text) => {
-            let path = folder.path().join("plugin");
+            let path = directory.path().join("plugin");
             std::fs::write(&path, format!("#!/bin/sh\ntoy={TOY}\n{text}\n")).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             plan(path)
@@ -202,76 +202,76 @@ fn planned(fault: &Fault) -> (TempDir, Plan) {
         plan.connector.protocol_port = 1;
         plan.connect = Connect::Yes;
     }
-    (folder, plan)
+    (directory, plan)
 }
 
-async fn is_detected(fault: &Fault) {
+async fn assert_detected(fault: &Fault) {
     let name = match fault.plugin {
         Plugin::Config(name) | Plugin::Script(name) => name,
     };
-    let (_folder, plan) = planned(fault);
+    let (_directory, plan) = plan_for(fault);
     let report = run(&plan).await;
     let (failed, warned) = (ids(&report, "fail"), ids(&report, "warn"));
     match fault.effect {
-        Fail => assert!(fault.cases.iter().all(|id| failed.contains(id)), "{name}: {:#?}", others(&report)),
-        FailOnly => assert_eq!((failed, warned), (fault.cases.to_vec(), vec![]), "{name}: {:#?}", others(&report)),
-        WarnOnly => assert_eq!((failed, warned), (vec![], fault.cases.to_vec()), "{name}: {:#?}", others(&report)),
+        Fail => assert!(fault.cases.iter().all(|id| failed.contains(id)), "{name}: {:#?}", not_passed(&report)),
+        FailOnly => assert_eq!((failed, warned), (fault.cases.to_vec(), vec![]), "{name}: {:#?}", not_passed(&report)),
+        WarnOnly => assert_eq!((failed, warned), (vec![], fault.cases.to_vec()), "{name}: {:#?}", not_passed(&report)),
     }
     assert_eq!(report.passed(), fault.effect == WarnOnly, "{name}");
-    let said = report.outcome(fault.cases[0]).and_then(Outcome::reason).unwrap_or_default();
-    assert!(said.contains(fault.reason), "{name}: {said}");
+    let reason = report.outcome(fault.cases[0]).and_then(Outcome::reason).unwrap_or_default();
+    assert!(reason.contains(fault.reason), "{name}: {reason}");
 }
 
 /// Checks the faults of these cases, a few at a time.
-async fn are_detected(cases: &[&str]) {
+async fn assert_all_detected(cases: &[&str]) {
     let faults = FAULTS.iter().filter(|fault| cases.contains(&fault.cases[0]));
-    futures::stream::iter(faults.map(is_detected)).buffer_unordered(4).collect::<Vec<()>>().await;
+    futures::stream::iter(faults.map(assert_detected)).buffer_unordered(4).collect::<Vec<()>>().await;
 }
 
 #[tokio::test]
 async fn faulty_starts_are_detected() {
-    are_detected(&["P1", "H1", "P2", "P3", "P4", "P5"]).await;
+    assert_all_detected(&["P1", "H1", "P2", "P3", "P4", "P5"]).await;
 }
 
 #[tokio::test]
 async fn faulty_settings_are_detected() {
-    are_detected(&["P6", "P8", "L1"]).await;
+    assert_all_detected(&["P6", "P8", "L1"]).await;
     // A plugin with a missing required setting.
     let mut plan = plan(FAULTY);
     plan.config = Value::Null;
     let report = run(&plan).await;
-    assert!(["P7", "L1"].iter().all(|id| ids(&report, "fail").contains(id)), "{:#?}", others(&report));
+    assert!(["P7", "L1"].iter().all(|id| ids(&report, "fail").contains(id)), "{:#?}", not_passed(&report));
 }
 
 #[tokio::test]
 async fn faulty_creation_is_detected() {
-    are_detected(&["L3", "L6"]).await;
+    assert_all_detected(&["L3", "L6"]).await;
 }
 
 #[tokio::test]
 async fn faulty_snapshots_are_detected() {
-    are_detected(&["L2", "L4", "L5"]).await;
+    assert_all_detected(&["L2", "L4", "L5"]).await;
 }
 
 #[tokio::test]
 async fn faulty_connections_are_detected() {
-    are_detected(&["P10", "H15", "C1", "L7", "C4", "H12", "L8", "H13", "P11"]).await;
+    assert_all_detected(&["P10", "H15", "C1", "L7", "C4", "H12", "L8", "H13", "P11"]).await;
 }
 
 #[tokio::test]
 async fn faulty_deletion_is_detected() {
-    are_detected(&["L9", "L10", "P14", "P12", "L11"]).await;
+    assert_all_detected(&["L9", "L10", "P14", "P12", "L11"]).await;
 }
 
 #[tokio::test]
 async fn faulty_exits_are_detected() {
-    are_detected(&["H11", "P9", "P15", "H16"]).await;
+    assert_all_detected(&["H11", "P9", "P15", "H16"]).await;
 }
 
 #[test]
 fn each_case_has_a_faulty_plugin() {
-    // The faults of P7 and C6 need more than a plugin: missing settings, and a machine.
-    let found = |id: &str| ["P7", "C6"].contains(&id) || FAULTS.iter().any(|fault| fault.cases.contains(&id));
-    let missing: Vec<&str> = CASES.iter().map(|case| case.id).filter(|id| !found(id)).collect();
+    // Other tests check P7 and C6: P7 needs missing settings, and C6 needs a machine.
+    let has_fault = |id: &str| ["P7", "C6"].contains(&id) || FAULTS.iter().any(|fault| fault.cases.contains(&id));
+    let missing: Vec<&str> = CASES.iter().map(|case| case.id).filter(|id| !has_fault(id)).collect();
     assert_eq!(missing, [""; 0]);
 }

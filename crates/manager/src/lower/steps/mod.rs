@@ -16,13 +16,13 @@ use super::paths::Paths;
 use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{JobContext, LowerError, cache, header};
+use super::{JobContext, LowerError, cache, docker, header};
 
-/// Timeout of the clean-up after a job, which has no timeout of its own.
+/// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A payload and everything that was derived from it.
-pub(super) struct Read<'a> {
+pub(super) struct JobParts<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) context: &'a JobContext,
     pub(super) paths: &'a Paths,
@@ -31,16 +31,12 @@ pub(super) struct Read<'a> {
     pub(super) flags: &'a Flags,
 }
 
-/// Returns all steps. Adds warnings about what is left out.
-pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
-    let Read { payload, context, paths, variables, settings, flags } = *read;
-    let caches = cache::entries(payload, paths, variables, flags, warnings)?;
-    let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
-    let title = format!("Preparing the \"{}\" executor", context.runner.executor);
-    let mut steps = vec![
-        Step::new("prepare_executor", &title, prepare),
-        Step::new("prepare_script", "Preparing environment", Call::builtin(&header::environment(context))),
-    ];
+/// Returns all steps. Adds warnings about parts that are left out.
+pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
+    let JobParts { payload, context, paths, variables, settings, flags } = *parts;
+    let caches = cache::entries(payload, context, paths, variables, flags, warnings)?;
+    let environment = Call::builtin(&header::environment(payload, context));
+    let mut steps = vec![Step::new("prepare_script", "Preparing environment", environment)];
     // A resumed environment has the sources as the previous job left them.
     if !suspension::is_resumed(payload, &context.runner) {
         steps.push(sources::get_sources(payload, context, variables, settings, flags)?);
@@ -49,7 +45,7 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Ste
     steps.extend(transfers::download(payload, settings));
     steps.extend(scripts::scripts(payload, context, variables, settings, flags)?);
     steps.extend(transfers::save_caches(&caches));
-    steps.extend(transfers::uploads(read));
+    steps.extend(transfers::uploads(parts));
     let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
     let cleanup = Cleanup {
         checkout,
@@ -64,5 +60,11 @@ pub(super) fn all(read: &Read<'_>, warnings: &mut Vec<String>) -> Result<Vec<Ste
     step.policy.timeout_ms = milliseconds(CLEANUP_TIMEOUT);
     step.policy.allow_failure = true;
     steps.push(step);
+    let title = format!("Preparing the \"{}\" executor", context.runner.executor);
+    if context.runner.uses_containers() {
+        return Ok(vec![docker::step(parts, &title, steps, warnings)?]);
+    }
+    let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
+    steps.insert(0, Step::new("prepare_executor", &title, prepare));
     Ok(steps)
 }

@@ -23,7 +23,7 @@ pub(super) fn shell(payload: &JobPayload, context: &JobContext, settings: &JobSe
     }
 }
 
-/// Returns a shell text of the operator as a list of commands: one command, or none if it is empty.
+/// Returns a script of the operator as a list of commands. The list is empty if the script is empty.
 pub(super) fn commands(text: Option<&String>) -> Vec<String> {
     text.filter(|text| !text.trim().is_empty()).into_iter().cloned().collect()
 }
@@ -39,15 +39,15 @@ pub(super) fn scripts(
     let shell = shell(payload, context, settings, flags);
     let (before, after) = (&context.runner.scripts.pre_build, &context.runner.scripts.post_build);
     let is_after = |step: &&PayloadStep| step.name == "after_script";
-    let used: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
+    let with_script: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
     let script = |step: &PayloadStep, after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
         // The operator's commands run around each script, but not around after_script.
-        let around = |text: &Option<String>| commands(text.as_ref().filter(|_| !after_script));
+        let operator_commands = |text: &Option<String>| commands(text.as_ref().filter(|_| !after_script));
         Call::builtin(&Script {
-            before: around(before),
+            before: operator_commands(before),
             commands: step.script.iter().map(expand).collect(),
-            after: around(after),
+            after: operator_commands(after),
             after_script,
             ..shell.clone()
         })
@@ -62,7 +62,7 @@ pub(super) fn scripts(
     let mut steps = Vec::new();
     match &payload.run {
         Some(run) => {
-            if !used.is_empty() {
+            if !with_script.is_empty() {
                 return Err(LowerError::unsupported("the `run` and `script` keywords cannot be used together"));
             }
             if payload.variables.iter().any(|variable| variable.key == "STEPS") {
@@ -76,11 +76,14 @@ pub(super) fn scripts(
         }
         None => {
             steps.extend(
-                used.iter().filter(|step| !is_after(step)).map(|step| user_step(&step.name, script(step, false))),
+                with_script
+                    .iter()
+                    .filter(|step| !is_after(step))
+                    .map(|step| user_step(&step.name, script(step, false))),
             );
         }
     }
-    for step in used.iter().filter(|step| is_after(step)) {
+    for step in with_script.iter().filter(|step| is_after(step)) {
         let mut after = Step::new("after_script", "Running after_script", script(step, true));
         after.policy.when = When::Always;
         after.policy.timeout_ms = milliseconds(settings.after_script_timeout);

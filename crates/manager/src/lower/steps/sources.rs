@@ -36,7 +36,12 @@ pub(super) fn get_sources(
     let checkout = Checkout {
         strategy: settings.strategy.clone(),
         repo_url: remote_url(payload, context, variables)?,
-        local_repository: payload.muster.as_ref().and_then(|extension| extension.local_repository.clone()),
+        // A container cannot see a repository of the host.
+        local_repository: payload
+            .muster
+            .as_ref()
+            .filter(|_| !runner.uses_containers())
+            .and_then(|extension| extension.local_repository.clone()),
         object_format: git.repo_object_format.clone(),
         ref_name: git.ref_name.clone(),
         sha: git.sha.clone(),
@@ -50,7 +55,7 @@ pub(super) fn get_sources(
         submodule_depth: settings.submodule_depth,
         submodule_flags: settings.submodule_flags.clone(),
         skip_lfs: settings.skip_lfs,
-        safe_directory: runner.safe_directory_checkout.unwrap_or(false),
+        safe_directory: runner.safe_directory_checkout.unwrap_or(runner.uses_containers()),
         clean_config: settings.clean_config,
         rewrites: rewrites(payload, context, variables, settings),
         credential_helper: flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS"),

@@ -5,22 +5,44 @@ use muster_agent_api::builtin::{
     ProvenanceInfo,
 };
 use muster_agent_api::plan::{Call, Step, When};
+use muster_job::Secret;
 use muster_runner_api::payload::{Artifact, JobPayload};
 
 use url::Url;
 
 use super::super::settings::JobSettings;
-use super::Read;
+use super::JobParts;
 
 /// Returns the step that restores the job's caches.
 pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSettings) -> Option<Step> {
-    let caches: Vec<_> = caches.iter().map(|(entry, _)| entry.clone()).collect();
+    let caches: Vec<_> = caches.iter().map(|(entry, _)| without_uploads(entry)).collect();
     (!caches.is_empty()).then(|| {
         let mut step = Step::new("restore_cache", "Restoring cache", Call::builtin(&CacheRestore { caches }));
         step.policy.attempts = settings.restore_cache_attempts;
         step.policy.allow_failure = true;
         step
     })
+}
+
+/// Returns what restoring a cache needs.
+fn without_uploads(entry: &CacheEntry) -> CacheEntry {
+    let mut entry = entry.clone();
+    for object in entry.objects.values_mut() {
+        object.upload = Secret::default();
+        object.upload_headers.clear();
+    }
+    entry
+}
+
+/// Returns what saving a cache needs.
+fn without_downloads(entry: &CacheEntry) -> CacheEntry {
+    let mut entry = entry.clone();
+    let key = entry.key.clone();
+    entry.objects.retain(|name, object| *name == key && !object.upload.expose().is_empty());
+    for object in entry.objects.values_mut() {
+        object.download = Secret::default();
+    }
+    entry
 }
 
 /// Returns the step that downloads the archives of other jobs.
@@ -48,8 +70,8 @@ pub(super) fn download(payload: &JobPayload, settings: &JobSettings) -> Option<S
 /// The failure variant comes first. In the other order, a failure of the success variant would start the failure variant, too.
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     let save = |when: When, name: &str, title: &str| {
-        let fitting = caches.iter().filter(|(_, wanted)| fits(wanted, when));
-        let caches: Vec<_> = fitting.map(|(entry, _)| entry.clone()).collect();
+        let matching = caches.iter().filter(|(_, cache_when)| matches_variant(cache_when, when));
+        let caches: Vec<_> = matching.map(|(entry, _)| without_downloads(entry)).collect();
         (!caches.is_empty()).then(|| {
             let mut step = Step::new(name, title, Call::builtin(&CacheSave { caches }));
             step.policy.when = when;
@@ -63,13 +85,13 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
 }
 
 /// Returns the steps that upload the artifacts: first the failure variant, then the success variant, as for caches.
-pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
-    let artifacts: &[Artifact] = &read.payload.artifacts;
+pub(super) fn uploads(parts: &JobParts<'_>) -> Vec<Step> {
+    let artifacts: &[Artifact] = &parts.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {
-        let fitting = artifacts
-            .iter()
-            .filter(|artifact| fits(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty()));
-        let artifacts: Vec<_> = fitting
+        let matching = artifacts.iter().filter(|artifact| {
+            matches_variant(&artifact.when, when) && (artifact.untracked || !artifact.paths.is_empty())
+        });
+        let artifacts: Vec<_> = matching
             .map(|artifact| ArtifactsUpload {
                 name: artifact.name.clone(),
                 paths: artifact.paths.clone(),
@@ -79,8 +101,8 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
                 artifact_format: artifact.artifact_format.clone(),
                 expire_in: artifact.expire_in.clone(),
                 // Only a zip archive can contain the statement.
-                provenance: (read.settings.artifacts_metadata && artifact.artifact_format == "zip")
-                    .then(|| origin(read)),
+                provenance: (parts.settings.artifacts_metadata && artifact.artifact_format == "zip")
+                    .then(|| provenance(parts)),
             })
             .collect();
         (!artifacts.is_empty()).then(|| {
@@ -96,8 +118,8 @@ pub(super) fn uploads(read: &Read<'_>) -> Vec<Step> {
 }
 
 /// Returns the provenance information about the job.
-fn origin(read: &Read<'_>) -> ProvenanceInfo {
-    let (git, runner) = (&read.payload.git_info, &read.context.runner);
+fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
+    let (git, runner) = (&parts.payload.git_info, &parts.context.runner);
     let repo_url = match Url::parse(&git.repo_url) {
         Ok(mut url) => {
             // A URL that cannot have credentials has none.
@@ -107,20 +129,20 @@ fn origin(read: &Read<'_>) -> ProvenanceInfo {
         Err(_) => String::new(),
     };
     ProvenanceInfo {
-        runner_id: read.variables.get("CI_RUNNER_ID").and_then(|id| id.trim().parse().ok()).unwrap_or_default(),
+        runner_id: parts.variables.get("CI_RUNNER_ID").and_then(|id| id.trim().parse().ok()).unwrap_or_default(),
         repo_url: repo_url.trim_end_matches(".git").to_owned(),
         repo_digest: git.sha.clone(),
-        job_name: read.payload.job_info.name.clone(),
+        job_name: parts.payload.job_info.name.clone(),
         executor_name: runner.executor.clone(),
         runner_name: runner.name.clone(),
-        parameters: read.payload.variables.iter().map(|variable| variable.key.clone()).collect(),
+        parameters: parts.payload.variables.iter().map(|variable| variable.key.clone()).collect(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     }
 }
 
-/// Returns whether something with this `when` in the payload belongs to the variant.
-fn fits(wanted: &str, variant: When) -> bool {
-    match wanted {
+/// Returns whether a `when` value of the payload belongs to the variant.
+fn matches_variant(when: &str, variant: When) -> bool {
+    match when {
         "always" => true,
         "on_failure" => variant == When::OnFailure,
         _ => variant == When::OnSuccess,

@@ -1,5 +1,6 @@
 //! Tests of plans that are lowered from payloads of GitLab and of Muster's coordinator.
 
+mod caches;
 mod runner;
 mod share;
 mod size;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn runner() -> RunnerSettings {
+pub(super) fn runner() -> RunnerSettings {
     let token = Secret::new("glrt-t1_shorttokenrest");
     RunnerSettings {
         name: "manager".to_owned(),
@@ -21,7 +22,7 @@ fn runner() -> RunnerSettings {
     }
 }
 
-fn context() -> JobContext {
+pub(super) fn context() -> JobContext {
     JobContext {
         directories: Directories { builds: "/builds".into(), cache: "/cache".into(), shared: true },
         slot: Slot { id: 2, project_slot: 1, key: SlotKey { runner: "short".to_owned(), project_id: 5 } },
@@ -30,13 +31,15 @@ fn context() -> JobContext {
         reschedule_notes: Vec::new(),
         connection_lines: Vec::new(),
         certificates: Certificates::default(),
-        suspend_support: Err("nothing is suspended here".to_owned()),
+        docker: DockerFiles::default(),
+        suspend_support: Err("suspension is not supported".to_owned()),
         share: None,
+        cache_objects: BTreeMap::new(),
     }
 }
 
-/// Returns a typical payload with `more`.
-fn payload(more: Value) -> JobPayload {
+/// Returns a typical payload whose fields are replaced by those in `extra`.
+pub(super) fn payload(extra: Value) -> JobPayload {
     let mut value = json!({
         "id": 42, "token": "glcbt-secret", "allow_git_fetch": true,
         "job_info": { "name": "test job", "stage": "test", "project_id": 5, "project_name": "project" },
@@ -49,32 +52,32 @@ fn payload(more: Value) -> JobPayload {
         "steps": [{ "name": "script", "script": ["make test"], "timeout": 3600, "when": "on_success" }],
         "features": { "trace_sections": true, "failure_reasons": ["script_failure"] }
     });
-    for (key, more) in more.as_object().unwrap() {
-        value[key] = more.clone();
+    for (key, field) in extra.as_object().unwrap() {
+        value[key] = field.clone();
     }
     serde_json::from_value(value).unwrap()
 }
 
-fn variables(list: &[(&str, &str)]) -> Value {
+pub(super) fn variables(list: &[(&str, &str)]) -> Value {
     json!({ "variables": list.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect::<Vec<_>>() })
 }
 
-fn lowered(more: Value) -> LoweredJob {
-    lower(&payload(more), &context()).unwrap()
+fn lowered(extra: Value) -> LoweredJob {
+    lower(&payload(extra), &context()).unwrap()
 }
 
-fn value(job: &LoweredJob, name: &str) -> Option<String> {
+pub(super) fn value(job: &LoweredJob, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
 /// Returns the plan as JSON without the version of this build.
-fn plan(job: &LoweredJob) -> Value {
+pub(super) fn plan(job: &LoweredJob) -> Value {
     let text = serde_json::to_string(&job.plan).unwrap();
     serde_json::from_str(&text.replace(concat!("muster ", env!("CARGO_PKG_VERSION")), "muster [version]")).unwrap()
 }
 
 #[test]
-fn a_plain_job() {
+fn plain_job() {
     insta::assert_json_snapshot!(plan(&lowered(json!({}))));
 }
 
@@ -125,7 +128,7 @@ fn job_with_all_features() {
 
 #[test]
 fn job_variables_override_stage_settings() {
-    let knobs = variables(&[
+    let settings = variables(&[
         ("GIT_STRATEGY", "clone"),
         ("GIT_CHECKOUT", "false"),
         ("GIT_CLEAN_FLAGS", "none"),
@@ -135,12 +138,12 @@ fn job_variables_override_stage_settings() {
         ("RUNNER_SCRIPT_TIMEOUT", "1m30s"),
         ("FF_TIMESTAMPS", "false"),
     ]);
-    insta::assert_json_snapshot!(plan(&lowered(knobs)));
+    insta::assert_json_snapshot!(plan(&lowered(settings)));
 }
 
 #[test]
 fn invalid_job_settings_use_defaults_with_warnings() {
-    let knobs = variables(&[
+    let settings = variables(&[
         ("GIT_STRATEGY", "borrow"),
         ("GIT_CHECKOUT", "maybe"),
         ("GET_SOURCES_ATTEMPTS", "99"),
@@ -148,25 +151,25 @@ fn invalid_job_settings_use_defaults_with_warnings() {
         ("RUNNER_AFTER_SCRIPT_TIMEOUT", "-1m"),
         ("CACHE_FALLBACK_KEY", "main-protected"),
     ]);
-    let mut more = knobs;
-    more["cache"] = json!([{ "key": "../up", "paths": ["x"] }]);
-    insta::assert_json_snapshot!(lowered(more).plan.warnings);
+    let mut extra = settings;
+    extra["cache"] = json!([{ "key": "../up", "paths": ["x"] }]);
+    insta::assert_json_snapshot!(lowered(extra).plan.warnings);
 }
 
 /// A job of an unprotected ref sets its own `CACHE_FALLBACK_KEY`.
 #[test]
 fn fallback_key_cannot_name_protected_cache() {
     let fallbacks = |key: &str| {
-        let mut more = variables(&[("CACHE_FALLBACK_KEY", key)]);
-        more["cache"] = json!([{ "key": "main-non_protected", "paths": ["x"] }]);
-        let job = lowered(more);
+        let mut extra = variables(&[("CACHE_FALLBACK_KEY", key)]);
+        extra["cache"] = json!([{ "key": "main-non_protected", "paths": ["x"] }]);
+        let job = lowered(extra);
         let plan = serde_json::to_value(&job.plan).unwrap();
         let mut found = Vec::new();
         collect("fallback_keys", &plan, &mut found);
         assert!(!found.is_empty(), "{key:?}: the plan has caches");
         (found.into_iter().flatten().collect::<Vec<_>>(), job.plan.warnings.join("; "))
     };
-    assert_eq!(fallbacks("main").0.first().map(String::as_str), Some("main"), "an honest key is used");
+    assert_eq!(fallbacks("main").0.first().map(String::as_str), Some("main"), "an allowed key is used");
     let hashed = format!("{:x}", <sha2::Sha256 as sha2::Digest>::digest("main-protected"));
     for key in [
         "main-protected",
@@ -194,7 +197,7 @@ fn fallback_key_cannot_name_protected_cache() {
     }
 }
 
-/// Returns all lists of texts with this name, at any depth.
+/// Collects the lists of strings of all members with this name, at any depth.
 fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(fields) => {
@@ -222,7 +225,7 @@ fn job_of_muster_ci_with_image() {
 }
 
 #[test]
-fn a_job_of_steps() {
+fn job_with_run_keyword() {
     let run = r#"[{"name":"hi","script":"echo ${{ inputs.who }}"}]"#;
     insta::assert_json_snapshot!(plan(&lowered(json!({ "steps": [], "run": run }))).get("steps"));
 }
@@ -238,7 +241,7 @@ fn payloads_that_cannot_be_lowered() {
         variables(&[("GIT_CLONE_PATH", "$CI_BUILDS_DIR/../etc")]),
     ]
     .into_iter()
-    .map(|more| lower(&payload(more), &context()).unwrap_err())
+    .map(|extra| lower(&payload(extra), &context()).unwrap_err())
     .map(|error| format!("{} ({}, {:?})", error.message, error.reason, error.exit_code))
     .collect();
     insta::assert_json_snapshot!(errors);
@@ -277,19 +280,19 @@ fn provenance_is_added_to_zips_if_requested() {
         { "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" },
         { "paths": ["r.xml"], "artifact_type": "junit", "artifact_format": "gzip" }
     ]);
-    let uploads = |wanted: &[(&str, &str)]| {
-        let job = lowered(json!({ "artifacts": artifacts, "variables": variables(wanted)["variables"],
+    let uploads = |requested: &[(&str, &str)]| {
+        let job = lowered(json!({ "artifacts": artifacts, "variables": variables(requested)["variables"],
             "git_info": { "repo_url": "https://ci:secret@gitlab.example/a/b.git", "sha": "0123", "ref": "main" } }));
         let uploads = job.plan.steps.iter().find_map(|step| step.call.inputs::<ArtifactsUploads>());
         (uploads.unwrap().artifacts.into_iter().map(|upload| upload.provenance).collect::<Vec<_>>(), job.plan.warnings)
     };
     assert_eq!(uploads(&[]), (vec![None, None], vec![]));
-    let wanted = [
+    let requested = [
         ("RUNNER_GENERATE_ARTIFACTS_METADATA", "true"),
         ("SLSA_PROVENANCE_SCHEMA_VERSION", "v7"),
         ("CI_RUNNER_ID", "12"),
     ];
-    let (uploads, warnings) = uploads(&wanted);
+    let (uploads, warnings) = uploads(&requested);
     let origin = ProvenanceInfo {
         runner_id: 12,
         repo_url: "https://gitlab.example/a/b".to_owned(),
@@ -297,7 +300,7 @@ fn provenance_is_added_to_zips_if_requested() {
         job_name: "test job".to_owned(),
         executor_name: "shell".to_owned(),
         runner_name: "manager".to_owned(),
-        parameters: wanted.map(|(name, _)| name.to_owned()).to_vec(),
+        parameters: requested.map(|(name, _)| name.to_owned()).to_vec(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     assert_eq!(uploads, [Some(origin), None]);

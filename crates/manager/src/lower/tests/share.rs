@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent_api::builtin::ResourceShare as Part;
+use muster_agent_api::builtin::ResourceShare;
 use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
@@ -14,17 +14,17 @@ fn shared() -> SlotShare {
         max_size_bytes: 9,
         max_age: Duration::from_secs(8),
     };
-    SlotShare { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_alone: false }
+    SlotShare { slot: 3, slots: 2, memory_bytes: 7, measured: false, sticky: Some(sticky), is_exclusive: false }
 }
 
-fn lowered_on(share: SlotShare, change: impl FnOnce(&mut RunnerSettings), more: Value) -> LoweredJob {
+fn lowered_on(share: SlotShare, change: impl FnOnce(&mut RunnerSettings), extra: Value) -> LoweredJob {
     let mut runner = runner();
     change(&mut runner);
     let context = JobContext { runner: Arc::new(runner), share: Some(share), ..context() };
-    lower(&payload(more), &context).unwrap()
+    lower(&payload(extra), &context).unwrap()
 }
 
-fn part(job: &LoweredJob) -> &Part {
+fn share_of(job: &LoweredJob) -> &ResourceShare {
     job.plan.share.as_ref().unwrap()
 }
 
@@ -35,39 +35,39 @@ fn workspace_is_named_by_slot_of_instance() {
     assert_eq!(
         value(&job, "CI_CONCURRENT_PROJECT_ID").unwrap(),
         "1",
-        "a number among all jobs of the runner, as before"
+        "the variable counts jobs of the project on all instances"
     );
-    assert_eq!((part(&job).slots, part(&job).memory_bytes, part(&job).measure), (2, 7, true));
+    assert_eq!((share_of(&job).slots, share_of(&job).memory_bytes, share_of(&job).measure), (2, 7, true));
     assert_eq!(lower(&payload(json!({})), &context()).unwrap().plan.share, None, "this host is not shared by slots");
 }
 
 #[test]
 fn slot_cgroup_follows_template() {
     let job = lowered_on(shared(), |_| {}, json!({}));
-    assert_eq!((part(&job).cgroup.as_str(), value(&job, "GITLAB_RUNNER_SLOT_CGROUP")), ("", None));
+    assert_eq!((share_of(&job).cgroup.as_str(), value(&job, "GITLAB_RUNNER_SLOT_CGROUP")), ("", None));
     let job = lowered_on(shared(), |runner| runner.use_slot_cgroups = true, json!({}));
-    assert_eq!(part(&job).cgroup, "gitlab-runner/slot-3");
+    assert_eq!(share_of(&job).cgroup, "gitlab-runner/slot-3");
     assert_eq!(value(&job, "GITLAB_RUNNER_SLOT_CGROUP").unwrap(), "gitlab-runner/slot-3");
     let own = |runner: &mut RunnerSettings| {
         runner.use_slot_cgroups = true;
         runner.slot_cgroup_template = Some("ci/$slot/${other}x".to_owned());
     };
-    assert_eq!(part(&lowered_on(shared(), own, json!({}))).cgroup, "ci/3/x");
+    assert_eq!(share_of(&lowered_on(shared(), own, json!({}))).cgroup, "ci/3/x");
     let measured = SlotShare { measured: true, ..shared() };
-    assert_eq!(part(&lowered_on(measured, |_| {}, json!({}))).cgroup, "gitlab-runner/slot-3");
+    assert_eq!(share_of(&lowered_on(measured, |_| {}, json!({}))).cgroup, "gitlab-runner/slot-3");
 }
 
 #[test]
 fn sticky_context_depends_on_runner_project_and_protection() {
-    let name = |change: fn(&mut RunnerSettings), project: i64, protected: Value, more: Value| {
+    let name = |change: fn(&mut RunnerSettings), project: i64, protected: Value, extra: Value| {
         let mut all = variables(&[]);
         all["job_info"] = json!({ "project_id": project, "name": "build" });
         all["git_info"] = json!({ "repo_url": "https://gitlab.example/group/project.git", "protected": protected });
-        if more.is_array() {
-            all["variables"] = more;
+        if extra.is_array() {
+            all["variables"] = extra;
         }
         let job = lowered_on(shared(), change, all);
-        part(&job).context.clone().map(|context| context.name)
+        share_of(&job).context.clone().map(|context| context.name)
     };
     let none = || Value::Null;
     let one = name(|_| {}, 5, json!(true), none()).unwrap();
@@ -78,17 +78,17 @@ fn sticky_context_depends_on_runner_project_and_protection() {
     assert_ne!(name(other_runner, 5, json!(true), none()).unwrap(), one);
     assert!(name(|_| {}, 6, json!(true), none()).unwrap().ends_with("-6-protected"));
     assert!(name(|_| {}, 5, json!(false), none()).unwrap().ends_with("-5-unprotected"));
-    // Older servers use a variable. The first one with its name is theirs.
-    let said = |values: &[&str]| {
+    // Older servers use a variable. The first variable of this name is from the server.
+    let protected_variables = |values: &[&str]| {
         Value::Array(values.iter().map(|value| json!({ "key": "CI_COMMIT_REF_PROTECTED", "value": value })).collect())
     };
-    assert!(name(|_| {}, 5, none(), said(&["true"])).unwrap().ends_with("-5-protected"));
-    assert!(name(|_| {}, 5, none(), said(&["false", "true"])).unwrap().ends_with("-5-unprotected"));
-    // A server that does not say so: the job's leftovers could be for any job.
-    for unsaid in [none(), said(&["perhaps"])] {
-        assert_eq!(name(|_| {}, 5, none(), unsaid), None);
+    assert!(name(|_| {}, 5, none(), protected_variables(&["true"])).unwrap().ends_with("-5-protected"));
+    assert!(name(|_| {}, 5, none(), protected_variables(&["false", "true"])).unwrap().ends_with("-5-unprotected"));
+    // If the server does not report the protection level, the job gets no context.
+    for unknown in [none(), protected_variables(&["perhaps"])] {
+        assert_eq!(name(|_| {}, 5, none(), unknown), None);
     }
-    // What a job says about itself does not count.
+    // Variables of the job do not override the server's fields.
     let claims =
         json!([{ "key": "CI_COMMIT_REF_PROTECTED", "value": "true" }, { "key": "CI_PROJECT_ID", "value": "6" }]);
     assert!(name(|_| {}, 5, json!(false), claims).unwrap().ends_with("-5-unprotected"));
@@ -98,23 +98,26 @@ fn sticky_context_depends_on_runner_project_and_protection() {
 
 #[test]
 fn job_requests_resources_by_variables() {
-    let asks = |all: &[(&str, &str)]| {
+    let requested = |all: &[(&str, &str)]| {
         let request = environment_request(&payload(variables(all)), &runner()).unwrap();
         (request.cpu_milli, request.memory_bytes)
     };
-    assert_eq!(asks(&[]), (None, None));
-    assert_eq!(asks(&[("MUSTER_CPU_REQUEST", "1.5"), ("MUSTER_MEMORY_REQUEST", "2g")]), (Some(1500), Some(2 << 30)));
+    assert_eq!(requested(&[]), (None, None));
+    assert_eq!(
+        requested(&[("MUSTER_CPU_REQUEST", "1.5"), ("MUSTER_MEMORY_REQUEST", "2g")]),
+        (Some(1500), Some(2 << 30))
+    );
     let kubernetes = [("KUBERNETES_CPU_REQUEST", "500m"), ("KUBERNETES_MEMORY_REQUEST", "64Mi")];
-    assert_eq!(asks(&kubernetes), (Some(500), Some(64 << 20)));
-    assert_eq!(asks(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
-    let unread = variables(&[("MUSTER_CPU_REQUEST", "many")]);
-    assert_eq!(environment_request(&payload(unread.clone()), &runner()).unwrap().cpu_milli, None);
-    let warnings = lowered_on(shared(), |_| {}, unread.clone()).plan.warnings;
+    assert_eq!(requested(&kubernetes), (Some(500), Some(64 << 20)));
+    assert_eq!(requested(&[kubernetes[0], ("MUSTER_CPU_REQUEST", "3")]), (Some(3000), None));
+    let invalid = variables(&[("MUSTER_CPU_REQUEST", "many")]);
+    assert_eq!(environment_request(&payload(invalid.clone()), &runner()).unwrap().cpu_milli, None);
+    let warnings = lowered_on(shared(), |_| {}, invalid.clone()).plan.warnings;
     assert!(
         warnings.iter().any(|warning| warning.starts_with("MUSTER_CPU_REQUEST `many` is not a valid quantity")),
         "{warnings:?}"
     );
-    assert_eq!(lower(&payload(unread), &context()).unwrap().plan.warnings, Vec::<String>::new());
+    assert_eq!(lower(&payload(invalid), &context()).unwrap().plan.warnings, Vec::<String>::new());
 }
 
 fn isolated(runner: &mut RunnerSettings) {
@@ -124,10 +127,10 @@ fn isolated(runner: &mut RunnerSettings) {
 
 #[test]
 fn vm_image_of_job_overrides_that_of_runner() {
-    let with = |change: &dyn Fn(&mut RunnerSettings), more: Value| {
+    let with = |change: &dyn Fn(&mut RunnerSettings), extra: Value| {
         let mut runner = runner();
         change(&mut runner);
-        environment_request(&payload(more), &runner).unwrap().image
+        environment_request(&payload(extra), &runner).unwrap().image
     };
     let image = |name: &str, is_of_job| Ok(muster_executor::VmImage { name: name.to_owned(), is_of_job });
     assert_eq!(with(&|_| {}, json!({ "image": { "name": "ubuntu" } })), image("ubuntu", true));
@@ -139,7 +142,7 @@ fn vm_image_of_job_overrides_that_of_runner() {
     assert_eq!(
         with(&isolated, own),
         image("macos-15-xcode", true),
-        "the job's variables count, and what they refer to"
+        "references in the job's variables are expanded, too"
     );
     let none = |runner: &mut RunnerSettings| {
         isolated(runner);
@@ -155,9 +158,9 @@ fn disallowed_vm_image_is_refused() {
         let mut runner = runner();
         isolated(&mut runner);
         runner.on_instances.allowed_images = allowed.iter().map(|pattern| (*pattern).to_owned()).collect();
-        let mut more = variables(&[("NAME", "secret/other")]);
-        more["image"] = json!({ "name": name });
-        environment_request(&payload(more), &runner).unwrap().image.map(|image| image.name)
+        let mut extra = variables(&[("NAME", "secret/other")]);
+        extra["image"] = json!({ "name": name });
+        environment_request(&payload(extra), &runner).unwrap().image.map(|image| image.name)
     };
     assert_eq!(with(&[], "any/thing"), Ok("any/thing".to_owned()));
     assert_eq!(with(&["ubuntu-*", "team/**"], "ubuntu-24.04"), Ok("ubuntu-24.04".to_owned()));
@@ -167,13 +170,13 @@ fn disallowed_vm_image_is_refused() {
         assert!(error.starts_with("disallowed image: "), "{pattern} {name}: {error}");
         assert!(error.contains(&format!("({pattern})")) && error.contains("[runners.instance]"), "{error}");
     }
-    assert_eq!(with(&["ubuntu"], ""), Ok("macos-14".to_owned()), "the runner's own is always allowed");
+    assert_eq!(with(&["ubuntu"], ""), Ok("macos-14".to_owned()), "the runner's own image is always allowed");
 }
 
 #[test]
 fn isolated_jobs_share_build_directory() {
-    let with = |is_alone| {
-        let share = SlotShare { is_alone, ..shared() };
+    let with = |is_exclusive| {
+        let share = SlotShare { is_exclusive, ..shared() };
         lowered_on(share, |runner| runner.on_instances.use_common_build_dir = true, json!({}))
     };
     let common = with(true);

@@ -9,8 +9,8 @@ fn large() -> (Value, String) {
     (json!({ "key": "LARGE", "value": "x".repeat(KIB_64) }), "$LARGE".repeat(640))
 }
 
-fn refused(more: Value) {
-    let error = lower(&payload(more), &context()).unwrap_err();
+fn assert_too_large(extra: Value) {
+    let error = lower(&payload(extra), &context()).unwrap_err();
     assert_eq!(error.reason, FailureReason::RunnerConfigurationError);
     assert!(error.message.contains("longer than 32 MiB") && error.message.len() < 1000, "{}", error.message.len());
 }
@@ -18,16 +18,18 @@ fn refused(more: Value) {
 #[test]
 fn too_large_variable_expansion_is_refused() {
     let (large, references) = large();
-    refused(json!({ "variables": [large, { "key": "B", "value": references }] }));
+    assert_too_large(json!({ "variables": [large, { "key": "B", "value": references }] }));
     // Each text is small enough, but all together are not.
     let half = |number: usize| json!({ "key": format!("B{number}"), "value": "$LARGE".repeat(64) });
     let mut many: Vec<Value> = (0..10).map(half).collect();
     many.push(large.clone());
-    refused(json!({ "variables": many }));
+    assert_too_large(json!({ "variables": many }));
     let list = json!([large]);
-    refused(json!({ "variables": list, "cache": [{ "key": references, "paths": ["p"] }] }));
-    refused(json!({ "variables": list, "cache": [{ "key": "k", "paths": ["p"], "fallback_keys": [references] }] }));
-    refused(json!({ "variables": list, "steps": [{ "name": "release", "script": [references] }] }));
+    assert_too_large(json!({ "variables": list, "cache": [{ "key": references, "paths": ["p"] }] }));
+    assert_too_large(
+        json!({ "variables": list, "cache": [{ "key": "k", "paths": ["p"], "fallback_keys": [references] }] }),
+    );
+    assert_too_large(json!({ "variables": list, "steps": [{ "name": "release", "script": [references] }] }));
 }
 
 #[test]
@@ -35,7 +37,9 @@ fn too_large_input_expansion_is_refused() {
     let input = json!([{ "key": "large", "value": { "type": "string", "content": "x".repeat(KIB_64) } }]);
     let script = "${{ job.inputs.large }}".repeat(640);
     let flag = json!([{ "key": "FF_ENABLE_JOB_INPUTS_INTERPOLATION", "value": "true" }]);
-    refused(json!({ "inputs": input, "variables": flag, "steps": [{ "name": "script", "script": [script] }] }));
+    assert_too_large(
+        json!({ "inputs": input, "variables": flag, "steps": [{ "name": "script", "script": [script] }] }),
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use clap::Parser as _;
 use super::*;
 
 #[derive(Debug, clap::Parser)]
-struct Line {
+struct TestCli {
     #[command(flatten)]
     args: PipelineArgs,
 }
@@ -45,12 +45,12 @@ impl Repository {
     }
 
     fn context(&self, flags: &[&str]) -> Result<Context, CiError> {
-        let line = Line::parse_from(std::iter::once(&"muster").chain(flags));
+        let cli = TestCli::parse_from(std::iter::once(&"muster").chain(flags));
         let snapshot = Snapshot::take(&self.path(), &self.0.path().join("store")).unwrap();
         let identity = ProjectIdentity::of(&snapshot);
         let run =
             RunFacts { server_url: "http://127.0.0.1:4000", project_id: 42, iid: 3, config_path: ".gitlab-ci.yml" };
-        context(&line.args, &Config::default(), &snapshot, &identity, &run)
+        context(&cli.args, &Config::default(), &snapshot, &identity, &run)
     }
 }
 
@@ -59,7 +59,7 @@ fn value<'a>(context: &'a Context, name: &str) -> Option<&'a str> {
 }
 
 #[test]
-fn a_push_has_a_branch_and_true_commit_values() {
+fn push_sets_branch_and_commit_variables() {
     let repository = Repository::new();
     let context = repository.context(&[]).unwrap();
     let sha = repository.git(&["rev-parse", "HEAD"]);
@@ -95,11 +95,11 @@ fn a_push_has_a_branch_and_true_commit_values() {
     for absent in ["CI_COMMIT_TAG", "CI_MERGE_REQUEST_IID", "CI_PIPELINE_TRIGGERED", "CI_OPEN_MERGE_REQUESTS"] {
         assert_eq!(value(&context, absent), None, "{absent}");
     }
-    assert_eq!(context.changed_paths, None, "a branch that is new on the server");
+    assert_eq!(context.changed_paths, None, "the branch does not exist on the server");
 }
 
 #[test]
-fn a_push_is_compared_with_the_upstream_branch() {
+fn changes_of_a_push_are_relative_to_the_upstream_branch() {
     let repository = Repository::new();
     let pushed = repository.git(&["rev-parse", "HEAD"]);
     repository.git(&["update-ref", "refs/remotes/origin/main", &pushed]);
@@ -120,7 +120,7 @@ fn a_push_is_compared_with_the_upstream_branch() {
 }
 
 #[test]
-fn a_merge_request_has_no_branch_and_its_own_diff() {
+fn merge_request_sets_no_branch_and_uses_its_own_diff() {
     let repository = Repository::new();
     let base = repository.git(&["rev-parse", "HEAD"]);
     repository.git(&["checkout", "-q", "-b", "topic"]);
@@ -148,7 +148,7 @@ fn a_merge_request_has_no_branch_and_its_own_diff() {
 }
 
 #[test]
-fn a_tag_pipeline_has_a_tag_and_no_branch() {
+fn tag_pipeline_sets_the_tag_and_no_branch() {
     let repository = Repository::new();
     repository.git(&["tag", "-a", "v1.0", "-m", "The first"]);
     for flags in [&["--event", "tag"][..], &["--tag", "v1.0"]] {
@@ -159,15 +159,15 @@ fn a_tag_pipeline_has_a_tag_and_no_branch() {
         assert_eq!(value(&context, "CI_COMMIT_REF_NAME"), Some("v1.0"));
         assert_eq!(value(&context, "CI_COMMIT_BRANCH"), None);
     }
-    let context = repository.context(&["--tag", "v2.0-imagined"]).unwrap();
-    assert_eq!(value(&context, "CI_COMMIT_TAG"), Some("v2.0-imagined"));
+    let context = repository.context(&["--tag", "v2.0-missing"]).unwrap();
+    assert_eq!(value(&context, "CI_COMMIT_TAG"), Some("v2.0-missing"));
     assert_eq!(value(&context, "CI_COMMIT_TAG_MESSAGE"), None);
 }
 
 #[test]
-fn other_events_set_what_belongs_to_them() {
+fn other_events_set_their_own_variables() {
     let repository = Repository::new();
-    for (event, source, own) in [
+    for (event, source, event_variable) in [
         ("schedule", "schedule", Some("CI_PIPELINE_SCHEDULE_DESCRIPTION")),
         ("trigger", "trigger", Some("CI_PIPELINE_TRIGGERED")),
         ("web", "web", None),
@@ -178,7 +178,7 @@ fn other_events_set_what_belongs_to_them() {
         assert_eq!(value(&context, "CI_PIPELINE_SOURCE"), Some(source));
         assert_eq!(value(&context, "CI_COMMIT_BRANCH"), Some("main"));
         for name in ["CI_PIPELINE_SCHEDULE_DESCRIPTION", "CI_PIPELINE_TRIGGERED"] {
-            assert_eq!(value(&context, name).is_some(), own == Some(name), "{event} {name}");
+            assert_eq!(value(&context, name).is_some(), event_variable == Some(name), "{event} {name}");
         }
         assert_eq!(context.changed_paths, None);
     }
@@ -190,8 +190,8 @@ fn invalid_flags_are_rejected_with_a_remedy() {
     for (flags, expected) in [
         (&["--event", "tag"][..], "--tag NAME"),
         (&["--event", "schedule", "--mr-target", "main"], "--event merge_request_event"),
-        (&["--mr-target", "nowhere"], "nowhere"),
-        (&["--changed-since", "nowhere"], "no such branch, tag or commit"),
+        (&["--mr-target", "missing"], "missing"),
+        (&["--changed-since", "missing"], "no such branch, tag or commit"),
         (&["--event", "merge_request_event", "--tag", "v1"], "has no tag"),
         (&["--var", "NOVALUE"], "NAME=VALUE"),
     ] {
@@ -206,17 +206,17 @@ fn flags_set_the_branch_and_variables() {
     let file = repository.0.path().join("values");
     std::fs::write(&file, "A=file\nB=file\n").unwrap();
     let file = file.to_str().unwrap();
-    let given = format!("CERT={file}");
-    let flags = ["--ref", "release/1", "--var", "A=flag=x", "--var-file", file, "--file-var", &given];
+    let file_var = format!("CERT={file}");
+    let flags = ["--ref", "release/1", "--var", "A=flag=x", "--var-file", file, "--file-var", &file_var];
     let context = repository.context(&flags).unwrap();
     assert_eq!(value(&context, "CI_COMMIT_BRANCH"), Some("release/1"));
     assert_eq!(value(&context, "CI_COMMIT_REF_SLUG"), Some("release-1"));
     assert_eq!(value(&context, "CI_COMMIT_REF_PROTECTED"), Some("false"));
-    let told: Vec<_> = context
+    let variables: Vec<_> = context
         .pipeline_variables
         .iter()
         .map(|variable| (variable.key.as_str(), variable.value.as_str(), variable.file))
         .collect();
-    assert_eq!(told, [("B", "file", false), ("CERT", "A=file\nB=file\n", true), ("A", "flag=x", false)]);
+    assert_eq!(variables, [("B", "file", false), ("CERT", "A=file\nB=file\n", true), ("A", "flag=x", false)]);
     assert!(Path::new(file).exists());
 }

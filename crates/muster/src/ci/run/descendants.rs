@@ -9,7 +9,7 @@ mod sys {
 
     use rustix::process::{Pid, Signal, WaitOptions};
 
-    /// From now on a descendant that loses its parent becomes a child of this process.
+    /// Makes this process the new parent of each descendant that loses its parent.
     pub(crate) fn adopt_orphans() {
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
             tracing::debug!(%error, "failed to become a subreaper; the agent exits when this process does");
@@ -18,11 +18,11 @@ mod sys {
 
     /// Returns all running descendants, children before grandchildren.
     pub(in super::super) fn all() -> Vec<u32> {
-        below(std::process::id())
+        descendants_of(std::process::id())
     }
 
     /// Returns the running descendants of a process.
-    fn below(ancestor: u32) -> Vec<u32> {
+    fn descendants_of(ancestor: u32) -> Vec<u32> {
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -46,11 +46,11 @@ mod sys {
     /// Returns the parent from the content of `/proc/<pid>/stat`: `pid (name) state parent ...`. The name may contain anything. Returns
     /// `None` for a zombie.
     fn running_parent(stat: &str) -> Option<u32> {
-        let mut words = stat.rsplit_once(')')?.1.split_whitespace();
-        if words.next()? == "Z" {
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        if fields.next()? == "Z" {
             return None;
         }
-        words.next()?.parse().ok()
+        fields.next()?.parse().ok()
     }
 
     /// Asks a process to exit.
@@ -65,7 +65,7 @@ mod sys {
 
     fn signal(pid: u32, signal: Signal) {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // It is no error if the process has exited already.
+        // Ignore the error: the process may have exited already.
         let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
     }
 
@@ -79,22 +79,22 @@ mod sys {
         use super::*;
 
         #[test]
-        fn parent_is_found_behind_a_name_with_brackets() {
+        fn parent_is_found_after_a_process_name_with_parentheses() {
             assert_eq!(running_parent("12 (a) b) S 7 12 12 0"), Some(7));
             assert_eq!(running_parent("12 (a) Z 7 12 12 0"), None);
-            assert_eq!(running_parent("rubbish"), None);
+            assert_eq!(running_parent("invalid"), None);
         }
 
         #[test]
         fn grandchild_is_found() {
             let mut child = std::process::Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-            while below(child.id()).is_empty() {
-                assert!(std::time::Instant::now() < deadline, "the grandchild is not found");
+            while descendants_of(child.id()).is_empty() {
+                assert!(std::time::Instant::now() < deadline, "the grandchild was not found");
                 std::thread::yield_now();
             }
             assert!(all().contains(&child.id()));
-            below(child.id()).into_iter().chain([child.id()]).for_each(kill);
+            descendants_of(child.id()).into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }
 
@@ -104,13 +104,13 @@ mod sys {
             let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
             let name = || std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-            while name() != b"\xff\xfe\n" || below(child.id()).is_empty() {
-                assert!(std::time::Instant::now() < deadline, "the grandchild is not found");
+            while name() != b"\xff\xfe\n" || descendants_of(child.id()).is_empty() {
+                assert!(std::time::Instant::now() < deadline, "the grandchild was not found");
                 std::thread::yield_now();
             }
-            let (found, grandchildren) = (all(), below(child.id()));
-            assert!(found.contains(&child.id()), "the process with the name is not found");
-            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "its children are not found");
+            let (found, grandchildren) = (all(), descendants_of(child.id()));
+            assert!(found.contains(&child.id()), "the process with the non-UTF-8 name was not found");
+            assert!(grandchildren.iter().all(|pid| found.contains(pid)), "the children of the process were not found");
             grandchildren.into_iter().chain([child.id()]).for_each(kill);
             child.wait().unwrap();
         }

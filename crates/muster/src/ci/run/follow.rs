@@ -66,7 +66,7 @@ impl RunView {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (C222). A pipeline
+    /// Whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (case C222). A pipeline
     /// that waits for the user has failed if one of its jobs has.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
@@ -127,7 +127,7 @@ pub(super) struct Follower {
     coordinator: Arc<Coordinator>,
     events: broadcast::Receiver<Event>,
     logs: Logs,
-    /// Time and reason since when the coordinator cannot store data. `None` if it can.
+    /// Time of the first failure to store data, and its message. `None` while the coordinator can store data.
     storage_problem: Option<(Instant, String)>,
     /// Whether jobs run on an external runner.
     external: bool,
@@ -143,7 +143,7 @@ pub(super) struct Follower {
 impl Follower {
     /// Creates a follower of all later events. Create it before the pipeline, so that no event is missed.
     ///
-    /// Full disks of an `external` runner are not this run's problem.
+    /// A full disk of an `external` runner does not end the run.
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         run: &Run,
@@ -164,8 +164,8 @@ impl Follower {
         }
     }
 
-    /// Returns an error if a job has failed because of a full disk. Such a run says nothing about the pipeline.
-    pub(super) fn has_space(&self) -> Result<(), CiError> {
+    /// Returns an error if a job has failed because of a full disk. Such a failure says nothing about the pipeline.
+    pub(super) fn check_space(&self) -> Result<(), CiError> {
         self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }
 

@@ -116,10 +116,10 @@ impl Human {
                 (ui::DIM, "…", "started".to_owned())
             }
             JobStatus::Scheduled => {
-                let at = job
+                let until = job
                     .scheduled_at
-                    .map(|at| format!(" until {:02}:{:02}:{:02} UTC", at.hour(), at.minute(), at.second()));
-                (ui::DIM, "…", format!("waiting{}", at.unwrap_or_default()))
+                    .map(|time| format!(" until {:02}:{:02}:{:02} UTC", time.hour(), time.minute(), time.second()));
+                (ui::DIM, "…", format!("waiting{}", until.unwrap_or_default()))
             }
             _ => return None,
         };

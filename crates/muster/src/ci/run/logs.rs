@@ -15,14 +15,14 @@ use super::trace::TraceLines;
 /// Number of lines of a failed job's log that `--log tail` shows.
 const TAIL_LINES: usize = 50;
 
-/// Reads and reports logs, as `--log` says.
+/// Reads and reports logs according to `--log`.
 pub(super) struct Logs {
     coordinator: Arc<Coordinator>,
     mode: LogMode,
     timestamps: bool,
     /// Number of the run, for commands in hints.
     run: u64,
-    shown: HashMap<JobId, LogPosition>,
+    positions: HashMap<JobId, LogPosition>,
 }
 
 /// Position in a job's trace up to which it was read.
@@ -33,7 +33,7 @@ struct LogPosition {
 
 impl Logs {
     pub(super) fn new(coordinator: Arc<Coordinator>, mode: LogMode, timestamps: bool, run: u64) -> Self {
-        Self { coordinator, mode, timestamps, run, shown: HashMap::new() }
+        Self { coordinator, mode, timestamps, run, positions: HashMap::new() }
     }
 
     /// Reports new lines of a job whose trace grew, if logs are shown live.
@@ -53,7 +53,7 @@ impl Logs {
         Ok(())
     }
 
-    /// Reports the log of a finished job as far as the mode says, including a last line without a line break.
+    /// Reports the log of a finished job as far as the mode selects it, including a last line without a line break.
     ///
     /// # Errors
     /// Returns [`CoordinatorError`] if the coordinator has stopped.
@@ -73,13 +73,15 @@ impl Logs {
             }
             LogMode::Tail | LogMode::None => {}
         }
-        self.shown.remove(&job.id);
+        self.positions.remove(&job.id);
         Ok(())
     }
 
     fn entry(&mut self, job: JobId) -> &mut LogPosition {
         let timestamps = self.timestamps;
-        self.shown.entry(job).or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
+        self.positions
+            .entry(job)
+            .or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
     /// Returns the new lines of a job's log. `None` at the end.
@@ -89,9 +91,9 @@ impl Logs {
         if bytes.is_empty() {
             return Ok(None);
         }
-        let shown = self.entry(job);
-        shown.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        Ok(Some(shown.lines.push(&bytes)))
+        let position = self.entry(job);
+        position.offset += u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Ok(Some(position.lines.push(&bytes)))
     }
 
     async fn show(&mut self, job: &JobView, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {

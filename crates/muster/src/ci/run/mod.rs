@@ -5,9 +5,10 @@
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! At the end, jobs have finished or are canceled. Then the manager stops, then the agent, and the coordinator shuts down. Finally every
-//! process that is left below this one is killed, and only then the exit status is returned.
+//! At the end, jobs have finished or are canceled. Then the manager stops, then the agent, and the coordinator shuts down. Finally, all
+//! remaining descendants of this process are killed before the exit status is returned.
 
+mod containers;
 mod descendants;
 mod follow;
 mod human;
@@ -41,12 +42,13 @@ use super::record::RunRecord;
 use super::select::select;
 use super::state::{Run, probe_space, remove_all};
 use super::ui;
+use containers::Containers;
 pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Reporter, RunInfo, RunResult, reporter};
 pub(super) use report::{failure, job_time, tree_of, usage_of};
 pub(crate) use signals::Interrupts;
-use start::{manager_options, new_pipeline, print_registration, report_ignored_settings};
+use start::{manager_options, new_pipeline, print_registration};
 pub(crate) use supervisor::end_descendants;
 use supervisor::supervise;
 use tasks::Tasks;
@@ -65,11 +67,9 @@ const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs `muster ci run`.
 pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
-    if args.executor == Executor::Docker {
+    if args.image.is_some() && args.executor != Executor::Docker {
         return Err(CiError::Usage(
-                "`--executor docker` is not supported yet; use `--executor host` to run jobs on this machine, or `--executor external` \
-                 to run them with a gitlab-runner, which can use containers"
-                    .to_owned(),
+            "`--image` has no effect without `--executor docker`; add it, or remove `--image`".to_owned(),
         ));
     }
     let mut interrupts = Interrupts::new()?;
@@ -78,7 +78,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     let started = Instant::now();
     let result = tokio::select! {
         result = prepare_run(&args, project.clone(), &run) => result,
-        // Nothing has been started yet that would have to be stopped.
+        // No process or task has been started yet, so nothing must be stopped.
         () = interrupts.next() => return discard(&project, run, Ok(ExitStatus::Canceled)),
     };
     let ready = match result {
@@ -97,7 +97,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
         if let Some(error) = workspaces.and_then(|directory| remove_all(&directory).err()) {
             tracing::warn!(%error, "failed to delete the workspaces");
         }
-        // The directory of this run is the newest one, so it is kept.
+        // This run is still active, so pruning does not delete its directory.
         project.prune(&retention, std::time::SystemTime::now());
     });
     if let Err(error) = cleanup.await {
@@ -109,7 +109,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
 /// Replaces an error by one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
 /// case.
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
-    let may_be_caused = matches!(
+    let may_hide_full_disk = matches!(
         error,
         CiError::Snapshot(_)
             | CiError::Open(_)
@@ -118,7 +118,7 @@ fn or_full_disk(error: CiError, directory: &Path) -> CiError {
             | CiError::System { .. }
     );
     match probe_space(directory) {
-        Err(full) if may_be_caused && full.kind() == std::io::ErrorKind::StorageFull => {
+        Err(full) if may_hide_full_disk && full.kind() == std::io::ErrorKind::StorageFull => {
             CiError::no_storage(directory, muster_job::error_chain(&error))
         }
         _ => error,
@@ -144,6 +144,8 @@ struct ReadyPipeline {
     /// Names of the manual jobs to start.
     play: Vec<String>,
     front: HttpFront,
+    /// Engine for jobs in containers. `None` means that there are none.
+    containers: Option<Containers>,
 }
 
 /// Takes the snapshot, compiles the pipeline and selects its jobs. Returns `None` if the event creates no pipeline.
@@ -170,17 +172,15 @@ async fn prepare_run(
             ui::note(&format!("nothing to run for this event: {reason}"));
             return Ok(None);
         }
-        return Err(CiError::Usage(format!("the jobs cannot run: no pipeline for this event: {reason}")));
+        return Err(CiError::Usage(format!("failed to run the jobs: no pipeline for this event: {reason}")));
     };
     if args.keep {
-        keep_workspaces(&mut prepared);
+        separate_workspaces(&mut prepared);
     }
     let (mut pipeline, play) = select(pipeline, args)?;
     skip_other_projects(&mut pipeline);
-    if args.executor == Executor::Host {
-        report_ignored_settings(&pipeline);
-    }
-    Ok(Some(ReadyPipeline { prepared, pipeline, play, front }))
+    let containers = containers::choose(args, &pipeline).await?;
+    Ok(Some(ReadyPipeline { prepared, pipeline, play, front, containers }))
 }
 
 /// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here. Prints a note about it.
@@ -203,7 +203,7 @@ fn skip_other_projects(pipeline: &mut Pipeline) {
 }
 
 /// Gives each job a separate workspace, unless the configuration sets its path.
-fn keep_workspaces(prepared: &mut Prepared) {
+fn separate_workspaces(prepared: &mut Prepared) {
     let path = "$CI_BUILDS_DIR/$CI_JOB_ID/$CI_PROJECT_PATH";
     prepared.context.predefined.push(muster_job::Variable::public("GIT_CLONE_PATH", path));
 }
@@ -272,6 +272,7 @@ async fn with_coordinator(
 
     let repository =
         Repository { path: prepared.snapshot.repository.clone(), project_path: prepared.context.project_path.clone() };
+    let ready_containers = ready.containers.clone();
     tasks.server = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
     match registration {
         Some(token) => print_registration(args.output, &url, &token, pipeline),
@@ -279,8 +280,9 @@ async fn with_coordinator(
             let (restarted, restarts) = mpsc::channel(1);
             tasks.restarts = Some(restarts);
             let stop = tasks.stop_manager.child_token();
-            let options =
+            let mut options =
                 manager_options(args, run, &coordinator, &prepared.project, &url, prepared.config.unpack).await?;
+            options.containers.clone_from(&ready_containers);
             tasks.manager = Some(tokio::spawn(supervise(options, coordinator.subscribe(), stop, restarted)));
         }
     }
@@ -315,7 +317,7 @@ async fn with_coordinator(
     Ok(status)
 }
 
-/// Returns the word for an exit status in `run.json`.
+/// Returns the outcome that `run.json` has for an exit status.
 fn outcome(status: ExitStatus) -> &'static str {
     match status {
         ExitStatus::Passed => "passed",
@@ -339,11 +341,11 @@ async fn follow(
     let mut interrupted = 0;
     let mut pinned = BTreeSet::from([pipeline]);
     loop {
-        follower.has_space()?;
+        follower.check_space()?;
         if follower.view.is_finished() || follower.view.is_idle() {
             // The events so far may be the first half of a batch, so check the complete state.
             follower.resync(reporter).await?;
-            follower.has_space()?;
+            follower.check_space()?;
             if follower.view.is_finished() || follower.view.is_idle() {
                 return Ok(interrupted > 0);
             }

@@ -36,19 +36,19 @@ pub(super) struct RunResult<'a> {
     pub(super) critical_path: Vec<String>,
 }
 
-/// Shows a run. The methods are called in the order in which things happen.
+/// Shows a run. The methods are called in the order of the events.
 pub(super) trait Reporter: Send {
-    /// The pipeline is created next.
+    /// Called before the pipeline is created.
     fn started(&mut self, run: &RunInfo<'_>);
-    /// A pipeline was created, or its status changed.
+    /// Called when a pipeline was created or its status changed.
     fn pipeline(&mut self, pipeline: &PipelineSummary);
-    /// A job was created, or its status changed.
+    /// Called when a job was created or its status changed.
     fn job(&mut self, job: &JobView);
-    /// A job's log has new lines.
+    /// Called with new lines of a job's log.
     fn log(&mut self, job: &JobView, lines: &[String]);
-    /// Something happened that the user should know about.
+    /// Called with a message that the user should see.
     fn warning(&mut self, text: &str);
-    /// The run has finished.
+    /// Called when the run has finished.
     fn finished(&mut self, result: &RunResult<'_>);
 }
 

@@ -10,7 +10,7 @@ pub(crate) struct Interrupts {
 
 #[cfg(unix)]
 impl Interrupts {
-    /// Installs the signal handlers. From now on these signals no longer end the process.
+    /// Installs the signal handlers. Afterwards, these signals no longer end the process.
     pub(crate) fn new() -> Result<Self, CiError> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(CiError::system("install a signal handler"));

@@ -6,7 +6,7 @@ use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, ProjectF
 use muster_job::{PipelineId, ProjectId};
 use muster_pipeline::context::{Context, PipelineSource, RefKind};
 use muster_pipeline::layers;
-use muster_pipeline::model::{Pipeline, Work};
+use muster_pipeline::model::Pipeline;
 
 use super::super::args::{OutputMode, RunArgs};
 use super::super::error::CiError;
@@ -22,32 +22,7 @@ use crate::unpack::UnpackArgs;
 const MIN_DEFAULT_CONCURRENCY: usize = 8;
 
 /// Number of commits that a job fetches. Same as GitLab's default.
-const DEPTH: i64 = 20;
-
-/// Prints which settings of jobs the host executor ignores.
-pub(super) fn report_ignored_settings(pipeline: &Pipeline) {
-    let scripts = pipeline.jobs.iter().filter_map(|job| match &job.work {
-        Work::Script(work) => Some((&job.name, work)),
-        Work::Bridge(_) => None,
-    });
-    let (mut with_image, mut with_services) = (Vec::new(), Vec::new());
-    for (name, work) in scripts {
-        if work.image.is_some() {
-            with_image.push(ui::plain(name));
-        }
-        if !work.services.is_empty() {
-            with_services.push(ui::plain(name));
-        }
-    }
-    if let [one, others @ ..] = with_image.as_slice() {
-        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("`image:` of job `{one}`{more} is ignored: jobs run directly on this machine"));
-    }
-    if let [one, others @ ..] = with_services.as_slice() {
-        let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
-        ui::note(&format!("`services:` of job `{one}`{more} are ignored: jobs run directly on this machine"));
-    }
-}
+const FETCH_DEPTH: i64 = 20;
 
 /// Creates the description of the pipeline, and makes its commit available to jobs.
 pub(super) fn new_pipeline(
@@ -69,7 +44,7 @@ pub(super) fn new_pipeline(
         object_format: snapshot.object_format.clone(),
         repo_url: format!("{url}/{}.git", identity.path),
         repo_path: Some(snapshot.repository.clone()),
-        depth: DEPTH,
+        depth: FETCH_DEPTH,
     };
     let sources = Arc::clone(&ready.prepared.sources);
     let mut new = NewPipeline::new(project, context.clone(), ready.pipeline.clone(), git, sources);
@@ -115,7 +90,7 @@ pub(super) async fn manager_options(
     url: &str,
     unpack: UnpackArgs,
 ) -> Result<ManagerOptions, CiError> {
-    // Tags select machines for jobs. Here there is only one, so it accepts all tags.
+    // Tags select machines for jobs. This run has only one machine, so its runner accepts all tags.
     let new =
         NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
     let credentials = coordinator.create_runner(new).await?;
@@ -127,7 +102,7 @@ pub(super) async fn manager_options(
     };
     write().map_err(|source| CiError::State { path: token_file.clone(), source })?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from).max(MIN_DEFAULT_CONCURRENCY);
-    let program = std::env::current_exe().map_err(CiError::system("find this program's own file"))?;
+    let program = std::env::current_exe().map_err(CiError::system("determine the path of this executable"))?;
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
@@ -139,6 +114,7 @@ pub(super) async fn manager_options(
         cache_dir: project.cache(),
         concurrent: args.concurrent.map_or(processors, usize::from),
         unpack,
+        containers: None,
         log: run.directory.join("manager.log"),
     })
 }

@@ -18,8 +18,8 @@ pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, view: &RunVie
     let Ok(graph) = Graph::new(pipeline) else { return Vec::new() };
     let newest: BTreeMap<&str, &JobView> =
         view.current_jobs().filter(|job| job.pipeline == root).map(|job| (job.name.as_str(), &**job)).collect();
-    let milliseconds = |at: time::OffsetDateTime| u64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
-    let spans: Vec<_> = pipeline
+    let milliseconds = |time: time::OffsetDateTime| u64::try_from(time.unix_timestamp_nanos() / 1_000_000).unwrap_or(0);
+    let intervals: Vec<_> = pipeline
         .jobs
         .iter()
         .map(|job| {
@@ -27,7 +27,7 @@ pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, view: &RunVie
             Some(RunInterval { start: milliseconds(job_view.started_at?), end: milliseconds(job_view.finished_at?) })
         })
         .collect();
-    let path = critical_path(&graph, &spans);
+    let path = critical_path(&graph, &intervals);
     path.into_iter().filter_map(|index| pipeline.jobs.get(index).map(|job| job.name.clone())).collect()
 }
 
@@ -68,7 +68,7 @@ pub(super) fn summary(result: &RunResult<'_>) -> String {
 
 /// Formats the number of jobs by status, such as `3 passed, 1 failed`.
 fn counts(jobs: &[&std::sync::Arc<JobView>]) -> String {
-    let count = |wanted: &dyn Fn(&JobView) -> bool| jobs.iter().filter(|job| wanted(job)).count();
+    let count = |predicate: &dyn Fn(&JobView) -> bool| jobs.iter().filter(|job| predicate(job)).count();
     let parts = [
         (count(&|job| job.status == JobStatus::Success), "passed"),
         (count(&|job| job.status == JobStatus::Failed && !job.allow_failure), "failed"),

@@ -1,7 +1,7 @@
 //! Supervises the manager of this run: a child process that is restarted when it exits, and stopped with all its descendants.
 //!
-//! This process becomes the parent of descendants that lose theirs, such as the agent or a background process of a job. It can therefore
-//! find and stop all of them.
+//! This process adopts orphaned descendants (sub-reaper), such as the agent or a background process of a job. It can therefore find and
+//! stop all of them.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::error::CiError;
 use super::super::state::probe_space;
+use super::containers::Containers;
 use super::descendants;
 use crate::unpack::UnpackArgs;
 
@@ -58,13 +59,15 @@ pub(super) struct ManagerOptions {
     pub(super) concurrent: usize,
     /// Limits for unpacking artifacts and caches.
     pub(super) unpack: UnpackArgs,
+    /// Engine for jobs in containers. `None` means that no job runs in a container.
+    pub(super) containers: Option<Containers>,
     /// Log file for the output of the manager and the agent.
     pub(super) log: PathBuf,
 }
 
 /// Restarts the manager whenever it exits, until `stop` is canceled.
 ///
-/// `events` are those of the coordinator; they show whether a manager made progress. `restarted` receives the exit status of a manager that
+/// `events` are those of the coordinator; they show whether a manager made progress. `exit_statuses` receives the exit status of a manager that
 /// is restarted. If the receiver does not take it in time, later ones are dropped.
 ///
 /// # Errors
@@ -73,7 +76,7 @@ pub(super) async fn supervise(
     options: ManagerOptions,
     mut events: broadcast::Receiver<Event>,
     stop: CancellationToken,
-    restarted: mpsc::Sender<String>,
+    exit_statuses: mpsc::Sender<String>,
 ) -> Result<(), CiError> {
     let mut backoff = RestartBackoff(Backoff::new(RESTARTS));
     loop {
@@ -94,7 +97,7 @@ pub(super) async fn supervise(
             && probe_space(&options.state_dir).is_ok();
         let wait = backoff.wait_after(is_healthy).ok_or_else(|| restart_limit_error(&options, &exit_status))?;
         // The channel is full if an earlier restart was not reported yet. One report is enough.
-        let _ = restarted.try_send(exit_status);
+        let _ = exit_statuses.try_send(exit_status);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
             () = stop.cancelled() => return Ok(()),
@@ -102,7 +105,7 @@ pub(super) async fn supervise(
     }
 }
 
-/// Waits until the disk is full and stays so.
+/// Waits until the disk was full in several checks in a row. Returns the last error.
 async fn wait_for_full_disk(directory: &Path) -> std::io::Error {
     let mut full = 0;
     loop {
@@ -179,6 +182,7 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("--output-limit-kib").arg(OUTPUT_LIMIT_KIB.to_string());
     command.arg("--agent-reconnect-timeout").arg(AGENT_RECONNECT_SECONDS.to_string());
     command.args(options.unpack.flags());
+    command.args(options.containers.iter().flat_map(Containers::flags));
     command.arg("--exit-with-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
     // Ctrl-C must not reach the manager: this process handles it and cancels the jobs.
@@ -271,22 +275,24 @@ mod tests {
             cache_dir: path("cache"),
             concurrent: 1,
             unpack: UnpackArgs::default(),
+            containers: None,
             log: path("manager.log"),
         };
         (directory, options)
     }
 
-    // Does not use a paused clock: while a real process runs, the clock would jump from one check of the disk to the next, and a manager
-    // that runs for long counts as healthy.
+    // This test does not pause the clock: a paused clock would skip through the disk checks while the real process runs, until the
+    // manager counts as healthy.
     #[tokio::test]
     async fn manager_without_progress_fails_the_run_with_its_log() {
-        let (_directory, options) = script("echo \"last words\"; exit 3");
+        let (_directory, options) = script("echo \"final log line\"; exit 3");
         let log = options.log.clone();
         let (_events, receiver) = broadcast::channel(1);
-        let (restarted, mut exits) = mpsc::channel(1);
-        let error = supervise(options, receiver, CancellationToken::new(), restarted).await.unwrap_err().to_string();
+        let (exit_statuses, mut exits) = mpsc::channel(1);
+        let error =
+            supervise(options, receiver, CancellationToken::new(), exit_statuses).await.unwrap_err().to_string();
         assert!(error.contains("exited 6 times") && error.contains("exit status: 3"), "{error}");
-        assert!(error.contains("last words") && error.contains(&log.display().to_string()), "{error}");
+        assert!(error.contains("final log line") && error.contains(&log.display().to_string()), "{error}");
         assert_eq!(std::fs::read_to_string(log).unwrap().lines().count(), 6, "started six times");
         assert_eq!(exits.recv().await.as_deref(), Some("exit status: 3"));
     }
@@ -295,9 +301,9 @@ mod tests {
     async fn stop_ends_the_wait_for_a_restart() {
         let (_directory, options) = script("exit 3");
         let (_events, receiver) = broadcast::channel(1);
-        let (restarted, mut exits) = mpsc::channel(1);
+        let (exit_statuses, mut exits) = mpsc::channel(1);
         let stop = CancellationToken::new();
-        let supervised = tokio::spawn(supervise(options, receiver, stop.clone(), restarted));
+        let supervised = tokio::spawn(supervise(options, receiver, stop.clone(), exit_statuses));
         exits.recv().await.unwrap();
         stop.cancel();
         supervised.await.unwrap().unwrap();

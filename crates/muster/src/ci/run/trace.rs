@@ -15,7 +15,7 @@ const MAX_LINE_BYTES: usize = 64 << 10;
 const MARKER_END: &[u8] = b"\r\x1b[0K";
 /// Length of `2026-01-02T03:04:05.678901Z 01O `, which FF_TIMESTAMPS adds before a line.
 const STAMP_LENGTH: usize = 32;
-/// Length of the time in it.
+/// Length of the time at the start of that timestamp.
 const TIME_LENGTH: usize = 27;
 
 /// A line of the trace, without its timestamp.
@@ -97,7 +97,7 @@ impl Line {
         let Some((stamp, text)) = line.split_at_checked(STAMP_LENGTH) else { return unstamped() };
         let digits =
             |range: std::ops::Range<usize>| stamp.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
-        let byte = |at: usize| stamp.get(at).copied().unwrap_or_default();
+        let byte = |index: usize| stamp.get(index).copied().unwrap_or_default();
         let is_stamp = digits(0..4)
             && (byte(4), byte(10), byte(19), byte(26), byte(27)) == (b'-', b'T', b'.', b'Z', b' ')
             && digits(20..26)
@@ -122,18 +122,18 @@ fn between_markers(line: &[u8]) -> Vec<&[u8]> {
         return vec![line];
     }
     let mut parts = Vec::new();
-    let (mut from, mut at) = (0, 0);
-    while let Some(rest) = line.get(at..).filter(|rest| !rest.is_empty()) {
+    let (mut part_start, mut position) = (0, 0);
+    while let Some(rest) = line.get(position..).filter(|rest| !rest.is_empty()) {
         match marker_length(rest) {
             Some(length) => {
-                parts.push(line.get(from..at).unwrap_or_default());
-                at += length;
-                from = at;
+                parts.push(line.get(part_start..position).unwrap_or_default());
+                position += length;
+                part_start = position;
             }
-            None => at += 1,
+            None => position += 1,
         }
     }
-    parts.push(line.get(from..).unwrap_or_default());
+    parts.push(line.get(part_start..).unwrap_or_default());
     parts
 }
 
@@ -185,7 +185,7 @@ fn without_control_sequences(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn all(mut lines: TraceLines, trace: &[u8], size: usize) -> Vec<String> {
+    fn split_trace(mut lines: TraceLines, trace: &[u8], size: usize) -> Vec<String> {
         let mut found: Vec<String> = trace.chunks(size).flat_map(|chunk| lines.push(chunk)).collect();
         found.extend(lines.finish());
         found
@@ -201,13 +201,13 @@ mod tests {
     fn timestamps_are_removed_and_continuations_joined() {
         let expected = ["Getting source", "hello", "2026-11-21 no mark", "no line break", "Job succeeded"];
         for size in [1, 40, 1000] {
-            assert_eq!(all(TraceLines::default(), STAMPED, size), expected, "in pieces of {size}");
+            assert_eq!(split_trace(TraceLines::default(), STAMPED, size), expected, "in chunks of {size}");
         }
     }
 
     #[test]
     fn times_are_shown_on_request() {
-        let found = all(TraceLines::with_times(true), STAMPED, 1000);
+        let found = split_trace(TraceLines::with_times(true), STAMPED, 1000);
         assert_eq!(
             found[..3],
             ["2026-11-21T11:52:43.215329Z Getting source", "2026-11-21T11:52:43.242080Z hello", "2026-11-21 no mark"]
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn unterminated_line_before_a_marker_is_kept() {
+    fn unterminated_line_before_a_marker_is_shown() {
         let x = "x".repeat(100);
         let trace = format!(
             "$ printf\n{x}section_end:2:step_script\r\x1b[0Ksection_start:2:cleanup[collapsed=true,hide=x]\r\x1b[0K\x1b[0KCleaning up\n\
@@ -232,18 +232,18 @@ mod tests {
         );
         let expected = ["$ printf", &x, "Cleaning up", "\u{1b}[32;1mJob succeeded\u{1b}[0;m", "over", ""];
         for size in [1, 3, 7, 1000] {
-            assert_eq!(all(TraceLines::default(), trace.as_bytes(), size), expected, "in pieces of {size}");
+            assert_eq!(split_trace(TraceLines::default(), trace.as_bytes(), size), expected, "in chunks of {size}");
         }
     }
 
     #[test]
-    fn trace_is_split_the_same_for_any_chunk_size() {
+    fn chunk_size_does_not_change_the_lines() {
         let trace = b"section_start:1:step_script[collapsed=true]\r\x1b[0K\x1b[0K\x1b[36;1mRunning\x1b[0;m\r\n\
             \x1b[32;1m$ echo hi\x1b[0;m\nhi\n10%\r50%\r100%\nsection_end:2:step_script\r\x1b[0K\n\x1b[2Jclear\nno end";
         let expected =
             ["\u{1b}[36;1mRunning\u{1b}[0;m", "\u{1b}[32;1m$ echo hi\u{1b}[0;m", "hi", "100%", "clear", "no end"];
         for size in [1, 3, 7, 1000] {
-            assert_eq!(all(TraceLines::default(), trace, size), expected, "in pieces of {size}");
+            assert_eq!(split_trace(TraceLines::default(), trace, size), expected, "in chunks of {size}");
         }
     }
 }

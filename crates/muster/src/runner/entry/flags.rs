@@ -10,7 +10,7 @@ use muster_config::schema::{Key, Kind, TableSchema, schema};
 pub(super) enum ValueParsing {
     /// According to the key's kind. A boolean flag can have no value.
     Plain,
-    /// As a boolean that differs from its absence, so that the flag needs a value.
+    /// As a boolean for which `false` differs from a missing key, so the flag needs a value.
     TriState,
     /// As JSON that becomes an array of tables.
     Json,
@@ -26,7 +26,7 @@ pub(super) struct Flag {
     env: Option<String>,
     /// Tables below `[[runners]]` that contain the key.
     pub(super) tables: Vec<&'static str>,
-    /// Key of the schema. For [`ValueParsing::Json`], a key that stands for the array of tables.
+    /// Key of the schema. For [`ValueParsing::Json`], a key that represents the array of tables.
     pub(super) key: &'static Key,
     /// How the value is parsed.
     pub(super) parsing: ValueParsing,
@@ -59,7 +59,7 @@ const NO_FLAGS: [&str; 14] = [
 /// Keys of `[[runners]]` without flags. They are set by the server or by a template.
 const NO_FLAG_KEYS: [&str; 4] = ["id", "token_obtained_at", "token_expires_at", "labels"];
 
-/// Booleans that differ from their absence.
+/// Booleans for which `false` differs from a missing key.
 const TRI_STATE: [&str; 18] = [
     "strict_check_interval",
     "safe_directory_checkout",
@@ -100,8 +100,8 @@ const UNDASHED_KEYS: [&str; 14] = [
     "priority_class_name",
 ];
 
-/// Exceptions from the rules: full name of the key, flag, variable. `=` means that the rule applies; an empty variable means that there is
-/// none.
+/// Exceptions from the rules: full name of the key, flag, variable. `=` means that the rule applies. An empty variable means that the flag
+/// has no environment variable.
 const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("name", "name", "RUNNER_NAME"),
     ("url", "url", "CI_SERVER_URL"),
@@ -174,7 +174,7 @@ fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
     keys.map(|key| flag(&tables, key)).collect()
 }
 
-/// Key that stands for the array of tables, which one flag sets as a whole.
+/// Key that represents the array of tables, which one flag sets as a whole.
 static HOST_ALIASES: Key = Key {
     name: "host_aliases",
     kind: Kind::Any,
@@ -248,12 +248,12 @@ fn env_by_rule(tables: &[&str], key: &str) -> String {
 fn dashed(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     let mut text = String::new();
-    for (at, letter) in letters.iter().enumerate() {
-        let before = at.checked_sub(1).and_then(|at| letters.get(at));
-        let after_small = before.is_some_and(|before| before.is_lowercase());
-        let ends_capitals = before.is_some_and(|before| before.is_uppercase())
-            && letters.get(at + 1).is_some_and(|next| next.is_lowercase());
-        if letter.is_uppercase() && (after_small || ends_capitals) {
+    for (index, letter) in letters.iter().enumerate() {
+        let previous = index.checked_sub(1).and_then(|previous| letters.get(previous));
+        let follows_lowercase = previous.is_some_and(|previous| previous.is_lowercase());
+        let ends_capitals = previous.is_some_and(|previous| previous.is_uppercase())
+            && letters.get(index + 1).is_some_and(|next| next.is_lowercase());
+        if letter.is_uppercase() && (follows_lowercase || ends_capitals) {
             text.push('-');
         }
         text.push(if *letter == '_' { '-' } else { letter.to_ascii_lowercase() });
@@ -331,10 +331,10 @@ mod tests {
             assert_eq!(names.insert(flag.long.clone(), full.clone()), None, "{full}");
         }
         for (full, ..) in EXCEPTIONS {
-            assert!(names.values().any(|name| name == full), "there is no key {full}");
+            assert!(names.values().any(|name| name == full), "unknown key {full}");
         }
         for full in TRI_STATE {
-            assert!(names.values().any(|name| name.ends_with(full)), "there is no key {full}");
+            assert!(names.values().any(|name| name.ends_with(full)), "unknown key {full}");
         }
     }
 
@@ -349,22 +349,22 @@ mod tests {
             "custom_build_dir-enabled",
             "kubernetes-terminationGracePeriodSeconds",
         ];
-        let ours: BTreeMap<&str, &Flag> = all().iter().map(|flag| (flag.long.as_str(), flag)).collect();
-        let mut wrong = Vec::new();
+        let flags: BTreeMap<&str, &Flag> = all().iter().map(|flag| (flag.long.as_str(), flag)).collect();
+        let mut mismatches = Vec::new();
         for line in RECORDED.lines().filter(|line| !line.starts_with('#')) {
             let words: Vec<&str> = line.split(' ').collect();
             let [long, env, form] = words[..] else { panic!("{line}") };
             if CHANGED.contains(&long) {
                 continue;
             }
-            let found = ours.get(long).map(|flag| {
+            let found = flags.get(long).map(|flag| {
                 let bare = flag.key.kind == Kind::Bool && flag.parsing == ValueParsing::Plain;
                 format!("{long} {} {}", flag.env.as_deref().unwrap_or("-"), if bare { "bare" } else { "value" })
             });
             if found.as_deref() != Some(&format!("{long} {env} {form}")) {
-                wrong.push(format!("{line}: {found:?}"));
+                mismatches.push(format!("{line}: {found:?}"));
             }
         }
-        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        assert!(mismatches.is_empty(), "{}", mismatches.join("\n"));
     }
 }

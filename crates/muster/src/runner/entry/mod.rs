@@ -44,7 +44,7 @@ impl FromArgMatches for EntryFlags {
                 (None, Some((name, value))) => (vec![value], name.to_owned()),
                 (None, None) => continue,
             };
-            match values::item(flag.key.kind, &flag.parsing, &values) {
+            match values::item(flag.key.kind, flag.parsing, &values) {
                 Ok(Some(item)) => values::insert(&mut table, &flag.tables, flag.key.name, item),
                 Ok(None) => {}
                 Err(error) => {

@@ -24,12 +24,12 @@ pub(super) enum ValueError {
 }
 
 /// Converts the values of a flag to TOML. Returns `None` if they are empty.
-pub(super) fn item(kind: Kind, parsing: &ValueParsing, words: &[String]) -> Result<Option<Item>, ValueError> {
-    let Some(last) = words.last() else { return Ok(None) };
-    if *parsing == ValueParsing::Json {
+pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Result<Option<Item>, ValueError> {
+    let Some(last) = values.last() else { return Ok(None) };
+    if parsing == ValueParsing::Json {
         return json(last).map(Some);
     }
-    if words.iter().all(String::is_empty) {
+    if values.iter().all(String::is_empty) {
         return Ok(None);
     }
     let value = match kind {
@@ -37,19 +37,19 @@ pub(super) fn item(kind: Kind, parsing: &ValueParsing, words: &[String]) -> Resu
         Kind::Bool => go_bool(last)?.into(),
         Kind::Float => float(last)?,
         Kind::Duration => go_duration(last).map(|_| Value::from(last.as_str()))?,
-        Kind::List => list(words, |word| Ok(word.into()))?,
-        Kind::ListInt => list(words, integer)?,
-        Kind::ListFloat => list(words, float)?,
+        Kind::List => list(values, |word| Ok(word.into()))?,
+        Kind::ListInt => list(values, integer)?,
+        Kind::ListFloat => list(values, float)?,
         Kind::StrOrList => {
             let parts: Vec<String> =
                 last.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect();
             list(&parts, |word| Ok(word.into()))?
         }
-        Kind::Map => return map(words, |_, word| Ok(word.into())),
-        Kind::MapInt => return map(words, |_, word| integer(word)),
-        Kind::MapBool => return map(words, |_, word| Ok(go_bool(word)?.into())),
+        Kind::Map => return map(values, |_, word| Ok(word.into())),
+        Kind::MapInt => return map(values, |_, word| integer(word)),
+        Kind::MapBool => return map(values, |_, word| Ok(go_bool(word)?.into())),
         Kind::MapList => {
-            return map(words, |previous, word| {
+            return map(values, |previous, word| {
                 let mut all = previous.and_then(Value::as_array).cloned().unwrap_or_default();
                 all.push(word);
                 Ok(all.into())
@@ -80,17 +80,17 @@ fn float(word: &str) -> Result<Value, ValueError> {
     number.map(Value::from).ok_or_else(|| ValueError::Float(word.to_owned()))
 }
 
-fn list(words: &[String], parse: impl Fn(&str) -> Result<Value, ValueError>) -> Result<Value, ValueError> {
-    words.iter().map(|word| parse(word)).collect::<Result<Array, _>>().map(Value::from)
+fn list(values: &[String], parse: impl Fn(&str) -> Result<Value, ValueError>) -> Result<Value, ValueError> {
+    values.iter().map(|word| parse(word)).collect::<Result<Array, _>>().map(Value::from)
 }
 
 /// Converts `key:value` pairs to a table. `parse` gets the previous value of the key.
 fn map(
-    words: &[String],
+    values: &[String],
     parse: impl Fn(Option<&Value>, &str) -> Result<Value, ValueError>,
 ) -> Result<Option<Item>, ValueError> {
     let mut table = Table::new();
-    for word in words {
+    for word in values {
         let (key, value) = word.split_once(':').ok_or_else(|| ValueError::Pair(word.clone()))?;
         let value = parse(table.get(key).and_then(Item::as_value), value)?;
         table.insert(key, Item::Value(value));
@@ -125,9 +125,9 @@ fn json(word: &str) -> Result<Item, ValueError> {
 mod tests {
     use super::*;
 
-    fn read(kind: Kind, words: &[&str]) -> Result<String, ValueError> {
-        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-        let item = item(kind, &ValueParsing::Plain, &words)?.unwrap();
+    fn read(kind: Kind, values: &[&str]) -> Result<String, ValueError> {
+        let values: Vec<String> = values.iter().map(|word| (*word).to_owned()).collect();
+        let item = item(kind, ValueParsing::Plain, &values)?.unwrap();
         let mut document = toml_edit::DocumentMut::new();
         document.insert("k", item);
         Ok(document.to_string().replace('\n', ";"))
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn values_are_parsed_by_the_kind_of_the_key() {
-        for (kind, words, text) in [
+        for (kind, values, text) in [
             (Kind::Str, &["a", "b"][..], "k = \"b\";"),
             (Kind::Int, &["-1"], "k = -1;"),
             (Kind::Bool, &["T"], "k = true;"),
@@ -148,7 +148,7 @@ mod tests {
             (Kind::MapBool, &["FF_X:1"], "[k];FF_X = true;"),
             (Kind::MapList, &["p:/dev/a", "p:/dev/b"], "[k];p = [\"/dev/a\", \"/dev/b\"];"),
         ] {
-            assert_eq!(read(kind, words).unwrap(), text);
+            assert_eq!(read(kind, values).unwrap(), text);
         }
         for (kind, word) in [
             (Kind::Int, "many"),

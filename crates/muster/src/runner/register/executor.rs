@@ -33,7 +33,7 @@ pub(super) async fn prompt_executor(prompter: &mut Prompter, default: &str) -> R
     }
 }
 
-/// Keeps the tables of the executor, and prompts for its required settings.
+/// Removes the tables of other executors, and prompts for the required settings of this one.
 pub(super) async fn complete(prompter: &mut Prompter, entry: &mut Table, executor: &str) -> Result<(), PromptError> {
     let own_tables: Vec<&str> =
         TABLES.iter().filter(|(_, executors)| executors.contains(&executor)).map(|(name, _)| *name).collect();

@@ -130,7 +130,7 @@ impl Registration {
     fn save(&mut self, new_token: Option<&NewToken>) -> Result<(), RegisterError> {
         let mut file = ConfigFile::open(&self.path)?;
         let executor = self.text("executor");
-        let index = file.add_runner(in_order(std::mem::take(&mut self.entry)));
+        let index = file.add_runner(sort_keys(std::mem::take(&mut self.entry)));
         if let Some(new) = new_token {
             file.set_token(index, new)?;
         }
@@ -139,8 +139,9 @@ impl Registration {
             "Runner registered successfully. Feel free to start it, but if it's running already the config should be \
              automatically reloaded!"
         );
-        if !EXECUTORS.iter().any(|(name, built)| *built && *name == executor) {
-            let supported: Vec<&str> = EXECUTORS.iter().filter(|(_, built)| *built).map(|(name, _)| *name).collect();
+        if !EXECUTORS.iter().any(|(name, is_supported)| *is_supported && *name == executor) {
+            let supported: Vec<&str> =
+                EXECUTORS.iter().filter(|(_, is_supported)| *is_supported).map(|(name, _)| *name).collect();
             let supported = supported.join(", ");
             tracing::warn!(
                 "executor `{executor}` is not supported yet, so this runner will request no jobs; supported executors: {supported}"
@@ -151,16 +152,16 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token at the server. Returns what to save about it. `None` if an existing token was only verified.
+    /// Verifies or registers the token at the server. Returns the new token to save. `None` if an existing token was only verified.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
         // Resolve references to environment variables for requests. The file keeps the references.
         let mut document = toml_edit::DocumentMut::new();
         let mut entries = toml_edit::ArrayOfTables::new();
         entries.push(self.entry.clone());
         document.insert("runners", Item::ArrayOfTables(entries));
-        let read = config::parse(&document.to_string(), &HostFacts::of(&self.path)).config;
-        let read = read.and_then(|config| Some((config.runners.first().cloned()?, config)));
-        let (client, info) = match &read {
+        let parsed = config::parse(&document.to_string(), &HostFacts::of(&self.path)).config;
+        let parsed = parsed.and_then(|config| Some((config.runners.first().cloned()?, config)));
+        let (client, info) = match &parsed {
             Some((runner, config)) => (client_of(runner), info(config, runner)),
             None => (client(&self.text("url"), &config::tree::Table::default()), VersionInfo::default()),
         };
@@ -279,7 +280,7 @@ impl Registration {
 }
 
 /// Sorts the entry's keys in the order of the documentation. Unknown keys come last.
-fn in_order(mut entry: Table) -> Table {
+fn sort_keys(mut entry: Table) -> Table {
     let mut ordered = Table::new();
     // Reserve the position of the token next to the URL, even if the token is set later.
     entry.entry("token").or_insert(toml_edit::value(""));

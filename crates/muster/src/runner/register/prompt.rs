@@ -17,7 +17,7 @@ pub(crate) enum PromptError {
     Interrupted,
 }
 
-/// Prompts the user. Without a terminal user, it returns defaults.
+/// Prompts the user, or returns the defaults in non-interactive mode.
 pub(super) struct Prompter {
     interactive: bool,
     interrupt: Signal,

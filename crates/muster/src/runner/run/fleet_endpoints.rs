@@ -19,7 +19,7 @@ pub(crate) const STATUS_PATH: &str = "/debug/fleet/status";
 /// Path of explanations. Takes `?job=`, `?instance=` or `?group=`, or explains the whole fleet. `&runner=` selects a runner.
 pub(crate) const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
-/// Endpoints and metrics of the fleets. They are removed when this is dropped.
+/// Endpoints and metrics of the fleets. They are removed when this value is dropped.
 pub(crate) struct FleetEndpoints {
     _status: Arc<dyn JsonEndpoint>,
     _explain: Arc<dyn JsonEndpoint>,
@@ -149,18 +149,18 @@ mod tests {
     fn reference_page_lists_all_metrics() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");
         let page = std::fs::read_to_string(page).unwrap();
-        let (listed, _) = page.split_once("## Not fed").unwrap();
+        let (listed, _) = page.split_once("## Missing metrics").unwrap();
         let row = |line: &str| {
             let mut cells = line.strip_prefix("| `")?.split('`');
             let (name, rest) = (cells.next()?, cells.next()?);
             Some((name.to_owned(), rest.trim_matches(['|', ' ']).split(' ').next()?.to_owned()))
         };
         let mut rows: Vec<_> = listed.lines().filter_map(row).collect();
-        let own = names::ALL.iter().map(|metric| (metric.name.to_owned(), metric.kind.label().to_owned()));
-        let of_fleet = muster_executor::instance::metrics::all()
+        let manager_metrics = names::ALL.iter().map(|metric| (metric.name.to_owned(), metric.kind.label().to_owned()));
+        let fleet_metrics = muster_executor::instance::metrics::all()
             .into_iter()
             .map(|family| (family.name().to_owned(), format!("{:?}", family.get_field_type()).to_ascii_lowercase()));
-        let mut defined: Vec<_> = own.chain(of_fleet).collect();
+        let mut defined: Vec<_> = manager_metrics.chain(fleet_metrics).collect();
         rows.sort_unstable();
         defined.sort_unstable();
         assert_eq!(rows, defined);

@@ -5,8 +5,8 @@
 //!                 SIGHUP, changes           Drain, Abort      ^ signals
 //! ```
 //!
-//! The agent is a separate process. However this process ends, jobs that were not canceled continue, and the next `run` with the same
-//! configuration resumes them.
+//! The agent is a separate process. Regardless of how this process ends, jobs that were not canceled continue, and the next `run` with
+//! the same configuration resumes them.
 
 mod fleet_endpoints;
 mod problems;
@@ -86,7 +86,7 @@ enum RunError {
     #[error("C030: another manager is already running with this configuration; stop it, or use a different file")]
     InUse(#[source] EditError),
     #[error(transparent)]
-    Hold(EditError),
+    Lock(EditError),
     #[error("invalid configuration {}; fix the errors above, or run `gitlab-runner verify-config` for the full list", path.display())]
     Configuration { path: PathBuf },
     #[error(transparent)]
@@ -98,7 +98,7 @@ enum RunError {
     #[error(transparent)]
     Listen(#[from] crate::observe::ObserveError),
     #[error("the manager failed")]
-    Died(#[source] tokio::task::JoinError),
+    ManagerTask(#[source] tokio::task::JoinError),
     #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
     #[error("no state directory: neither HOME nor XDG_STATE_HOME is set; set --state-dir")]
@@ -128,9 +128,9 @@ async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunEr
         std::env::set_current_dir(path).map_err(|source| RunError::WorkingDirectory { path: path.clone(), source })?;
     }
     let config = absolute(&args.config.path())?;
-    let _lock = edit::hold(&config).map_err(|error| match error {
+    let _lock = edit::lock_for_manager(&config).map_err(|error| match error {
         EditError::Locked { .. } => RunError::InUse(error),
-        error => RunError::Hold(error),
+        error => RunError::Lock(error),
     })?;
     let context = SettingsContext {
         system_id: args.config.system_id(),
@@ -162,7 +162,8 @@ async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunEr
     );
     let user = args.user.filter(|user| !user.is_empty());
     let host = HostSettings { state_dir, user, exit_with_pid: None, open_files };
-    manage(ManagerParts { settings, source: Some(source), store, host, quota: RunLimits::default() }, signals).await
+    manage(ManagerParts { settings, source: Some(source), store, host, run_limits: RunLimits::default() }, signals)
+        .await
 }
 
 /// Parts of a manager.
@@ -171,7 +172,7 @@ struct ManagerParts {
     source: Option<Source>,
     store: Store,
     host: HostSettings,
-    quota: RunLimits,
+    run_limits: RunLimits,
 }
 
 /// Settings of the host executor.
@@ -195,10 +196,10 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     let instances = instances(&parts.host.state_dir)
         .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let _endpoints = FleetEndpoints::new(&telemetry, &instances);
-    let executors = executors(host_executor(parts.host, parts.settings.token_env_names.clone())?, instances);
+    let executors = executors(host_executors(&parts.host, &parts.settings.token_env_names)?, instances);
     let manager = Manager::new(parts.settings.clone(), parts.store, executors, Arc::clone(&telemetry));
-    let (control, orders) = Control::new();
-    let manager = tokio::spawn(manager.with_run_limits(parts.quota).run(orders));
+    let (control, commands) = Control::new();
+    let manager = tokio::spawn(manager.with_run_limits(parts.run_limits).run(commands));
     let run_loop = RunLoop::new(parts.source, parts.settings, control, manager, telemetry, ledgers);
     let mut run_loop = std::pin::pin!(run_loop.run(signals));
     let result = tokio::select! {
@@ -209,24 +210,56 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     result
 }
 
-/// Returns the executors that `config.toml` can name. A new one is one line here ([`muster_executor::registry`]).
-pub(crate) fn executors(host: HostExecutor, instances: InstanceExecutors) -> Registry {
-    Registry::new().register_shared(host::NAME, Arc::new(host)).register_kind(instance::NAME, Arc::new(instances))
+/// Executors of this host.
+pub(crate) struct HostExecutors {
+    /// Runs jobs without containers.
+    pub(crate) shell: HostExecutor,
+    /// Runs jobs in containers. `None` means that the agent of `shell` does that, too.
+    pub(crate) docker: Option<HostExecutor>,
 }
 
-fn host_executor(host: HostSettings, hidden: Vec<String>) -> Result<HostExecutor, RunError> {
+/// Returns the executors that `config.toml` can name. To add an executor, register it here (see [`muster_executor::registry`]).
+pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors) -> Registry {
+    let registry = Registry::new()
+        .register_shared(host::NAME, Arc::new(host.shell))
+        .register_kind(instance::NAME, Arc::new(instances))
+        .alias("docker-autoscaler", instance::NAME)
+        .alias("docker+machine", instance::NAME);
+    match host.docker {
+        Some(docker) => registry.register_shared("docker", Arc::new(docker)),
+        None => registry.alias("docker", host::NAME),
+    }
+}
+
+/// Returns the executors of this host.
+///
+/// If the commands of jobs run as another user, that user must not control the container engine. So jobs in containers have an agent of
+/// the manager's user, which runs none of their commands.
+fn host_executors(host: &HostSettings, hidden: &[String]) -> Result<HostExecutors, RunError> {
+    let shell =
+        Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
+    let containers = host.state_dir.join("containers");
+    let docker = Directories { builds: containers.join("builds"), cache: containers.join("cache"), shared: true };
+    let docker = host.user.is_some().then(|| host_executor(host, None, docker, hidden)).transpose()?;
+    Ok(HostExecutors { shell: host_executor(host, host.user.clone(), shell, hidden)?, docker })
+}
+
+fn host_executor(
+    host: &HostSettings,
+    user: Option<String>,
+    directories: Directories,
+    hidden: &[String],
+) -> Result<HostExecutor, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
-    let directories =
-        Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
     Ok(HostExecutor::new(HostOptions {
-        state_dir: host.state_dir,
+        state_dir: host.state_dir.clone(),
         directories,
         slots: open_files::max_jobs(),
         executable,
         exit_with_pid: host.exit_with_pid,
-        user: host.user,
-        hidden_variables: hidden,
+        user,
+        hidden_variables: hidden.to_vec(),
         nofile_limit: host.open_files,
     })?)
 }

@@ -16,7 +16,7 @@ pub(super) fn log(problems: &[Problem], path: &Path) {
         if !logged.insert((problem.code, runner, &problem.message)) {
             continue;
         }
-        let place = problem.place.as_ref().map(|place| format!("{}:{}:{}", path.display(), place.line, place.column));
+        let place = problem.location.as_ref().map(|at| format!("{}:{}:{}", path.display(), at.line, at.column));
         let (code, help) = (problem.code, problem.help.as_deref());
         let message = &problem.message;
         match problem.severity {

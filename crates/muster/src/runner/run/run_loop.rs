@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use muster_config::runtime;
 use muster_config::settings::Settings;
-use muster_executor::instance::log_instances_left;
+use muster_executor::instance::log_remaining_instances;
 use muster_manager::clock::SystemClock;
 use muster_manager::reload::{ConfigWatch, Reload};
 use muster_manager::rotation::Rotation;
@@ -20,9 +20,9 @@ use super::{RunError, problems};
 
 /// Phase of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stopping {
-    /// Not requested.
-    No,
+enum ShutdownPhase {
+    /// No shutdown was requested.
+    NotRequested,
     /// No new jobs; waiting for the running ones.
     Draining,
     /// Jobs are being canceled, until this deadline.
@@ -65,7 +65,7 @@ pub(super) struct RunLoop {
     rotation: Option<Rotation>,
     /// Directory with the ledgers of instances.
     ledgers: PathBuf,
-    stopping: Stopping,
+    shutdown_phase: ShutdownPhase,
 }
 
 impl RunLoop {
@@ -81,13 +81,24 @@ impl RunLoop {
             Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
         };
         let rotation = source.as_ref().map(rotate);
-        Self { source, settings, control, manager, telemetry, rotation, ledgers, stopping: Stopping::No }
+        Self {
+            source,
+            settings,
+            control,
+            manager,
+            telemetry,
+            rotation,
+            ledgers,
+            shutdown_phase: ShutdownPhase::NotRequested,
+        }
     }
 
     /// Runs until the manager has stopped, and returns the exit code.
     pub(super) async fn run(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
         let result = self.run_manager(&mut signals).await;
-        let Some(rotation) = self.rotation.filter(|_| self.stopping != Stopping::Immediate) else { return result };
+        let Some(rotation) = self.rotation.filter(|_| self.shutdown_phase != ShutdownPhase::Immediate) else {
+            return result;
+        };
         tokio::select! {
             () = rotation.stop() => result,
             name = next_abort(&mut signals) => {
@@ -102,13 +113,16 @@ impl RunLoop {
 
     async fn run_manager(&mut self, signals: &mut Signals) -> Result<ExitCode, RunError> {
         loop {
-            let deadline = match self.stopping {
-                Stopping::Aborting(deadline) => Some(deadline),
-                Stopping::No | Stopping::Draining | Stopping::Detaching | Stopping::Immediate => None,
+            let deadline = match self.shutdown_phase {
+                ShutdownPhase::Aborting(deadline) => Some(deadline),
+                ShutdownPhase::NotRequested
+                | ShutdownPhase::Draining
+                | ShutdownPhase::Detaching
+                | ShutdownPhase::Immediate => None,
             };
             tokio::select! {
                 result = &mut self.manager => {
-                    result.map_err(RunError::Died)??;
+                    result.map_err(RunError::ManagerTask)??;
                     tracing::info!("All workers stopped. Can exit now");
                     return Ok(ExitCode::SUCCESS);
                 }
@@ -117,9 +131,13 @@ impl RunLoop {
                         return Ok(code);
                     }
                 }
-                reload = changed(&mut self.source), if self.stopping == Stopping::No => self.apply_reload(reload).await,
+                reload = config_changed(&mut self.source), if self.shutdown_phase == ShutdownPhase::NotRequested => {
+                    self.apply_reload(reload).await;
+                }
                 // A rotated token is part of the settings, even if it could not be saved.
-                () = rotated(&mut self.rotation), if self.stopping == Stopping::No => self.reload().await,
+                () = token_rotated(&mut self.rotation), if self.shutdown_phase == ShutdownPhase::NotRequested => {
+                    self.reload().await;
+                }
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
@@ -134,33 +152,33 @@ impl RunLoop {
 
     /// Handles a signal. Returns an exit code if the process must exit immediately.
     async fn handle_signal(&mut self, signal: Signal) -> Option<ExitCode> {
-        match (signal, self.stopping) {
-            (Signal::Reload, Stopping::No) => self.reload().await,
+        match (signal, self.shutdown_phase) {
+            (Signal::Reload, ShutdownPhase::NotRequested) => self.reload().await,
             (Signal::Reload, _) => tracing::info!("ignored reload because the manager is stopping"),
-            (Signal::Detach, Stopping::No | Stopping::Draining) => {
+            (Signal::Detach, ShutdownPhase::NotRequested | ShutdownPhase::Draining) => {
                 tracing::info!(
                     "detaching from running jobs; the agent continues them, and the next start resumes them"
                 );
-                self.stopping = Stopping::Detaching;
+                self.shutdown_phase = ShutdownPhase::Detaching;
                 self.control.send(ControlCommand::Leave).await;
             }
             (Signal::Detach, _) => {
                 tracing::info!("exiting immediately; the agent continues the jobs, and the next start resumes them");
-                self.stopping = Stopping::Immediate;
+                self.shutdown_phase = ShutdownPhase::Immediate;
                 return Some(self.exit_now(ExitCode::SUCCESS).await);
             }
-            (Signal::Drain | Signal::Abort(_), Stopping::Aborting(_) | Stopping::Detaching) => {
+            (Signal::Drain | Signal::Abort(_), ShutdownPhase::Aborting(_) | ShutdownPhase::Detaching) => {
                 tracing::error!(
                     "second signal, exiting immediately; the next start reports the jobs, and a job that the server assigns to a request \
                          in flight may be lost"
                 );
-                self.stopping = Stopping::Immediate;
+                self.shutdown_phase = ShutdownPhase::Immediate;
                 return Some(self.exit_now(ExitCode::FAILURE).await);
             }
             (Signal::Drain, _) => {
                 let jobs = self.jobs().await;
                 tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to finish");
-                self.stopping = Stopping::Draining;
+                self.shutdown_phase = ShutdownPhase::Draining;
                 self.control.send(ControlCommand::Drain).await;
             }
             (Signal::Abort(name), _) => {
@@ -169,7 +187,7 @@ impl RunLoop {
                     Some(problem) => problems::log(&[problem], self.config()),
                     None => tracing::info!("stop requested by {name}; no job is running"),
                 }
-                self.stopping = Stopping::Aborting(Instant::now() + limit);
+                self.shutdown_phase = ShutdownPhase::Aborting(Instant::now() + limit);
                 self.control.send(ControlCommand::Abort).await;
             }
         }
@@ -228,7 +246,7 @@ impl RunLoop {
         let _ = (&mut self.manager).await;
         if code == ExitCode::FAILURE {
             // The shutdown was not clean, so instances may exist that the manager could not delete.
-            log_instances_left(&self.ledgers);
+            log_remaining_instances(&self.ledgers);
         }
         code
     }
@@ -247,7 +265,7 @@ async fn next_abort(signals: &mut Signals) -> &'static str {
 }
 
 /// Waits until the file has changed. Waits forever if there is no file. Cancel-safe.
-async fn changed(source: &mut Option<Source>) -> Reload {
+async fn config_changed(source: &mut Option<Source>) -> Reload {
     match source {
         Some(source) => source.watch.changed().await,
         None => std::future::pending().await,
@@ -255,7 +273,7 @@ async fn changed(source: &mut Option<Source>) -> Reload {
 }
 
 /// Waits until a token was rotated. Waits forever if there is no file. Cancel-safe.
-async fn rotated(rotation: &mut Option<Rotation>) {
+async fn token_rotated(rotation: &mut Option<Rotation>) {
     match rotation {
         Some(rotation) => rotation.changed().await,
         None => std::future::pending().await,
@@ -277,7 +295,7 @@ mod tests {
             tokio::time::sleep(timeout).await;
             Err(StoreError::Sync(std::io::Error::other("no space left")).into())
         });
-        let (control, _orders) = Control::new();
+        let (control, _commands) = Control::new();
         let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
         let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new());
         let result = run_loop.run(Signals::watch().unwrap()).await;

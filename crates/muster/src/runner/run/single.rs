@@ -87,13 +87,13 @@ async fn start(args: &RunSingleArgs, open_files: Option<u64>) -> Result<ExitCode
     tracing::info!(max_builds = args.max_builds, "Starting runner for {} with token {token} ...", runner.url);
     let (state_dir, store) = open_store(args, &format!("{} {}", runner.url, runner.token.expose())).await?;
     let positive = |number: i64| NonZeroI64::new(number.max(0)).map(|number| number.get().unsigned_abs());
-    let quota = RunLimits {
+    let run_limits = RunLimits {
         jobs: positive(args.max_builds).map(|jobs| usize::try_from(jobs).unwrap_or(usize::MAX)),
         idle: positive(args.wait_timeout).map(|seconds| Duration::from_secs(seconds).min(MAX_WAIT)),
     };
     let exit_with_pid = i32::try_from(std::process::id()).ok();
     let host = HostSettings { state_dir, user: None, exit_with_pid, open_files };
-    Ok(manage(ManagerParts { settings, source: None, store, host, quota }, signals).await?)
+    Ok(manage(ManagerParts { settings, source: None, store, host, run_limits }, signals).await?)
 }
 
 /// Builds a configuration with this one runner, so that the same checks apply as for `config.toml`.
@@ -135,8 +135,8 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
         let found = runners.iter().find(|runner| runner.name == *name).map(|runner| runner.index);
         let found =
             found.and_then(|index| entries(path).map(|all| all.into_iter().nth(index)).transpose()).transpose()?;
-        let none = || SingleError::NoRunner { path: path.to_owned(), name: name.clone() };
-        merge(&mut entry, &found.ok_or_else(none)?, "runners");
+        let no_runner = || SingleError::NoRunner { path: path.to_owned(), name: name.clone() };
+        merge(&mut entry, &found.ok_or_else(no_runner)?, "runners");
     }
     Ok(entry)
 }

@@ -17,15 +17,15 @@ pub(super) fn for_config(config: &Path) -> Option<PathBuf> {
 }
 
 fn name(config: &Path, default: &Path) -> String {
-    let same = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    if same(config) == same(default) {
+    let resolve = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if resolve(config) == resolve(default) {
         return "runner".to_owned();
     }
     // Hash the path without resolving symlinks: the target of a ConfigMap's link changes with every update.
     format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
 }
 
-/// Returns the state directory for a runner that is in no file, from a text that identifies it.
+/// Returns the state directory for a runner that is not in a configuration file, from a text that identifies the runner.
 pub(super) fn for_runner(runner: &str) -> Option<PathBuf> {
     Some(base()?.join(format!("single-{}", digest(runner.as_bytes()))))
 }
@@ -55,7 +55,7 @@ mod tests {
         std::fs::write(&default, "").unwrap();
         std::os::unix::fs::symlink("config.toml", home.path().join("link.toml")).unwrap();
         assert_eq!(name(&default, &default), "runner");
-        assert_eq!(name(&home.path().join("link.toml"), &default), "runner", "it is a link to the same file");
+        assert_eq!(name(&home.path().join("link.toml"), &default), "runner", "the link points to the default file");
         assert_ne!(name(&other, &default), "runner");
         assert_eq!(name(&other, &default), name(&other, &default));
     }

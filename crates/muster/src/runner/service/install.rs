@@ -87,11 +87,11 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
         }
         (None, None) => paths::default_config_file(),
     };
-    let work = absolute(args.working_directory.as_deref().unwrap_or(Path::new(".")))?;
+    let working_directory = absolute(args.working_directory.as_deref().unwrap_or(Path::new(".")))?;
     let executable = std::env::current_exe().map_err(file("find the program", Path::new("/proc/self/exe")))?;
     let mut arguments = program_command(&executable);
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    arguments.extend(["--config".into(), text(&config), "--working-directory".into(), text(&work)]);
+    arguments.extend(["--config".into(), text(&config), "--working-directory".into(), text(&working_directory)]);
     arguments.extend(["--service".into(), args.service.service.clone()]);
     if args.syslog {
         arguments.push("--syslog".into());
@@ -103,14 +103,14 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
         Unit { service: &args.service.service, executable: &executable, arguments: &arguments, user: init_user, scope };
     let unit = unit.render()?;
 
-    let in_root = |path: &Path| below(args.root.as_deref(), path);
+    let in_root = |path: &Path| path_in_root(args.root.as_deref(), path);
     let config = in_root(&config);
     let is_new = new_config(&config).map_err(file("write", &config))?;
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
     let directory = in_root(&scope.units()?);
-    fs::create_dir_all(&directory).map_err(file("make the directory", &directory))?;
+    fs::create_dir_all(&directory).map_err(file("create the directory", &directory))?;
     let path = directory.join(unit_name(&args.service.service));
     match OpenOptions::new().create_new(true).write(true).mode(0o644).open(&path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
@@ -151,7 +151,7 @@ fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
         check_root(args.root.as_deref())?;
     }
     let unit = unit_name(&args.service.service);
-    let directory = below(args.root.as_deref(), &scope.units()?);
+    let directory = path_in_root(args.root.as_deref(), &scope.units()?);
     let path = directory.join(&unit);
     if !path.exists() {
         return Err(ServiceError::NotInstalled { path });
@@ -184,7 +184,7 @@ fn program_command(executable: &Path) -> Vec<String> {
     words.iter().map(|word| (*word).to_owned()).collect()
 }
 
-fn below(root: Option<&Path>, path: &Path) -> PathBuf {
+fn path_in_root(root: Option<&Path>, path: &Path) -> PathBuf {
     match root {
         Some(root) => root.join(path.strip_prefix("/").unwrap_or(path)),
         None => path.to_owned(),

@@ -111,8 +111,8 @@ struct ServiceNameError;
 
 /// Parses a service name that systemd accepts.
 fn service_name(text: &str) -> Result<String, ServiceNameError> {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b":_.@-".contains(&byte);
-    if !text.is_empty() && !text.starts_with(['-', '.']) && text.len() <= 200 && text.bytes().all(fits) {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b":_.@-".contains(&byte);
+    if !text.is_empty() && !text.starts_with(['-', '.']) && text.len() <= 200 && text.bytes().all(is_allowed) {
         return Ok(text.to_owned());
     }
     Err(ServiceNameError)

@@ -148,7 +148,7 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
             return Err(TransferError::Usage("Missing build ID; set --id".to_owned()));
         }
         let context = CommandContext::new(args.archiver_staging_dir.as_deref(), &args.meter, Limits::default())?;
-        let what = ArtifactsUpload {
+        let artifact = ArtifactsUpload {
             name: args.name.clone(),
             paths: args.files.paths.clone(),
             exclude: args.files.exclude.clone(),
@@ -161,14 +161,14 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
         };
         let provenance = args.metadata.provenance(args.job.id)?;
         let upload = Upload {
-            what: &what,
+            artifact: &artifact,
             level: level(&args.compression_level),
-            limits: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
+            timeouts: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
             retry_policy: UPLOADS,
             provenance: provenance.as_ref(),
         };
-        let door = args.job.door()?;
-        upload.run(&context, async || Ok(door), stop).await?;
+        let endpoint = args.job.artifact_endpoint()?;
+        upload.run(&context, async || Ok(endpoint), stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -204,10 +204,10 @@ pub(crate) fn download(args: &ArtifactsDownloadArgs) -> ExitCode {
             return Err(TransferError::Usage(format!("Incomplete arguments; set {}", missing.join(", "))));
         }
         let context = CommandContext::new(args.archiver_staging_dir.as_deref(), &args.meter, args.limits.limits())?;
-        let tries = args.retry.retries().saturating_add(1);
-        let waits = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
-        let endurance = RetryPolicy::FixedAttempts { attempts: tries, unavailable_attempts: tries, backoff: waits };
-        let archive = fetch(&context, &args.job.door()?, args.direct_download, endurance, stop).await?;
+        let attempts = args.retry.retries().saturating_add(1);
+        let backoff = Policy { first: args.retry.retry_time, cap: args.retry.retry_time, attempts: None };
+        let retry_policy = RetryPolicy::FixedAttempts { attempts, unavailable_attempts: attempts, backoff };
+        let archive = fetch(&context, &args.job.artifact_endpoint()?, args.direct_download, retry_policy, stop).await?;
         extract(&context, archive, stop).await?;
         Ok(ExitCode::SUCCESS)
     })

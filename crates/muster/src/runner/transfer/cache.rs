@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_archive::Limits;
-use muster_builtins::cache::remote::{Remote, RemoteError};
+use muster_builtins::cache::remote::{Remote, RemoteError, RemoteObject};
 use muster_builtins::cache::{Archive, ArchiveOutcome, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
 use muster_builtins::{FileSelection, Format, extract as extract_archive};
 use muster_steps::stop::StopToken;
@@ -58,12 +58,12 @@ impl StoreArgs {
     }
 
     fn check(&self) -> Result<(), TransferError> {
-        no_go_cloud("--gocloud-url", &self.gocloud_url, "--url")
+        reject_go_cloud("--gocloud-url", &self.gocloud_url, "--url")
     }
 }
 
 /// Rejects a Go Cloud URL before any work is done, because ignoring it would silently lose the cache.
-fn no_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
+fn reject_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
     if text.is_empty() {
         return Ok(());
     }
@@ -151,62 +151,48 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
             level: level(&args.compression_level),
             metadata: metadata.as_deref().filter(|text| !text.is_empty()),
         };
-        let size = match archive.write(&context, stop).await? {
+        match archive.write(&context, stop).await? {
             ArchiveOutcome::NoFiles => {
                 tracing::warn!("{NO_FILES}");
                 return Ok(ExitCode::SUCCESS);
             }
             ArchiveOutcome::UpToDate => {
                 tracing::info!("{UP_TO_DATE}");
-                if !is_missing_at_store(args).await? {
+                if !is_missing_at_store(args, &context, stop).await? {
                     return Ok(ExitCode::SUCCESS);
                 }
-                let metadata = std::fs::metadata(&args.file);
-                metadata.map_err(|error| RemoteError::File(format!("read `{}`", args.file.display()), error))?.len()
             }
-            ArchiveOutcome::Written { size } => size,
-        };
-        send(args, &context, size, stop).await?;
+            ArchiveOutcome::Written { .. } => {}
+        }
+        send(args, &context, stop).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Whether an unchanged archive must be uploaded anyway, because the form of the cache's key has changed and the store does not have the
 /// cache under the new key.
-async fn is_missing_at_store(args: &CacheArchiveArgs) -> Result<bool, TransferError> {
+async fn is_missing_at_store(
+    args: &CacheArchiveArgs,
+    context: &CommandContext,
+    stop: &StopToken,
+) -> Result<bool, TransferError> {
     let key_changed = args.alternate_file.as_ref().is_some_and(|file| *file != args.file);
     if !key_changed || args.check_url.is_empty() || args.store.url.is_empty() {
         return Ok(false);
     }
-    let remote = args.store.remote(&args.retry)?;
-    if remote.modified(&parse_url("--check-url", &args.check_url)?).await?.is_some() {
-        tracing::info!("Primary cache already exists remotely, skipping upload");
-        return Ok(false);
-    }
-    tracing::info!("Primary cache does not exist remotely, uploading existing archive");
-    Ok(true)
+    let head = parse_url("--check-url", &args.check_url)?;
+    Ok(!args.store.remote(&args.retry)?.has(context, &head, stop).await?)
 }
 
 /// Uploads the archive, unless there is no URL or it is too large.
-async fn send(
-    args: &CacheArchiveArgs,
-    context: &CommandContext,
-    size: u64,
-    stop: &StopToken,
-) -> Result<(), TransferError> {
+async fn send(args: &CacheArchiveArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     if args.store.url.is_empty() {
         tracing::info!("{NO_UPLOAD}");
         return Ok(());
     }
-    let max_size = u64::try_from(args.max_uploaded_archive_size).unwrap_or(0);
-    if max_size != 0 && size > max_size {
-        tracing::info!(
-            "Cache archive size ({size}) is too big (Limit is set to {max_size}). Cache will be stored only locally."
-        );
-        return Ok(());
-    }
+    let max_bytes = u64::try_from(args.max_uploaded_archive_size).unwrap_or(0);
     let url = parse_url("--url", &args.store.url)?;
-    Ok(args.store.remote(&args.retry)?.upload(context, &args.file, &url, &args.headers, stop).await?)
+    Ok(args.store.remote(&args.retry)?.upload(context, &args.file, &url, &args.headers, max_bytes, stop).await?)
 }
 
 /// Arguments of `gitlab-runner cache-extractor`.
@@ -245,7 +231,7 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
             return Ok(ExitCode::FAILURE);
         }
         args.store.check()?;
-        no_go_cloud("--alternate-gocloud-url", &args.alternate_gocloud_url, "--alternate-url")?;
+        reject_go_cloud("--alternate-gocloud-url", &args.alternate_gocloud_url, "--alternate-url")?;
         let context = CommandContext::new(None, &args.meter, args.limits.limits())?;
         if args.store.url.is_empty() {
             tracing::info!("{NO_DOWNLOAD}");
@@ -267,25 +253,14 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
 
 /// Downloads the newer one of the two caches. If their age is unknown, the second one is used only if the first one is missing.
 async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
-    let remote = args.store.remote(&args.retry)?;
-    let mut urls = vec![parse_url("--url", &args.store.url)?];
+    let object = |url: (&str, &str), head: (&str, &str)| {
+        let head = (!head.1.is_empty()).then(|| parse_url(head.0, head.1)).transpose()?;
+        Ok::<_, TransferError>(RemoteObject { url: parse_url(url.0, url.1)?, head })
+    };
+    let mut objects = vec![object(("--url", &args.store.url), ("--head-url", &args.head_url))?];
     if !args.alternate_url.is_empty() {
-        urls.push(parse_url("--alternate-url", &args.alternate_url)?);
-        if !args.head_url.is_empty() && !args.alternate_head_url.is_empty() {
-            let primary = remote.modified(&parse_url("--head-url", &args.head_url)?).await?;
-            let alternate = remote.modified(&parse_url("--alternate-head-url", &args.alternate_head_url)?).await?;
-            if alternate > primary {
-                urls.reverse();
-            }
-        }
+        let head = ("--alternate-head-url", args.alternate_head_url.as_str());
+        objects.push(object(("--alternate-url", &args.alternate_url), head)?);
     }
-    let file: &Path = &args.file;
-    let mut result = Err(RemoteError::Missing);
-    for url in &urls {
-        result = remote.download(context, url, file, stop).await;
-        if !matches!(result, Err(RemoteError::Missing)) {
-            break;
-        }
-    }
-    Ok(result?)
+    Ok(args.store.remote(&args.retry)?.download_newest(context, &objects, &args.file, stop).await?)
 }

@@ -67,8 +67,8 @@ impl TransferContext for CommandContext {
     }
 
     async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure> {
-        let doing = || Failure::io("failed to run git");
-        let out = out.try_clone().map_err(doing())?;
+        let git_error = || Failure::io("failed to run git");
+        let out = out.try_clone().map_err(git_error())?;
         let mut command = tokio::process::Command::new("git");
         command.args(args).current_dir(&self.root).stdin(Stdio::null()).stdout(out).kill_on_drop(true);
         let mut git = match command.spawn() {
@@ -80,7 +80,7 @@ impl TransferContext for CommandContext {
         };
         tokio::select! {
             cause = stop.stopped() => Err(Failure::Stopped(cause)),
-            ended = git.wait() => Ok(ended.map_err(doing())?.success()),
+            status = git.wait() => Ok(status.map_err(git_error())?.success()),
         }
     }
 }

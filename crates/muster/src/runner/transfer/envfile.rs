@@ -30,9 +30,9 @@ mod tests {
 
     #[test]
     fn variables_are_read_with_and_without_quotes() {
-        let read = parse("# no\nA='{\"cachekey\":\"x\"}'\nexport B=two words\n\nC=\"=\"\nnothing\n");
-        let value = |name: &str| read.get(name).map(String::as_str);
+        let variables = parse("# no\nA='{\"cachekey\":\"x\"}'\nexport B=two words\n\nC=\"=\"\nnothing\n");
+        let value = |name: &str| variables.get(name).map(String::as_str);
         assert_eq!([value("A"), value("B"), value("C")], [Some("{\"cachekey\":\"x\"}"), Some("two words"), Some("=")]);
-        assert_eq!(read.len(), 3);
+        assert_eq!(variables.len(), 3);
     }
 }

@@ -12,8 +12,8 @@ pub(super) struct TransferProgress {
     total: Option<u64>,
     interval: Duration,
     transferred: u64,
-    started: Instant,
-    shown: Instant,
+    started_at: Instant,
+    last_shown_at: Instant,
 }
 
 impl TransferProgress {
@@ -25,8 +25,8 @@ impl TransferProgress {
             total,
             interval: interval.max(MIN_INTERVAL),
             transferred: 0,
-            started: now,
-            shown: now,
+            started_at: now,
+            last_shown_at: now,
         };
         progress.show("");
         progress
@@ -35,14 +35,14 @@ impl TransferProgress {
     /// Adds transferred bytes.
     pub(super) fn add(&mut self, bytes: usize) {
         self.transferred += bytes as u64;
-        if self.shown.elapsed() >= self.interval {
-            self.shown = Instant::now();
+        if self.last_shown_at.elapsed() >= self.interval {
+            self.last_shown_at = Instant::now();
             self.show("");
         }
     }
 
     fn show(&self, end: &str) {
-        let text = line(&self.label, self.transferred, self.total, self.started.elapsed());
+        let text = line(&self.label, self.transferred, self.total, self.started_at.elapsed());
         let mut out = std::io::stdout().lock();
         // Progress that cannot be printed is not important.
         let _ = write!(out, "{text}{end}").and_then(|()| out.flush());
@@ -56,10 +56,10 @@ impl Drop for TransferProgress {
 }
 
 fn line(label: &str, transferred: u64, total: Option<u64>, elapsed: Duration) -> String {
-    let of = total.map(|total| format!("/{}", size(total, 2))).unwrap_or_default();
+    let total = total.map(|total| format!("/{}", size(total, 2))).unwrap_or_default();
     let rate = u128::from(transferred) * 1_000_000_000 / elapsed.as_nanos().max(1);
     let rate = size(u64::try_from(rate).unwrap_or(u64::MAX), 1);
-    format!("\r{label} {}{of} ({rate}/s)                ", size(transferred, 2))
+    format!("\r{label} {}{total} ({rate}/s)                ", size(transferred, 2))
 }
 
 /// Formats a size with a decimal prefix and the given number of fractional digits.

@@ -85,7 +85,7 @@ impl RetryArgs {
 struct MeterArgs {
     /// Interval for showing the progress on standard output; 0 disables it. At least one second.
     #[arg(long, env = "TRANSFER_METER_FREQUENCY", hide_env_values = true, value_name = "DURATION")]
-    #[arg(value_parser = or_zero, default_value = "0s")]
+    #[arg(value_parser = duration_or_zero, default_value = "0s")]
     transfer_meter_frequency: Duration,
 }
 
@@ -94,7 +94,7 @@ struct MeterArgs {
 enum TransferError {
     #[error("{0}")]
     Usage(String),
-    #[error("failed to find the working directory")]
+    #[error("failed to determine the working directory")]
     WorkingDirectory(#[source] std::io::Error),
     #[error("failed to install a signal handler")]
     Signals(#[source] std::io::Error),
@@ -108,7 +108,7 @@ enum TransferError {
 
 impl JobArgs {
     /// Returns the coordinator's endpoint for the job's artifacts.
-    fn door(&self) -> Result<ArtifactEndpoint, TransferError> {
+    fn artifact_endpoint(&self) -> Result<ArtifactEndpoint, TransferError> {
         let url =
             Url::parse(&self.url).map_err(|error| TransferError::Usage(format!("--url {}: {error}", self.url)))?;
         let tls = TlsFiles::from(&self.tls).or_from(&paths::certificates(), url.host_str().unwrap_or_default());
@@ -118,7 +118,7 @@ impl JobArgs {
 }
 
 /// Parses a duration. The empty text, as from an empty environment variable, is 0.
-fn or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
+fn duration_or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
     if text.is_empty() { Ok(Duration::ZERO) } else { go_duration(text) }
 }
 
@@ -130,7 +130,7 @@ fn level(name: &str) -> Level {
     })
 }
 
-/// Runs a command. SIGTERM and SIGINT cancel it cleanly, so that no partial archive is left.
+/// Runs a command. SIGTERM and SIGINT cancel it cleanly, so that no partial archive remains.
 fn run(work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match run_until_signal(work).await {

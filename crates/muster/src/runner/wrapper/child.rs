@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-/// RunnerProcessState of the process.
+/// State of the runner process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerProcessState {
     /// The process is running.

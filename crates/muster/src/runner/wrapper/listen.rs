@@ -66,7 +66,7 @@ pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
         Address::Unix(path) => {
             match std::fs::symlink_metadata(path) {
                 Ok(found) if !found.file_type().is_socket() => {
-                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it exists and is not a socket"));
+                    return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
                 }
                 Ok(_) => match tokio::net::UnixStream::connect(path).await {
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path)?,
@@ -103,11 +103,11 @@ fn is_from_this_user(stream: &UnixStream) -> bool {
     match user {
         Ok(user) if user == 0 || user == rustix::process::geteuid().as_raw() => true,
         Ok(user) => {
-            tracing::warn!(user, "[WRAPPER] connection of another user refused");
+            tracing::warn!(user, "[WRAPPER] refused connection of another user");
             false
         }
         Err(error) => {
-            tracing::warn!(%error, "[WRAPPER] connection refused, its user is unknown");
+            tracing::warn!(%error, "[WRAPPER] refused connection of an unknown user");
             false
         }
     }
@@ -121,8 +121,8 @@ mod tests {
     fn address_is_tcp_or_unix() {
         assert_eq!(address("tcp://localhost:7777"), Ok(Address::Tcp("localhost:7777".to_owned())));
         assert_eq!(address("unix:///run/w.sock"), Ok(Address::Unix("/run/w.sock".into())));
-        for wrong in ["localhost:7777", "tcp://localhost", "unix://relative", "http://a:1"] {
-            assert!(address(wrong).is_err(), "{wrong}");
+        for invalid in ["localhost:7777", "tcp://localhost", "unix://relative", "http://a:1"] {
+            assert!(address(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -13,7 +13,7 @@ use proto::{
 };
 
 /// Generated types.
-#[expect(unreachable_pub, clippy::too_many_lines, reason = "generated")]
+#[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod proto {
     tonic::include_proto!("gitlab_com.gitlab_runner.runner_wrapper");
 }
@@ -35,7 +35,7 @@ impl Service {
 
     fn shut_down(&self, signal: Signal) -> Result<Response<StatusResponse>, RpcError> {
         match self.child.shut_down(signal) {
-            Ok(state) => Ok(Response::new(answer(&state))),
+            Ok(state) => Ok(Response::new(status_response(&state))),
             Err(error) => Err(RpcError::internal(format!("failed to signal the runner: {error}"))),
         }
     }
@@ -44,7 +44,7 @@ impl Service {
 #[tonic::async_trait]
 impl ProcessWrapper for Service {
     async fn check_status(&self, _: Request<CheckStatusRequest>) -> Result<Response<StatusResponse>, RpcError> {
-        Ok(Response::new(answer(&self.child.state())))
+        Ok(Response::new(status_response(&self.child.state())))
     }
 
     async fn init_graceful_shutdown(
@@ -81,7 +81,7 @@ impl ProcessWrapper for Service {
     }
 }
 
-fn answer(state: &RunnerProcessState) -> StatusResponse {
+fn status_response(state: &RunnerProcessState) -> StatusResponse {
     let (status, failure_reason) = match state {
         RunnerProcessState::Running => (Status::Running, String::new()),
         RunnerProcessState::InShutdown => (Status::InShutdown, String::new()),

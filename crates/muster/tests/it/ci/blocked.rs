@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Project;
 
 /// Returns the status of the run and of each job, from the last event.
-fn end(events: &[Value]) -> (String, Vec<(String, String)>) {
+fn final_statuses(events: &[Value]) -> (String, Vec<(String, String)>) {
     let last = events.last().unwrap();
     assert_eq!(last["event"], "run_finished");
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -25,7 +25,10 @@ fn manual_gate_blocks_later_jobs() {
         "stages: [a, b]\ngate: {stage: a, rules: [{when: manual, allow_failure: false}], script: 'true'}\nlate: {stage: b, script: 'true'}\n",
     );
     let output = project.ci(&["--output", "json"]).code(0);
-    assert_eq!(end(&output.events()), ("blocked".to_owned(), pairs(&[("gate", "manual"), ("late", "created")])));
+    assert_eq!(
+        final_statuses(&output.events()),
+        ("blocked".to_owned(), pairs(&[("gate", "manual"), ("late", "created")]))
+    );
 }
 
 #[test]
@@ -34,7 +37,10 @@ fn failure_next_to_a_gate_fails_the_run() {
         "gate: {rules: [{when: manual, allow_failure: false}], script: 'true'}\nbad: {script: 'exit 1'}\n",
     );
     let output = project.ci(&["--output", "json"]).code(1);
-    assert_eq!(end(&output.events()), ("failed".to_owned(), pairs(&[("bad", "failed"), ("gate", "manual")])));
+    assert_eq!(
+        final_statuses(&output.events()),
+        ("failed".to_owned(), pairs(&[("bad", "failed"), ("gate", "manual")]))
+    );
 }
 
 #[test]
@@ -43,7 +49,10 @@ fn delayed_job_next_to_a_gate_runs() {
         "gate: {rules: [{when: manual, allow_failure: false}], script: 'true'}\nsoon: {when: delayed, start_in: 1 second, script: 'true'}\n",
     );
     let output = project.ci(&["--output", "json"]).code(0);
-    assert_eq!(end(&output.events()), ("blocked".to_owned(), pairs(&[("gate", "manual"), ("soon", "success")])));
+    assert_eq!(
+        final_statuses(&output.events()),
+        ("blocked".to_owned(), pairs(&[("gate", "manual"), ("soon", "success")]))
+    );
 }
 
 #[test]
@@ -52,7 +61,7 @@ fn job_that_needs_an_optional_manual_job_is_skipped() {
         "stages: [a, b]\nopt: {stage: a, when: manual, script: 'true'}\ny: {stage: b, needs: [opt], script: 'true'}\n",
     );
     let output = project.ci(&["--output", "json"]).code(0);
-    assert_eq!(end(&output.events()).1, pairs(&[("opt", "manual"), ("y", "skipped")]));
+    assert_eq!(final_statuses(&output.events()).1, pairs(&[("opt", "manual"), ("y", "skipped")]));
 }
 
 #[test]
@@ -60,5 +69,8 @@ fn blocked_child_pipeline_blocks_its_bridge() {
     let project = Project::new("t: {trigger: {include: child.yml, strategy: depend}}\n");
     project.write("child.yml", "gate: {rules: [{when: manual, allow_failure: false}], script: 'true'}\n");
     let output = project.ci(&["--output", "json"]).code(0);
-    assert_eq!(end(&output.events()), ("blocked".to_owned(), pairs(&[("gate", "manual"), ("t", "running")])));
+    assert_eq!(
+        final_statuses(&output.events()),
+        ("blocked".to_owned(), pairs(&[("gate", "manual"), ("t", "running")]))
+    );
 }

@@ -1,4 +1,4 @@
-//! A full disk ends the run quickly with a remedy. Nothing hangs, and no process is left.
+//! A full disk ends the run quickly with a remedy. Nothing hangs, and no process remains.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::{CommandOutput, Project};
 
 /// Maximum time from the first failed write to the end of the command, on a busy machine.
-const TIME_MAX: Duration = Duration::from_secs(40);
+const MAX_RUN_TIME: Duration = Duration::from_secs(40);
 
 /// Runs `muster ci` with a state directory on a separate small disk. `None` if this machine does not permit such a disk.
 fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
@@ -23,7 +23,7 @@ fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
     command.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("MUSTER_STATE_DIR", &state);
     let started = Instant::now();
     let output = CommandOutput::from(command.output().unwrap());
-    assert!(started.elapsed() < TIME_MAX, "{size}: {:?}: {output:#?}", started.elapsed());
+    assert!(started.elapsed() < MAX_RUN_TIME, "{size}: {:?}: {output:#?}", started.elapsed());
     assert_eq!(super::run::processes(&state.display().to_string()), Vec::<String>::new(), "{size}");
     Some(output)
 }
@@ -66,7 +66,8 @@ fn clean_continues_after_errors_and_reports_them() {
     let output = CommandOutput::from(command.output().unwrap()).code(2);
     output.prints("deleted ").warns("a-stuck`: ").warns("one entry of the state directory");
     assert!(!output.err.contains("free some space"), "{output:#?}");
-    let left: Vec<_> = std::fs::read_dir(state.join("runs/1")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(left, [stuck], "the rest of run 1 was deleted");
+    let remaining: Vec<_> =
+        std::fs::read_dir(state.join("runs/1")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(remaining, [stuck], "the rest of run 1 was deleted");
     assert!(!state.join("runs/2").exists());
 }

@@ -37,20 +37,21 @@ fn job_that_fills_an_external_disk_fails_only_itself() {
     let mut events = BufReader::new(ci.stdout.take().unwrap())
         .lines()
         .map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    let waiting = events.by_ref().find(|event| event["event"] == "waiting_for_runner").expect("it waits for a runner");
+    let waiting =
+        events.by_ref().find(|event| event["event"] == "waiting_for_runner").expect("the run waits for a runner");
     let text = |key: &str| waiting[key].as_str().unwrap().to_owned();
     let (url, token) = (text("url"), text("registration_token"));
     let config = project.home().join("config.toml").display().to_string();
     let register = ["register", "-n", "--config", &config, "--executor", "shell", "--shell", "bash", "--url", &url];
     let registered = runner(&project, &[&register[..], &["--registration-token", &token]].concat()).status().unwrap();
     assert!(registered.success());
-    // The limit of all logs stands for the disk's: exceeding either has the same effect.
+    // The limit of all logs simulates a full disk: exceeding either has the same effect.
     let mut run = runner(&project, &["run", "--config", &config]);
     let _runner = Runner(run.env("MUSTER_SPOOL_LIMIT", "1").spawn().unwrap());
-    let ended: Vec<Value> = events.filter(|event| event["event"] == "job").collect();
-    let last = |name: &str| ended.iter().rfind(|event| event["name"] == name).unwrap().clone();
-    assert_eq!(ci.wait().unwrap().code(), Some(1), "{ended:?}");
+    let job_events: Vec<Value> = events.filter(|event| event["event"] == "job").collect();
+    let last = |name: &str| job_events.iter().rfind(|event| event["name"] == name).unwrap().clone();
+    assert_eq!(ci.wait().unwrap().code(), Some(1), "{job_events:?}");
     let big = last("big");
     assert_eq!((&big["status"], &big["failure_reason"]), (&"failed".into(), &"runner_system_failure".into()), "{big}");
-    assert_eq!(last("after")["status"], "success", "{ended:?}");
+    assert_eq!(last("after")["status"], "success", "{job_events:?}");
 }

@@ -33,9 +33,8 @@ fn unwritable_state_directory_is_an_error() {
 }
 
 #[test]
-fn unsupported_executor_is_an_error() {
+fn invalid_arguments_are_errors() {
     let project = Project::new("a: {script: ['true']}\n");
-    project.ci(&["--executor", "docker"]).code(2).warns("not supported yet");
     project.ci(&["run", "b"]).code(2).warns("no job `b`");
     project.ci(&["--event", "tag"]).code(2).warns("--tag NAME");
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::Project;
 
 /// Reads a request, and returns its path.
-fn request(stream: &TcpStream) -> String {
+fn read_request_path(stream: &TcpStream) -> String {
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     let first = lines.next().unwrap_or_default();
     for line in lines {
@@ -18,7 +18,7 @@ fn request(stream: &TcpStream) -> String {
     first.split(' ').nth(1).unwrap_or_default().to_owned()
 }
 
-fn answer(mut stream: TcpStream, status: &str, body: &str) {
+fn respond(mut stream: TcpStream, status: &str, body: &str) {
     let length = body.len();
     let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
     // The client may have closed the connection.
@@ -31,10 +31,10 @@ fn serve(files: &'static [(&'static str, &'static str)]) -> String {
     let url = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
         for stream in listener.incoming().map_while(Result::ok) {
-            let path = request(&stream);
+            let path = read_request_path(&stream);
             match files.iter().find(|(name, _)| *name == path) {
-                Some((_, body)) => answer(stream, "200 OK", body),
-                None => answer(stream, "404 Not Found", ""),
+                Some((_, body)) => respond(stream, "200 OK", body),
+                None => respond(stream, "404 Not Found", ""),
             }
         }
     });
@@ -48,9 +48,9 @@ fn c240_remote_includes_are_fetched_in_parallel() {
     // No request is answered before all have arrived.
     let server = std::thread::spawn(move || {
         let streams: Vec<TcpStream> = (0..3).map(|_| listener.accept().unwrap().0).collect();
-        let paths: Vec<String> = streams.iter().map(request).collect();
+        let paths: Vec<String> = streams.iter().map(read_request_path).collect();
         for (stream, path) in streams.into_iter().zip(paths) {
-            answer(stream, "200 OK", &format!("job-{}: {{script: ['true']}}\n", &path[1..2]));
+            respond(stream, "200 OK", &format!("job-{}: {{script: ['true']}}\n", &path[1..2]));
         }
     });
     let project = Project::new(&format!("include: ['{url}/a.yml', '{url}/b.yml', '{url}/c.yml']\n"));
@@ -67,13 +67,13 @@ fn c240_silent_servers_are_named_and_share_one_timeout() {
     project.configure("[remote]\ntimeout = 1\n");
     let output = project.ci(&["list"]).code(2);
     output.warns(&format!("waiting for {url}/a.yml, {url}/b.yml (at most "));
-    output.warns("all remote files together may take 1 seconds");
+    output.warns("no answer within 1 seconds, the timeout for all remote files together");
     project.configure("[remote]\ntimeout = 0\n");
     project.ci(&["list"]).code(2).warns("line 2: `remote.timeout` is 0; expected a number of seconds above 0");
 }
 
 /// A configuration with every kind of remote include.
-const EVERYWHERE: &str = "
+const ALL_INCLUDE_KINDS: &str = "
 include:
   - {project: group/lib, ref: main, file: ci/a.yml}
   - {component: $CI_SERVER_FQDN/group/kit/greet@1, inputs: {name: ada}}
@@ -83,7 +83,7 @@ include:
 child: {trigger: {include: [{project: group/lib, file: ci/child.yml}], strategy: depend}}
 ";
 
-const SERVED: &[(&str, &str)] = &[
+const SERVED_FILES: &[(&str, &str)] = &[
     ("/r.yml", "of-url: {script: ['true']}\n"),
     ("/tagged.yml", "of-tag: {script: ['true']}\n"),
     ("/templates/Jobs/T.gitlab-ci.yml", "of-template: {script: ['true']}\n"),
@@ -98,8 +98,8 @@ struct Forge {
 
 impl Forge {
     fn new() -> Self {
-        let url = serve(SERVED);
-        let project = Project::new(&EVERYWHERE.replace("HTTP", &url));
+        let url = serve(SERVED_FILES);
+        let project = Project::new(&ALL_INCLUDE_KINDS.replace("HTTP", &url));
         project.git(&["remote", "add", "origin", "https://git.example.org/group/app.git"]);
         let (lib, kit) = (project.checkout("lib"), project.checkout("kit"));
         lib.write("ci/a.yml", "include: [{local: 'ci/parts/*.yml'}]\nof-project: {script: ['true']}\n");
@@ -114,13 +114,13 @@ impl Forge {
         kit.git(&["tag", "1.2.0"]);
         project.configure(&format!("[templates]\nurl = \"{url}/templates\"\n"));
         let forge = Self { project, lib, kit };
-        forge.serves(true);
+        forge.set_reachable(true);
         forge
     }
 
     /// Makes the server of repositories reachable or not.
-    fn serves(&self, yes: bool) {
-        let folder = if yes { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
+    fn set_reachable(&self, reachable: bool) {
+        let folder = if reachable { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
         let folder = folder.parent().unwrap().display().to_string();
         std::fs::create_dir_all(self.project.home()).unwrap();
         // The projects are next to each other, and their directories have no `.git` suffix.
@@ -145,7 +145,7 @@ fn c242_vendored_pipeline_needs_no_network() {
     // The projects change, and then the server becomes unreachable.
     lib.write("ci/a.yml", "changed: {script: ['true']}\n");
     lib.commit("Changed");
-    forge.serves(false);
+    forge.set_reachable(false);
     std::fs::remove_dir_all(forge.kit.path()).unwrap();
     let output = project.ci(&["list", "--offline"]).code(0);
     for job in ["of-project", "of-part", "greet", "of-url", "of-template", "child"] {
@@ -160,7 +160,7 @@ fn c242_vendored_pipeline_needs_no_network() {
     project.ci(&["vendor", "--offline"]).code(0).prints("1.2.0 (");
 
     // Only vendoring again gets the changes.
-    forge.serves(true);
+    forge.set_reachable(true);
     let output = project.ci(&["vendor"]).code(2);
     output.warns("failed to download all included files").warns("group/kit");
     project.ci(&["list", "--offline"]).code(0).prints("greet");
@@ -171,7 +171,7 @@ fn c242_vendored_files_in_the_repository_are_verified() {
     let forge = Forge::new();
     let project = &forge.project;
     project.ci(&["vendor", "--into", ".muster/includes"]).code(0);
-    forge.serves(false);
+    forge.set_reachable(false);
     // Simulate another machine, which has the repository but no cache.
     std::fs::remove_dir_all(project.home().join("state")).unwrap();
     project.ci(&["list", "--offline"]).code(0).prints("of-part").prints("greet");

@@ -1,18 +1,19 @@
 //! `muster ci` as users run it: the real executable on small repositories.
 
 mod blocked;
-mod coming;
+mod containers;
 mod disk;
+mod explain;
 mod external;
 mod failures;
-mod habits;
+mod gitlab_ci_local;
 mod includes;
+mod inspect;
 mod output;
-mod questions;
-mod reasons;
 mod run;
 mod server;
 mod tutorial;
+mod user_expectations;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

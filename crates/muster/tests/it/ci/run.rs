@@ -47,22 +47,25 @@ fn c200_many_jobs_run_stage_by_stage() {
     let (mut started, mut passed) = (BTreeMap::new(), Vec::new());
     let mut ran = Vec::new();
     // The order of the events is the order in time.
-    for (instant, event) in output.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
+    for (position, event) in output.events().iter().enumerate().filter(|(_, event)| event["event"] == "job") {
         let name = event["name"].as_str().unwrap().to_owned();
         match event["status"].as_str().unwrap() {
             "running" => {
                 let stage: usize = name[1..2].parse().unwrap();
-                assert!(passed.len() >= stage * 6, "{name} started after {passed:?} alone");
-                assert_eq!(started.insert(name, instant), None, "each job once");
+                assert!(
+                    passed.len() >= stage * 6,
+                    "{name} started before all jobs of earlier stages had passed: {passed:?}"
+                );
+                assert_eq!(started.insert(name, position), None, "a job started twice");
             }
             "success" => {
-                ran.push((started[&name], Some(instant)));
+                ran.push((started[&name], Some(position)));
                 passed.push(name);
             }
             _ => {}
         }
     }
-    assert_eq!((started.len(), passed.len()), (48, 48), "each job once: {passed:?}");
+    assert_eq!((started.len(), passed.len()), (48, 48), "{passed:?}");
     invariants::at_most(4, ran).unwrap();
 }
 
@@ -122,7 +125,7 @@ fn working_tree_is_run_and_not_modified() {
     project.write("ignored", "secret\n");
     let before = project.bytes();
     project.ci(&[]).code(0).prints("dirty-tracked").prints("dirty-untracked").prints("with uncommitted changes");
-    assert_eq!(project.bytes(), before, "not a byte of the repository has changed");
+    assert_eq!(project.bytes(), before, "the repository must not change");
 }
 
 #[test]
@@ -147,7 +150,7 @@ fn concurrent_runs_are_independent() {
     project.ci(&["show"]).code(0).prints("\n2 ").prints("\n1 ");
 }
 
-/// Starts a run, and waits until its output contains a line.
+/// Starts a run, and waits for an output line that contains `line` and is not the echoed command (`$ ...`).
 pub(super) fn start_and_wait_for(
     project: &Project,
     line: &str,
@@ -188,9 +191,9 @@ fn ctrl_c_cancels_and_leaves_no_process() {
     let rest: Vec<_> = out.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:#?}");
     assert!(rest.iter().any(|line| line.contains("canceled in")), "{rest:#?}");
-    assert!(started.elapsed() < Duration::from_secs(60), "the job was not waited for");
+    assert!(started.elapsed() < Duration::from_secs(60), "the run must not wait for the end of the job");
     assert_eq!(processes("sleep 54321"), Vec::<String>::new());
-    assert_eq!(processes(&home), Vec::<String>::new(), "neither manager nor agent is left");
+    assert_eq!(processes(&home), Vec::<String>::new(), "a manager or agent is still running");
 }
 
 #[test]
@@ -238,15 +241,15 @@ fn junit_has_a_test_case_per_job() {
 
 #[test]
 fn resource_usage_is_stored_and_shown() {
-    // The loop uses some CPU time on any machine; the text is the memory of one process.
+    // The loop uses some CPU time on any machine; the variable `text` makes the shell use 20 MB of memory.
     let burn = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; text=$(printf %20000000s x)";
     let project = Project::new(&format!("heavy: {{script: ['{burn}']}}\n"));
     let output = project.ci(&["--output", "json"]).code(0);
     let events = output.events();
-    let ended = events.iter().rfind(|event| event["event"] == "job").unwrap();
-    assert!(ended["cpu_ms"].as_u64().unwrap() >= 20, "{ended}");
-    assert!(ended["memory_bytes"].as_u64().unwrap() >= 20_000_000, "{ended}");
-    assert_eq!(events.last().unwrap()["jobs"][0]["cpu_ms"], ended["cpu_ms"]);
+    let job_event = events.iter().rfind(|event| event["event"] == "job").unwrap();
+    assert!(job_event["cpu_ms"].as_u64().unwrap() >= 20, "{job_event}");
+    assert!(job_event["memory_bytes"].as_u64().unwrap() >= 20_000_000, "{job_event}");
+    assert_eq!(events.last().unwrap()["jobs"][0]["cpu_ms"], job_event["cpu_ms"]);
     project.ci(&["show", "last", "heavy"]).code(0).prints("\n  used ").prints(" of CPU, ").prints(" MB of memory");
 }
 
@@ -275,7 +278,7 @@ fn links_in_archives_are_extracted() {
     assert_eq!(std::fs::read_link(target.join("cur")).unwrap(), std::path::Path::new("v1"));
 }
 
-/// The archive contains a link with the name of the report that is extracted next to it.
+/// The archive contains a symbolic link whose name is that of the job's report file, which is extracted into the same directory.
 #[test]
 fn report_is_not_extracted_through_a_link() {
     let project = Project::new("");
@@ -351,7 +354,7 @@ fn shell_opens_in_the_workspace_with_variables() {
         in_shell(&project, arguments, "echo \"[$MINE $CI_JOB_NAME]\"; cat .gitlab-ci.yml left-by-job; true\n", 0)
     };
     project.ci(&["run", "--keep"]).code(0);
-    shell(&["shell", "a"]).prints("[yes-mine a]").prints("\nleft\n").warns("as it left it");
+    shell(&["shell", "a"]).prints("[yes-mine a]").prints("\nleft\n").warns("as the job left it");
     project.ci(&["run"]).code(0);
     shell(&["shell", "a"]).prints("[yes-mine a]").prints("script:").warns("was not kept");
     in_shell(&project, &["shell", "a"], "exit 7\n", 7);

@@ -7,7 +7,7 @@ use super::Project;
 /// Separates the outputs of two commands.
 const MARK: &str = "@@@ next command";
 
-/// A command of the tutorial, with the output below it. Empty if the tutorial shows none.
+/// A command of the tutorial, with the output below it. Empty if the tutorial shows no output.
 struct Step {
     command: String,
     output: Vec<String>,
@@ -28,7 +28,7 @@ fn steps(page: &str) -> Vec<Step> {
 }
 
 /// Replaces what differs between runs: times, commits, and the column widths that depend on them.
-fn plain(line: &str) -> String {
+fn normalized(line: &str) -> String {
     let word = |word: &str| {
         let bare = word.trim_matches(['(', ')', ':', ',']);
         let is_time = bare.ends_with('s') && bare.starts_with(|c: char| c.is_ascii_digit());
@@ -39,11 +39,12 @@ fn plain(line: &str) -> String {
 }
 
 /// Whether the output consists of these lines, in order. `...` matches any lines.
-fn shows(output: &str, expected: &[String]) -> bool {
+fn matches_expected(output: &str, expected: &[String]) -> bool {
     // Without a terminal, the start of a job is printed as an extra line.
-    let mut output = output.lines().filter(|line| !line.starts_with('…')).map(plain).filter(|line| !line.is_empty());
+    let mut output =
+        output.lines().filter(|line| !line.starts_with('…')).map(normalized).filter(|line| !line.is_empty());
     let mut skips = false;
-    for line in expected.iter().map(|line| plain(line)).filter(|line| !line.is_empty()) {
+    for line in expected.iter().map(|line| normalized(line)).filter(|line| !line.is_empty()) {
         if line == "..." {
             skips = true;
         } else if skips {
@@ -71,15 +72,15 @@ fn tutorial_output_is_current() {
     }
     // The home directory and environment of the reader. The tutorial creates a repository next to it.
     let project = Project::empty();
-    let place = project.path().parent().unwrap().to_owned();
-    std::fs::write(place.join("ci.yml"), configuration).unwrap();
+    let directory = project.path().parent().unwrap().to_owned();
+    std::fs::write(directory.join("ci.yml"), configuration).unwrap();
     let ci = project.command(&[]);
     let programs = std::path::Path::new(ci.get_program()).parent().unwrap();
     let path = std::env::join_paths(
         std::iter::once(programs.to_owned()).chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
     );
     let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("exec 2>&1\n{script}")]).current_dir(&place).env_clear();
+    shell.args(["-c", &format!("exec 2>&1\n{script}")]).current_dir(&directory).env_clear();
     shell.envs(ci.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("PATH", path.unwrap());
     for role in ["AUTHOR", "COMMITTER"] {
         shell.env(format!("GIT_{role}_NAME"), "Ada").env(format!("GIT_{role}_EMAIL"), "ada@example.org");
@@ -91,8 +92,8 @@ fn tutorial_output_is_current() {
     for (step, output) in steps.iter().zip(outputs) {
         assert!(!output.contains("error:"), "$ {}\n{output}", step.command);
         assert!(
-            step.output.is_empty() || shows(output, &step.output),
-            "$ {}\n--- shown in the tutorial:\n{}\n--- comes:\n{output}",
+            step.output.is_empty() || matches_expected(output, &step.output),
+            "$ {}\n--- shown in the tutorial:\n{}\n--- actual output:\n{output}",
             step.command,
             step.output.join("\n")
         );

@@ -52,8 +52,8 @@ async fn killed_manager_resumes_at_the_acknowledged_byte() {
     let mut manager = bench.manager(&[]);
     let mut line = 0;
     while line < LINES {
-        let wanted = format!("line {} ", (line + rng.random_range(1..20)).min(LINES));
-        let job = bench.coordinator.wait_for(JobId(1), |job| job.text().contains(&wanted)).await;
+        let next_line = format!("line {} ", (line + rng.random_range(1..20)).min(LINES));
+        let job = bench.coordinator.wait_for(JobId(1), |job| job.text().contains(&next_line)).await;
         line = job.text().matches("line ").count();
         manager = kill_and_restart(&bench, manager).await;
     }

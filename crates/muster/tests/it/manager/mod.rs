@@ -113,6 +113,6 @@ async fn stopped_manager_cancels_jobs_and_leaves_nothing() {
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     assert_eq!(job.status, JobStatus::Failed);
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
-    assert!(manager.ended(Duration::from_secs(20)).await.success());
+    assert!(manager.wait_for_exit(Duration::from_secs(20)).await.success());
     bench.check_clean().await;
 }

@@ -13,7 +13,7 @@ use super::support::Bench;
 use crate::process::until;
 
 /// Script that logs `begun`, and ends when the test creates a file.
-pub(crate) const HELD: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
+pub(crate) const WAITING_SCRIPT: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
 
 /// Queues a job as GitLab would: with sections, facts about its queue, and a repository.
 pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
@@ -47,10 +47,10 @@ pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, 
 }
 
 /// Waits until the log contains a text, and returns the whole log.
-pub(crate) async fn wait_for_log(log: &Path, word: &str) -> String {
+pub(crate) async fn wait_for_log(log: &Path, expected: &str) -> String {
     until(async || {
         let text = std::fs::read_to_string(log).unwrap();
-        if text.contains(word) { Ok(text) } else { Err(format!("`{word}` is missing in:\n{text}")) }
+        if text.contains(expected) { Ok(text) } else { Err(format!("`{expected}` is missing in:\n{text}")) }
     })
     .await
 }
@@ -78,8 +78,8 @@ async fn get(address: &str, path: &str) -> String {
 pub(crate) async fn scrape_until(address: &str, series: &str, value: &str) -> String {
     until(async || {
         let text = get(address, "/metrics").await;
-        let is_so = text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}")));
-        if is_so { Ok(text) } else { Err(format!("`{series}` is not {value} in:\n{text}")) }
+        let is_match = text.lines().any(|line| line.starts_with(series) && line.ends_with(&format!(" {value}")));
+        if is_match { Ok(text) } else { Err(format!("`{series}` is not {value} in:\n{text}")) }
     })
     .await
 }
@@ -95,12 +95,15 @@ async fn metrics_count_running_and_finished_jobs() {
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
     // Only the operator decides what is exported, not a job.
-    let wish = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
-    push(&bench, 1, HELD, &json!({ "variables": [wish] }));
+    let job_variable = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
+    push(&bench, 1, WAITING_SCRIPT, &json!({ "variables": [job_variable] }));
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
-    let now = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
-    assert_eq!(value(&now, "gitlab_runner_concurrent"), 3.0);
-    assert!(value(&now, "gitlab_runner_request_concurrency{") >= 1.0, "the next job is asked for:\n{now}");
+    let running_metrics = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
+    assert_eq!(value(&running_metrics, "gitlab_runner_concurrent"), 3.0);
+    assert!(
+        value(&running_metrics, "gitlab_runner_request_concurrency{") >= 1.0,
+        "the manager requests the next job:\n{running_metrics}"
+    );
     let list = get(&address, "/debug/jobs/list").await;
     let job =
         "url=https://gitlab.example/group/project/-/jobs/1 state=running stage=step_script executor_stage=prepare";
@@ -145,11 +148,11 @@ async fn metrics_count_running_and_finished_jobs() {
         assert!(after.lines().any(|line| of_status(&line)), "{series} {status} in:\n{after}");
     }
     let age = value(&after, "muster_last_contact_age_seconds{");
-    assert!((0.0..60.0).contains(&age), "jobs were asked for and reported just now: {age}");
+    assert!((0.0..60.0).contains(&age), "the last contact must be recent: {age}");
     check_with_promtool(&after);
-    let seen = format!("{now}{after}{list}{}", std::fs::read_to_string(&log).unwrap());
+    let output = format!("{running_metrics}{after}{list}{}", std::fs::read_to_string(&log).unwrap());
     for secret in ["glcbt-secret", muster_runner_api::test_support::RUNNER_TOKEN] {
-        assert!(!seen.contains(secret), "{secret} in:\n{seen}");
+        assert!(!output.contains(secret), "{secret} in:\n{output}");
     }
 }
 
@@ -157,7 +160,7 @@ fn check_with_promtool(text: &str) {
     let promtool =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut promtool) = promtool else {
-        return muster_test_needs::missing("there is no promtool (Debian: prometheus)");
+        return muster_test_needs::missing("promtool is not installed (Debian: prometheus)");
     };
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text.as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();
@@ -212,7 +215,7 @@ async fn manager_does_not_start_without_its_metrics_address() {
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let (mut manager, log) = bench.manager_logged(&["--listen-address", &address], &[]);
-    assert!(!manager.ended(Duration::from_secs(20)).await.success());
+    assert!(!manager.wait_for_exit(Duration::from_secs(20)).await.success());
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(
         text.contains(&format!("failed to listen on {address} for metrics; if another process uses the port")),
@@ -223,21 +226,25 @@ async fn manager_does_not_start_without_its_metrics_address() {
 #[tokio::test(flavor = "multi_thread")]
 async fn recovered_job_is_counted_with_its_whole_duration() {
     let bench = Bench::start().await;
-    push(&bench, 1, HELD, &json!({}));
+    push(&bench, 1, WAITING_SCRIPT, &json!({}));
     let manager = bench.manager(&[]);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
-    let begun = std::time::Instant::now();
+    let started_at = std::time::Instant::now();
     manager.kill().await;
     let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
     let address = address(&log).await;
     let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
-    assert_eq!(value(&text, "muster_job_dispatch_seconds_count{"), 0.0, "nobody knows how long it took");
-    let took = begun.elapsed();
+    assert_eq!(
+        value(&text, "muster_job_dispatch_seconds_count{"),
+        0.0,
+        "the dispatch of a recovered job is not measured"
+    );
+    let elapsed = started_at.elapsed();
     std::fs::write(bench.path("go"), "").unwrap();
     assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
     let text = wait_for_log(&log, "Removed job from processing list").await;
     let (_, after) = text.split_once("duration_s=").expect("the duration");
     let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();
     // Wall-clock times are stored with a precision of milliseconds.
-    assert!(seconds + 0.002 >= took.as_secs_f64(), "the metric has {seconds} s, but {took:?} have passed");
+    assert!(seconds + 0.002 >= elapsed.as_secs_f64(), "the metric has {seconds} s, but {elapsed:?} have passed");
 }

@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
-use super::observe::{HELD, address, push, push_with, scrape_until, wait_for_log};
+use super::observe::{WAITING_SCRIPT, address, push, push_with, scrape_until, wait_for_log};
 use super::support::Bench;
 
 /// A collector on the loopback interface.
@@ -69,10 +69,10 @@ fn hex(bytes: &[u8]) -> String {
 /// Checks that each span is within its parent, and that all are one tree below the first.
 fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
-        let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a parent");
+        let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("no parent");
         assert_eq!(span.trace_id, parent.trace_id);
-        assert!(span.start_time_unix_nano >= parent.start_time_unix_nano, "{} starts first", span.name);
-        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} ends last", span.name);
+        assert!(span.start_time_unix_nano >= parent.start_time_unix_nano, "{} starts before its parent", span.name);
+        assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} ends after its parent", span.name);
     }
 }
 
@@ -80,12 +80,12 @@ fn check_tree(spans: &[Span]) {
 async fn job_is_one_trace_that_its_script_can_join() {
     let bench = Bench::start().await;
     let mut collector = Collector::start().await;
-    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_SERVICE_NAME", "house")];
+    let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_SERVICE_NAME", "test-service")];
     let (_manager, _) = bench.manager_logged(&[], &variables);
     push(&bench, 7, "echo \"parent is $TRACEPARENT\"; exit 3", &json!({}));
     let job = bench.coordinator.wait_for_end(JobId(7)).await;
     let (spans, service) = collector.spans().await;
-    assert_eq!(service, "house");
+    assert_eq!(service, "test-service");
     check_tree(&spans);
     let root = &spans[0];
     assert_eq!((root.name.as_str(), root.parent_span_id.len()), ("job_execution", 0));
@@ -99,9 +99,9 @@ async fn job_is_one_trace_that_its_script_can_join() {
     assert!(order.map(position).is_sorted(), "{stages:?}");
     // In addition to the agent's stages:
     assert!((position("prepare_executor")..position("report")).contains(&position("health")), "{stages:?}");
-    let told = attributes(root);
+    let root_attributes = attributes(root);
     for used in ["ci.job.cpu_ms", "ci.job.memory_bytes"] {
-        assert!(told[used].parse::<u64>().is_ok(), "{used} is {}", told[used]);
+        assert!(root_attributes[used].parse::<u64>().is_ok(), "{used} is {}", root_attributes[used]);
     }
     for (name, expected) in [
         ("ci.job.id", "7"),
@@ -112,12 +112,12 @@ async fn job_is_one_trace_that_its_script_can_join() {
         ("ci.job.status", "failed"),
         ("ci.job.failure_reason", "script_failure"),
     ] {
-        assert_eq!(told[name], expected, "{name}");
+        assert_eq!(root_attributes[name], expected, "{name}");
     }
     assert!(!format!("{spans:?}").contains("secret"), "{spans:?}");
 }
 
-/// R200: pre-checks, retrieval, cache, environment, run, health, report, cleanup.
+/// Requirement R200: pre-checks, retrieval, cache, environment, run, health, report, cleanup.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_stage_has_a_span_and_a_duration() {
     let stages =
@@ -147,7 +147,7 @@ async fn recovered_job_remains_one_trace() {
     let bench = Bench::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
-    push(&bench, 1, &format!("echo \"parent is $TRACEPARENT\"; {HELD}"), &json!({}));
+    push(&bench, 1, &format!("echo \"parent is $TRACEPARENT\"; {WAITING_SCRIPT}"), &json!({}));
     let (manager, _) = bench.manager_logged(&[], &variables);
     bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     manager.kill().await;
@@ -180,9 +180,9 @@ async fn requested_spans_are_children_of_the_servers_span() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unavailable_collector_logs_one_warning() {
     let bench = Bench::start().await;
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", gone.local_addr().unwrap());
-    drop(gone);
+    let unused_listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", unused_listener.local_addr().unwrap());
+    drop(unused_listener);
     let (manager, log) = bench.manager_logged(&[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
     for id in 1..=3 {
         push(&bench, id, "true", &json!({}));
@@ -191,7 +191,7 @@ async fn unavailable_collector_logs_one_warning() {
     wait_for_log(&log, "failed to export spans").await;
     manager.terminate();
     let mut manager = manager;
-    assert!(manager.ended(Duration::from_secs(20)).await.success());
+    assert!(manager.wait_for_exit(Duration::from_secs(20)).await.success());
     let text = std::fs::read_to_string(&log).unwrap();
     assert_eq!(text.matches("failed to export spans").count(), 1, "{text}");
 }

@@ -17,7 +17,7 @@ pub(crate) struct Bench {
     served: Served,
     home: tempfile::TempDir,
     /// Process that the agents must not outlive.
-    keeper: std::process::Child,
+    lifetime_process: std::process::Child,
 }
 
 impl Bench {
@@ -26,8 +26,8 @@ impl Bench {
         let served = serve(coordinator.clone()).await.unwrap();
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("token"), RUNNER_TOKEN).unwrap();
-        let keeper = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        Self { coordinator, served, home, keeper }
+        let lifetime_process = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        Self { coordinator, served, home, lifetime_process }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -67,21 +67,21 @@ impl Bench {
     }
 
     /// Starts a manager.
-    pub(crate) fn manager(&self, more: &[&str]) -> ManagerProcess {
-        self.manager_with(more, |_| {})
+    pub(crate) fn manager(&self, arguments: &[&str]) -> ManagerProcess {
+        self.manager_with(arguments, |_| {})
     }
 
     /// Starts a manager whose log goes to a file.
-    pub(crate) fn manager_logged(&self, more: &[&str], variables: &[(&str, &str)]) -> (ManagerProcess, PathBuf) {
+    pub(crate) fn manager_logged(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (ManagerProcess, PathBuf) {
         let path = self.path(&format!("manager-{}.log", rand::random::<u32>()));
         let log = std::fs::File::create(&path).unwrap();
-        let manager = self.manager_with(more, |command| {
+        let manager = self.manager_with(arguments, |command| {
             command.stderr(log).envs(variables.iter().copied());
         });
         (manager, path)
     }
 
-    fn manager_with(&self, more: &[&str], set: impl FnOnce(&mut Command)) -> ManagerProcess {
+    fn manager_with(&self, arguments: &[&str], configure: impl FnOnce(&mut Command)) -> ManagerProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         command
@@ -95,10 +95,10 @@ impl Bench {
             .arg(self.path("builds"))
             .arg("--cache-dir")
             .arg(self.path("cache"))
-            .args(["--exit-with-pid", &self.keeper.id().to_string()])
-            .args(more)
+            .args(["--exit-with-pid", &self.lifetime_process.id().to_string()])
+            .args(arguments)
             .kill_on_drop(true);
-        set(&mut command);
+        configure(&mut command);
         ManagerProcess(command.spawn().unwrap())
     }
 
@@ -138,8 +138,8 @@ fn has_jobs(spool: &Path) -> bool {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
+        let _ = self.lifetime_process.kill();
+        let _ = self.lifetime_process.wait();
     }
 }
 
@@ -158,8 +158,8 @@ impl ManagerProcess {
         self.0.kill().await.unwrap();
     }
 
-    pub(crate) async fn ended(&mut self, limit: Duration) -> ExitStatus {
-        tokio::time::timeout(limit, self.0.wait()).await.expect("the manager did not end").unwrap()
+    pub(crate) async fn wait_for_exit(&mut self, limit: Duration) -> ExitStatus {
+        tokio::time::timeout(limit, self.0.wait()).await.expect("the manager did not exit").unwrap()
     }
 }
 

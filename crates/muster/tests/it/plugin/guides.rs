@@ -4,15 +4,15 @@
 use std::path::{Path, PathBuf};
 
 use super::support::{Home, sibling};
-use crate::process::Ended;
+use crate::process::CommandResult;
 
-fn clone() -> PathBuf {
+fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// Returns the section with a heading.
 fn section(heading: &str) -> String {
-    let guide = std::fs::read_to_string(clone().join("docs/how-to/write-a-plugin.md")).unwrap();
+    let guide = std::fs::read_to_string(repository().join("docs/how-to/write-a-plugin.md")).unwrap();
     guide.split_once(&format!("\n## {heading}")).unwrap().1.to_owned()
 }
 
@@ -23,29 +23,29 @@ fn block(text: &str, after: &str, language: &str) -> String {
     rest.split_once("\n```").unwrap().0.to_owned() + "\n"
 }
 
-/// Runs commands as a reader would, in this home directory and with `muster` on `PATH`. `more` are additional environment variables.
-fn follow(home: &Home, commands: &str, more: &[(&str, &str)]) -> Ended {
+/// Runs commands as a reader would, in this home directory and with `muster` on `PATH`. `variables` are additional environment variables.
+fn run_commands(home: &Home, commands: &str, variables: &[(&str, &str)]) -> CommandResult {
     let mut shell = home.command(&["muster"]);
     let mut path = home.path("").into_os_string();
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap());
-    let words = ["-e", "-c", commands];
+    let arguments = ["-e", "-c", commands];
     let program = std::mem::replace(&mut shell, std::process::Command::new("sh"));
-    shell.args(words).env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    shell.current_dir(home.path("")).env("PATH", path).env("MUSTER", clone()).envs(more.iter().copied());
-    Ended::of_report(shell.output().unwrap())
+    shell.args(arguments).env_clear().envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell.current_dir(home.path("")).env("PATH", path).env("MUSTER", repository()).envs(variables.iter().copied());
+    CommandResult::of_report(shell.output().unwrap())
 }
 
-/// Checks that no conformance test failed. A plugin without the SDK gets warnings about what only the SDK has.
-fn passes(ended: Ended) -> Ended {
-    ended.check(0, &[" 0 fail", "pass  C4 ", "pass  C6 "])
+/// Checks that no conformance test failed. A plugin without the SDK gets warnings about features that only the SDK has.
+fn check_passed(result: CommandResult) -> CommandResult {
+    result.check(0, &[" 0 fail", "pass  C4 ", "pass  C6 "])
 }
 
 #[test]
 fn guide_has_the_files_of_the_example() {
     let rust = section("Rust");
     for (step, language, file) in [("**1.**", "toml", "Cargo.toml"), ("**2.**", "rust", "src/main.rs")] {
-        let text = std::fs::read_to_string(clone().join("examples/plugins/rust").join(file)).unwrap();
+        let text = std::fs::read_to_string(repository().join("examples/plugins/rust").join(file)).unwrap();
         assert_eq!(block(&rust, step, language), text, "{file} and the guide differ");
         assert!(text.lines().count() < 150, "R022");
     }
@@ -58,34 +58,38 @@ fn rust_guide_creates_a_passing_plugin() {
         return;
     }
     let (home, rust) = (Home::new(), section("Rust"));
-    let manifest = block(&rust, "**1.**", "toml").replace("../../..", clone().to_str().unwrap());
+    let manifest = block(&rust, "**1.**", "toml").replace("../../..", repository().to_str().unwrap());
     std::fs::write(home.path("Cargo.toml"), manifest).unwrap();
     std::fs::create_dir(home.path("src")).unwrap();
     std::fs::write(home.path("src/main.rs"), block(&rust, "**2.**", "rust")).unwrap();
     std::fs::write(home.path("config.toml"), block(&rust, "**5.**", "toml")).unwrap();
-    std::fs::copy(clone().join("Cargo.lock"), home.path("Cargo.lock")).unwrap();
+    std::fs::copy(repository().join("Cargo.lock"), home.path("Cargo.lock")).unwrap();
     // The build output is kept between test runs; the project is new each time.
-    let built = concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new");
-    std::fs::create_dir_all(built).unwrap();
-    std::os::unix::fs::symlink(built, home.path("target")).unwrap();
+    let build_directory = concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new");
+    std::fs::create_dir_all(build_directory).unwrap();
+    std::os::unix::fs::symlink(build_directory, home.path("target")).unwrap();
     let cargo = Path::new(env!("CARGO")).parent().unwrap().to_str().unwrap();
-    let users = ["CARGO_HOME", "RUSTUP_HOME", "HOME"].map(|name| (name, std::env::var(name).unwrap_or_default()));
-    let mut more: Vec<(&str, &str)> =
-        users.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.as_str())).collect();
-    more.extend([("CARGO_NET_OFFLINE", "true"), ("CARGO_PROFILE_DEV_DEBUG", "0")]);
+    let user_variables =
+        ["CARGO_HOME", "RUSTUP_HOME", "HOME"].map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let mut variables: Vec<(&str, &str)> = user_variables
+        .iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    variables.extend([("CARGO_NET_OFFLINE", "true"), ("CARGO_PROFILE_DEV_DEBUG", "0")]);
     let steps: String = ["**3.**", "**4.**", "**5.**"].map(|step| block(&rust, step, "sh")).concat();
-    let ended = passes(follow(&home, &format!("PATH={cargo}:$PATH\n{steps}"), &more));
-    for words in [
+    let result = check_passed(run_commands(&home, &format!("PATH={cargo}:$PATH\n{steps}"), &variables));
+    for expected in [
         "Name:         fleeting-plugin-sshd",
-        "| `max_size` | integer | `10` | The most instances. |",
+        "| `max_size` | integer | `10` | Maximum number of instances. |",
         "runners.autoscaler.plugin = \"fleeting-plugin-sshd\"",
         "config.toml: usable (0 errors, ",
     ] {
-        let said = ended.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-        let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(said.contains(&words), "`{words}` is not in {ended:#?}");
+        let output = result.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        let expected = expected.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(output.contains(&expected), "`{expected}` is not in {result:#?}");
     }
-    assert!(!ended.stdout.contains("warn  "), "{}", ended.stdout);
+    assert!(!result.stdout.contains("warn  "), "{}", result.stdout);
 }
 
 #[test]
@@ -97,10 +101,10 @@ fn python_guide_creates_a_passing_plugin() {
     let home = Home::new();
     let commands = block(&section("Python"), "", "sh");
     // The first two lines were run by scripts/test.
-    let (made, rest) = commands.split_at(commands.find("cp ").unwrap());
-    assert_eq!(made, "python3 -m venv venv\nvenv/bin/pip install grpcio grpcio-tools\n");
+    let (setup, rest) = commands.split_at(commands.find("cp ").unwrap());
+    assert_eq!(setup, "python3 -m venv venv\nvenv/bin/pip install grpcio grpcio-tools\n");
     std::os::unix::fs::symlink(venv, home.path("venv")).unwrap();
-    passes(follow(&home, rest, &[]));
+    check_passed(run_commands(&home, rest, &[]));
     let lines = std::fs::read_to_string(home.path("fleeting-plugin-sshd.py")).unwrap().lines().count();
     assert!(lines < 100, "R022: {lines} lines");
 }
@@ -113,7 +117,7 @@ fn go_guide_creates_a_passing_plugin() {
         return;
     }
     let home = Home::new();
-    let users = [
+    let user_variables = [
         "HOME",
         "GOPATH",
         "GOCACHE",
@@ -125,10 +129,13 @@ fn go_guide_creates_a_passing_plugin() {
         "GOTOOLCHAIN",
         "GOSUMDB",
     ];
-    let users = users.map(|name| (name, std::env::var(name).unwrap_or_default()));
-    let more: Vec<(&str, &str)> =
-        users.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (*name, value.as_str())).collect();
-    passes(follow(&home, &block(&section("Go"), "", "sh"), &more));
+    let user_variables = user_variables.map(|name| (name, std::env::var(name).unwrap_or_default()));
+    let variables: Vec<(&str, &str)> = user_variables
+        .iter()
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect();
+    check_passed(run_commands(&home, &block(&section("Go"), "", "sh"), &variables));
 }
 
 #[test]
@@ -137,6 +144,6 @@ fn shell_guide_creates_a_passing_plugin() {
         return;
     }
     let home = Home::new();
-    let ended = passes(follow(&home, &block(&section("Shell"), "", "sh"), &[]));
-    assert!(!ended.stdout.contains("warn  "), "{}", ended.stdout);
+    let result = check_passed(run_commands(&home, &block(&section("Shell"), "", "sh"), &[]));
+    assert!(!result.stdout.contains("warn  "), "{}", result.stdout);
 }

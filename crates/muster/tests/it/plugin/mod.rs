@@ -4,7 +4,7 @@ mod guides;
 mod new;
 // Shared with the tests of `crates/fleeting`.
 #[path = "../../../../fleeting/tests/it/registry.rs"]
-#[expect(dead_code, reason = "more of it is used there")]
+#[expect(dead_code, reason = "crates/fleeting uses the rest")]
 pub(crate) mod registry;
 mod serve;
 mod store;

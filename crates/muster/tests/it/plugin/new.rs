@@ -4,20 +4,20 @@ use std::path::Path;
 use std::process::Command;
 
 use super::support::{Home, sibling};
-use crate::process::Ended;
+use crate::process::CommandResult;
 
-/// Creates a project, and runs the conformance tests in its directory. `folder` is on `PATH`.
-fn made_and_tested(home: &Home, words: &[&str], build: impl FnOnce(&Path), folder: &Path) -> Ended {
-    home.run(&[&["muster", "plugin", "new", "box-office"], words].concat()).check(0, &["muster plugin test"]);
+/// Creates a project, and runs the conformance tests in its directory. `directory` is on `PATH`.
+fn create_and_test(home: &Home, arguments: &[&str], build: impl FnOnce(&Path), directory: &Path) -> CommandResult {
+    home.run(&[&["muster", "plugin", "new", "box-office"], arguments].concat()).check(0, &["muster plugin test"]);
     let project = home.path("fleeting-plugin-box-office");
     build(&project);
     let mut test = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
-    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
-    Ended::of_report(test.current_dir(project).env("PATH", path).output().unwrap())
+    let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
+    CommandResult::of_report(test.current_dir(project).env("PATH", path).output().unwrap())
 }
 
-fn count(ended: &Ended, word: &str) -> usize {
-    ended.stdout.lines().filter(|line| line.starts_with(&format!("{word}  "))).count()
+fn count(result: &CommandResult, word: &str) -> usize {
+    result.stdout.lines().filter(|line| line.starts_with(&format!("{word}  "))).count()
 }
 
 #[test]
@@ -25,10 +25,10 @@ fn new_shell_and_python_projects_pass() {
     let Some(script) = sibling("fleeting-plugin-script") else { return };
     for language in ["shell", "python"] {
         let home = Home::new();
-        let ended = made_and_tested(&home, &["--lang", language], |_| {}, script.parent().unwrap());
-        let ended = ended.check(0, &[]);
-        assert_eq!((count(&ended, "fail"), count(&ended, "warn")), (0, 0), "{language}: {}", ended.stdout);
-        assert!(ended.stdout.contains("pass  L11 "), "its instances outlive a crash: {}", ended.stdout);
+        let result = create_and_test(&home, &["--lang", language], |_| {}, script.parent().unwrap());
+        let result = result.check(0, &[]);
+        assert_eq!((count(&result, "fail"), count(&result, "warn")), (0, 0), "{language}: {}", result.stdout);
+        assert!(result.stdout.contains("pass  L11 "), "its instances outlive a crash: {}", result.stdout);
         let program = std::fs::read_to_string(home.path("fleeting-plugin-box-office/plugin.toml")).unwrap();
         assert!(program.contains("fleeting-plugin-script"), "{program}");
     }
@@ -39,7 +39,7 @@ fn new_shell_and_python_projects_pass() {
 fn new_rust_project_builds_and_passes() {
     let cargo = env!("CARGO");
     if !Path::new(cargo).is_file() {
-        return muster_test_needs::missing(format_args!("there is no {cargo} to build the project with"));
+        return muster_test_needs::missing(format_args!("{cargo} does not exist, so the project cannot be built"));
     }
     let home = Home::new();
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fleeting");
@@ -59,9 +59,9 @@ fn new_rust_project_builds_and_passes() {
         let executable = Path::new(concat!(env!("CARGO_TARGET_TMPDIR"), "/plugin-new")).join(name);
         std::os::unix::fs::symlink(executable, project.join("target").join(name)).unwrap();
     };
-    let ended = made_and_tested(&home, &["--sdk", sdk.to_str().unwrap()], build, Path::new("/nowhere"));
-    let ended = ended.check(0, &[]);
-    assert_eq!((count(&ended, "fail"), count(&ended, "warn")), (0, 0), "{}", ended.stdout);
+    let result = create_and_test(&home, &["--sdk", sdk.to_str().unwrap()], build, Path::new("/nowhere"));
+    let result = result.check(0, &[]);
+    assert_eq!((count(&result, "fail"), count(&result, "warn")), (0, 0), "{}", result.stdout);
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn new_go_project_builds_and_passes() {
         let go = Command::new("go").args(["build", "-mod=mod"]).current_dir(project).output().unwrap();
         assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
     };
-    let ended = made_and_tested(&home, &["--lang", "go"], build, Path::new("/nowhere")).check(0, &[" 0 fail"]);
+    let result = create_and_test(&home, &["--lang", "go"], build, Path::new("/nowhere")).check(0, &[" 0 fail"]);
     for id in ["P8", "P15"] {
-        assert!(ended.stdout.contains(&format!("warn  {id:<4} ")), "{}", ended.stdout);
+        assert!(result.stdout.contains(&format!("warn  {id:<4} ")), "{}", result.stdout);
     }
 }
 

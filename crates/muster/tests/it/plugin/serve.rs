@@ -6,7 +6,7 @@ use muster_fleeting::model::InstanceState;
 use muster_remote::{Exit, KnownHosts, RemoteCommand, dial};
 
 use super::support::Home;
-use crate::process::Ended;
+use crate::process::CommandResult;
 
 #[test]
 fn built_in_plugins_run_under_every_program_name() {
@@ -29,8 +29,8 @@ fn built_in_plugin_has_the_lowest_precedence() {
     let home = Home::new();
     let mut command = home.command(&["muster", "plugin", "look-path", "local"]);
     let output = command.env("PATH", "/nowhere").output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.trim().ends_with(" plugin serve local"), "{said}");
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(stdout.trim().ends_with(" plugin serve local"), "{stdout}");
     home.run(&["muster", "plugin", "look-path", "aws"]).check(1, &["plugin not found"]);
 }
 
@@ -38,17 +38,17 @@ fn built_in_plugin_has_the_lowest_precedence() {
 #[test]
 fn lookup_without_home_skips_installed_plugins() {
     let home = Home::new();
-    let run = |words: &[&str]| {
-        let mut command = home.command(&[&["muster", "plugin"], words].concat());
-        Ended::of_report(command.env_remove("HOME").output().unwrap())
+    let run = |arguments: &[&str]| {
+        let mut command = home.command(&[&["muster", "plugin"], arguments].concat());
+        CommandResult::of_report(command.env_remove("HOME").output().unwrap())
     };
     run(&["look-path", "local"]).check(0, &[" plugin serve local\n"]);
     run(&["look-path", env!("CARGO_BIN_EXE_muster")]).check(0, &[env!("CARGO_BIN_EXE_muster")]);
-    let none = "no directory for plugins; set FLEETING_PLUGIN_PATH or HOME";
+    let no_directory = "no directory for plugins; set FLEETING_PLUGIN_PATH or HOME";
     run(&["look-path", "aws"])
-        .check(1, &["plugin not found", none, "fleeting-plugin-aws is not in any directory of PATH"]);
-    run(&["install", "aws"]).check(1, &[none]);
-    run(&["list"]).check(1, &[none]);
+        .check(1, &["plugin not found", no_directory, "fleeting-plugin-aws is not in any directory of PATH"]);
+    run(&["install", "aws"]).check(1, &[no_directory]);
+    run(&["list"]).check(1, &[no_directory]);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::support::{Home, sibling};
-use crate::process::{Ended, until};
+use crate::process::{CommandResult, until};
 
 #[test]
 fn correct_plugin_passes_with_reports_in_three_formats() {
@@ -18,16 +18,16 @@ fn correct_plugin_passes_with_reports_in_three_formats() {
         toy.display().to_string()
     );
     std::fs::write(home.path("plugin.toml"), file).unwrap();
-    let ended = home.run(&["muster", "plugin", "test", "--config", "plugin.toml"]);
-    let ended =
-        ended.check(0, &["pass  P1   prints usage and exits with 1 if started manually", "34 cases: ", " 0 fail, "]);
-    assert_eq!(ended.stdout.lines().filter(|line| line.starts_with("pass ")).count(), 30, "{}", ended.stdout);
-    assert!(ended.stdout.contains("skip  P12 "), "one instance is not enough for it: {}", ended.stdout);
+    let result = home.run(&["muster", "plugin", "test", "--config", "plugin.toml"]);
+    let result =
+        result.check(0, &["pass  P1   prints usage and exits with 1 if started manually", "34 cases: ", " 0 fail, "]);
+    assert_eq!(result.stdout.lines().filter(|line| line.starts_with("pass ")).count(), 30, "{}", result.stdout);
+    assert!(result.stdout.contains("skip  P12 "), "the test needs two instances: {}", result.stdout);
 
     // The plugin on the command line overrides the file's. An interpreter needs arguments, which hosts do not pass.
     let run = format!("exec {}", toy.display());
-    let words = ["muster", "plugin", "test", "--json", "--config", "plugin.toml", "sh", "-c", &run];
-    let report: Value = serde_json::from_str(&home.run(&words).check(0, &[]).stdout).unwrap();
+    let arguments = ["muster", "plugin", "test", "--json", "--config", "plugin.toml", "sh", "-c", &run];
+    let report: Value = serde_json::from_str(&home.run(&arguments).check(0, &[]).stdout).unwrap();
     assert_eq!((&report["passed"], report["cases"].as_array().unwrap().len()), (&Value::Bool(true), 34));
     assert_eq!(report["cases"][0]["id"], "P1");
 
@@ -38,19 +38,19 @@ fn correct_plugin_passes_with_reports_in_three_formats() {
 #[test]
 fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
     let home = Home::new();
-    let words = ["muster", "plugin", "test", "--junit", "sh", "-c", "echo Welcome; exit 1"];
-    let ended = home
-        .run(&words)
+    let arguments = ["muster", "plugin", "test", "--junit", "sh", "-c", "echo Welcome; exit 1"];
+    let result = home
+        .run(&arguments)
         .check(1, &["<testsuite ", "name=\"P1 prints usage and exits with 1 if started manually", "<failure message="]);
     assert!(
-        ended.stdout.contains("failures=\"2\"") && ended.stdout.contains("unrecognized plugin message"),
+        result.stdout.contains("failures=\"2\"") && result.stdout.contains("unrecognized plugin message"),
         "{}",
-        ended.stdout
+        result.stdout
     );
 
     home.run(&["muster", "plugin", "test", "muster-no-such-plugin"]).check(2, &["plugin not found"]);
     home.run(&["muster", "plugin", "test"]).check(2, &["no plugin; name it"]);
-    for (text, words) in [
+    for (text, expected) in [
         ("x = 1", "unknown field `x`"),
         ("plugin = 1", "invalid type"),
         ("plugin = \"sh\"\n[test]\ncall_timeout = \"soon\"", "\"soon\" is not a positive duration"),
@@ -58,12 +58,12 @@ fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
         ("plugin = \"sh\"\n[connector_config]\nprotocol = \"telnet\"", "unknown protocol \"telnet\""),
     ] {
         std::fs::write(home.path("plugin.toml"), text).unwrap();
-        home.run(&["muster", "plugin", "test", "-c", "plugin.toml"]).check(2, &[words]);
+        home.run(&["muster", "plugin", "test", "-c", "plugin.toml"]).check(2, &[expected]);
     }
 }
 
 /// Returns the tests that did not pass, except those that were expected to be skipped.
-fn others(report: &str, skipped: &[&str]) -> Vec<Value> {
+fn unexpected_outcomes(report: &str, skipped: &[&str]) -> Vec<Value> {
     let report: Value = serde_json::from_str(report).unwrap();
     let cases = report["cases"].as_array().unwrap().clone();
     cases
@@ -81,9 +81,9 @@ fn c4_c6_built_in_local_plugin_passes() {
         "plugin = \"local\"\n[plugin_config]\nboot_delay_ms = 100\nsuspendable = true\n",
     )
     .unwrap();
-    let ended = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
-    // Its instances end with the plugin.
-    assert_eq!(others(&ended.stdout, &["L11"]), [Value::Null; 0], "{}", ended.stdout);
+    let result = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
+    // L11 is skipped because the instances end with the plugin.
+    assert_eq!(unexpected_outcomes(&result.stdout, &["L11"]), [Value::Null; 0], "{}", result.stdout);
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn c4_c6_built_in_script_plugin_passes_with_shell_example() {
         home.path("group")
     );
     std::fs::write(home.path("plugin.toml"), file).unwrap();
-    let ended = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
-    assert_eq!(others(&ended.stdout, &["H13", "P11"]), [Value::Null; 0], "{}", ended.stdout);
+    let result = home.run(&["muster", "plugin", "test", "--json", "--config", "plugin.toml"]).check(0, &[]);
+    assert_eq!(unexpected_outcomes(&result.stdout, &["H13", "P11"]), [Value::Null; 0], "{}", result.stdout);
 }
 
 /// Creates a plugin whose instances are files in `group`, and become ready when a file `go` exists.
@@ -126,13 +126,13 @@ async fn interrupted_test_deletes_its_instances() {
     let mut command = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     until(async || {
-        assert!(child.try_wait().unwrap().is_none(), "it exited before it had created two");
-        (files(&home) >= 2).then_some(()).ok_or_else(|| "it has not created two".to_owned())
+        assert!(child.try_wait().unwrap().is_none(), "the command exited before it had created two instances");
+        (files(&home) >= 2).then_some(()).ok_or_else(|| "fewer than two instances exist".to_owned())
     })
     .await;
     kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
-    let ended = Ended::of_report(child.wait_with_output().unwrap());
-    ended.check(1, &["canceled; deleting the instances", "the run was stopped"]);
+    let result = CommandResult::of_report(child.wait_with_output().unwrap());
+    result.check(1, &["canceled; deleting the instances", "the run was stopped"]);
     assert_eq!(files(&home), 0);
 }
 
@@ -142,8 +142,8 @@ fn instances_of_other_programs_are_not_touched() {
     slow_group(&home);
     std::fs::create_dir(home.path("group")).unwrap();
     std::fs::write(home.path("group/theirs"), "").unwrap();
-    let words = ["muster", "plugin", "test", "--config", "plugin.toml"];
-    home.run(&words).check(1, &["the group already has instances (theirs)"]);
+    let arguments = ["muster", "plugin", "test", "--config", "plugin.toml"];
+    home.run(&arguments).check(1, &["the group already has instances (theirs)"]);
     assert!(home.path("group/theirs").exists());
 }
 
@@ -153,8 +153,8 @@ fn p9_plugins_do_not_inherit_ignored_sigint() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };
     let home = Home::new();
     let plugin = "\"$0\" \"$@\" & wait $!";
-    let mut ignoring = std::process::Command::new("sh");
-    ignoring.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(home.path("muster"));
-    ignoring.args(["plugin", "test", "sh", "-c", plugin]).arg(toy).current_dir(home.path("."));
-    Ended::of_report(ignoring.output().unwrap()).check(1, &["fail  P9", "exits on SIGINT"]);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(home.path("muster"));
+    command.args(["plugin", "test", "sh", "-c", plugin]).arg(toy).current_dir(home.path("."));
+    CommandResult::of_report(command.output().unwrap()).check(1, &["fail  P9", "exits on SIGINT"]);
 }

@@ -5,15 +5,15 @@ use std::net::TcpListener;
 
 use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
 
-use super::server::{Bench, undated};
+use super::server::{Bench, without_dates};
 use super::support::Home;
 use super::transfer::store::Store;
-use crate::process::Ended;
+use crate::process::CommandResult;
 
-const TWO: &str = r#"# the team's
+const TWO_RUNNERS: &str = r#"# the team's
 concurrent = 2 # as many as there are cores
 
-# made at the server
+# created at the server
 [[runners]]
   name = "one"
   url = "URL"
@@ -29,25 +29,25 @@ concurrent = 2 # as many as there are cores
   executor = "shell"
 "#;
 
-fn second(text: &str) -> String {
-    let (head, rest) = text.split_at(text.find("\n# made").unwrap());
+fn without_first_runner(text: &str) -> String {
+    let (head, rest) = text.split_at(text.find("\n# created").unwrap());
     head.to_owned() + &rest[rest.find("\n# from").unwrap()..]
 }
 
 /// Checks that the command fails with this message if the file cannot be saved, for one runner and for all.
-fn refused_unsaved(bench: &Bench, command: &str, words: &str) {
+fn check_unwritable_file(bench: &Bench, command: &str, message: &str) {
     // The file name is short enough for the lock file next to it, but too long for the temporary file.
     let path = bench.home.path("c".repeat(249));
     std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
-    let at = path.display().to_string();
-    for which in [&["-n", "two"][..], &["--all-runners"]] {
-        bench.home.run(&[&[command, "--config", &at], which].concat()).check(1, &[words, "write beside"]);
+    let path = path.display().to_string();
+    for selector in [&["-n", "two"][..], &["--all-runners"]] {
+        bench.home.run(&[&[command, "--config", &path], selector].concat()).check(1, &[message, "write a file beside"]);
     }
 }
 
 async fn bench() -> Bench {
     let bench = Bench::start().await;
-    bench.configure(TWO);
+    bench.configure(TWO_RUNNERS);
     bench.coordinator.add_runner("old-two", None);
     bench
 }
@@ -72,9 +72,9 @@ async fn verify_reports_only_rejected_tokens() {
     bench.run("verify", &["--name", "two", "--delete"]).check(0, &["Verifying runner... failed"]);
     bench.coordinator.delete_runner(RUNNER_TOKEN);
     bench.run("verify", &[]).check(1, &["is not valid", "failed to verify `one`", "--delete"]);
-    assert_eq!(bench.config(), TWO);
+    assert_eq!(bench.config(), TWO_RUNNERS);
     bench.run("verify", &["--delete"]).check(0, &["Updated"]);
-    assert_eq!(bench.config(), second(TWO), "comments and all that is not the dead runner stay");
+    assert_eq!(bench.config(), without_first_runner(TWO_RUNNERS), "comments and the other runner must remain");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,8 +82,8 @@ async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
     let bench = bench().await;
     let mut with_variable = bench.home.command(&bench.arguments("verify", &["-n", "two"]));
     with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", bench.url());
-    let ended = Ended::of(with_variable.output().unwrap()).check(0, &["is alive"]);
-    assert!(!ended.stderr.contains("is valid"), "variables select nothing: {}", ended.stderr);
+    let result = CommandResult::of(with_variable.output().unwrap()).check(0, &["is alive"]);
+    assert!(!result.stderr.contains("is valid"), "variables select nothing: {}", result.stderr);
     bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
     bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
     bench.run("verify", &["-u", "URL"]).check(1, &["no runner matches"]);
@@ -94,8 +94,11 @@ async fn unregister_keeps_the_rest_of_the_file() {
     let bench = bench().await;
     bench.run("verify", &["-n", "one"]).check(0, &[]);
     bench.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
-    assert_eq!(bench.config(), second(TWO));
-    assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty(), "only the manager has left");
+    assert_eq!(bench.config(), without_first_runner(TWO_RUNNERS));
+    assert!(
+        bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty(),
+        "only the manager must be unregistered"
+    );
     bench.run("unregister", &["-t", "old-two", "-u", "URL"]).check(0, &[]);
     assert!(bench.coordinator.runner("old-two").is_none());
     assert!(!bench.config().contains("[[runners]]") && bench.config().starts_with("# the team's"));
@@ -108,24 +111,28 @@ async fn unregister_requires_a_matching_selector_and_the_server() {
     bench.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
     bench.coordinator.delete_runner("old-two");
     bench.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
-    assert_eq!(bench.config(), TWO);
+    assert_eq!(bench.config(), TWO_RUNNERS);
     bench.run("verify", &["-n", "one"]).check(0, &[]);
     bench.run("unregister", &["--all-runners"]).check(0, &["Failed to unregister runner two", "Updated"]);
-    assert_eq!(bench.config(), second(TWO), "a runner that the server does not delete is kept");
+    assert_eq!(
+        bench.config(),
+        without_first_runner(TWO_RUNNERS),
+        "a runner that the server does not delete must remain"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_writes_the_new_token_in_place() {
     let bench = bench().await;
     bench.coordinator.add_runner("glrt-ends", Some("2030-01-02T03:04:05.678Z"));
-    bench.configure(&TWO.replace("old-two", "glrt-ends"));
+    bench.configure(&TWO_RUNNERS.replace("old-two", "glrt-ends"));
     bench.run("reset-token", &["-n", "two"]).check(0, &["Resetting runner authentication token... succeeded"]);
     let config = bench.config();
     assert!(config.contains("token = \"glrt-ends-reset-1\"\n"), "{config}");
     assert!(config.contains("token_expires_at = 2030-01-02T03:04:05Z"), "{config}");
     let personal = ["-u", "URL", "-i", "1", "--pat", PERSONAL_TOKEN];
     bench.run("reset-token", &personal).check(0, &[]);
-    let config = undated(&bench.config());
+    let config = without_dates(&bench.config());
     let one = "  token = \"glrt-memory-coordinator-reset-1\"\n  executor = \"shell\"\ntoken_obtained_at = DATE\n";
     assert!(config.replace("  token_", "token_").contains(one), "{config}");
 }
@@ -138,7 +145,7 @@ async fn reset_token_continues_after_errors_for_all_runners() {
     bench.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["requires the runner's ID"]);
     bench.coordinator.delete_runner(RUNNER_TOKEN);
     bench.run("reset-token", &["-n", "one"]).check(1, &["failed to reset the authentication token of runner `one`"]);
-    assert_eq!(bench.config(), TWO);
+    assert_eq!(bench.config(), TWO_RUNNERS);
     bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
     let config = bench.config();
     assert!(config.contains("\"glrt-memory-coordinator\"") && config.contains("\"old-two-reset-1\""), "{config}");
@@ -147,7 +154,7 @@ async fn reset_token_continues_after_errors_for_all_runners() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
     let bench = bench().await;
-    refused_unsaved(&bench, "reset-token", "the token was not reset");
+    check_unwritable_file(&bench, "reset-token", "the token was not reset");
     assert!(bench.coordinator.runner("old-two").is_some(), "the old token is valid");
     assert!(bench.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
 }
@@ -155,7 +162,7 @@ async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_sends_nothing_if_the_file_is_not_writable() {
     let bench = bench().await;
-    refused_unsaved(&bench, "unregister", "no runner was unregistered");
+    check_unwritable_file(&bench, "unregister", "no runner was unregistered");
     assert!(bench.coordinator.runner("old-two").is_some() && bench.coordinator.runner(RUNNER_TOKEN).is_some());
 }
 
@@ -163,10 +170,10 @@ async fn unregister_sends_nothing_if_the_file_is_not_writable() {
 fn reset_token_reports_a_lost_token() {
     let home = Home::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let text = TWO.replace("URL", &format!("http://{}", listener.local_addr().unwrap()));
+    let text = TWO_RUNNERS.replace("URL", &format!("http://{}", listener.local_addr().unwrap()));
     let path = home.path("config.toml");
     std::fs::write(&path, &text).unwrap();
-    let edited = format!("{text}# an editor was here\n");
+    let edited = format!("{text}# edited during the request\n");
     let server = std::thread::spawn({
         let (path, edited) = (path.clone(), edited.clone());
         move || {
@@ -183,9 +190,9 @@ fn reset_token_reports_a_lost_token() {
             write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
         }
     });
-    let at = path.display().to_string();
-    let told = ["runner `two`", "the old one is invalid", "again with --pat"];
-    home.run(&["reset-token", "--config", &at, "-n", "two"]).check(1, &told);
+    let config = path.display().to_string();
+    let messages = ["runner `two`", "the old one is invalid", "again with --pat"];
+    home.run(&["reset-token", "--config", &config, "-n", "two"]).check(1, &messages);
     server.join().unwrap();
     assert_eq!(std::fs::read_to_string(&path).unwrap(), edited);
 }
@@ -195,16 +202,16 @@ async fn version_info_matches_that_of_job_requests() {
     let (store, home) = (Store::start().await, Home::new());
     let answer = "{\"id\": 7, \"token\": \"glrt-x\", \"token_expires_at\": null}";
     let config = home.path("config.toml").display().to_string();
-    let own = ["--config", &config];
+    let common = ["--config", &config];
     let json = [("content-type", "application/json".to_owned())];
-    store.answer_with(200, &json, answer);
+    store.respond_with(200, &json, answer);
     let entry = ["--url", &store.url, "--token", "glrt-x", "--executor", "shell", "--shell", "sh", "--name", "n", "-n"];
-    home.run(&[&["register"][..], &own, &entry].concat()).check(0, &["Runner registered successfully"]);
-    store.answer_with(200, &json, answer);
-    home.run(&[&["verify"][..], &own].concat()).check(0, &["is valid"]);
-    let told = store.seen();
-    assert_eq!(told.len(), 2);
-    for call in told {
+    home.run(&[&["register"][..], &common, &entry].concat()).check(0, &["Runner registered successfully"]);
+    store.respond_with(200, &json, answer);
+    home.run(&[&["verify"][..], &common].concat()).check(0, &["is valid"]);
+    let requests = store.take_requests();
+    assert_eq!(requests.len(), 2);
+    for call in requests {
         let body: serde_json::Value = serde_json::from_slice(&call.body).unwrap();
         let info = &body["info"];
         assert_eq!((&info["executor"], &info["shell"]), (&"shell".into(), &"sh".into()), "{body}");

@@ -1,13 +1,13 @@
 //! The commands of `gitlab-runner`, under both of their names.
 
+mod docker_machine;
 mod entries;
-mod machine;
-mod names;
+mod helper_commands;
+mod program_names;
 mod register;
 mod run;
 mod server;
 mod service;
-mod small;
 mod support;
 mod transfer;
 mod verify_config;

@@ -5,19 +5,19 @@ use std::process::{Child, Stdio};
 
 use muster_runner_api::test_support::{Call, Fault, REGISTRATION_TOKEN, RUNNER_TOKEN};
 
-use super::server::{Bench, undated};
-use crate::process::Ended;
+use super::server::{Bench, without_dates};
+use crate::process::CommandResult;
 
-const MADE: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
+const REGISTER_FLAGS: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runner_created_at_the_server_is_verified_and_added() {
     let bench = Bench::start().await;
-    bench.run("register", &[&MADE[..], &["--name", "one", "--limit=2"]].concat()).check(
+    bench.run("register", &[&REGISTER_FLAGS[..], &["--name", "one", "--limit=2"]].concat()).check(
         0,
         &["Verifying runner... is valid", "registered successfully", "was saved in", "larger than current global"],
     );
-    insta::assert_snapshot!(undated(&bench.config()), @r#"
+    insta::assert_snapshot!(without_dates(&bench.config()), @r#"
     concurrent = 1
     check_interval = 0
 
@@ -34,10 +34,10 @@ async fn runner_created_at_the_server_is_verified_and_added() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn value_that_begins_with_a_dash_is_kept() {
+async fn value_that_begins_with_a_dash_is_accepted() {
     let bench = Bench::start().await;
-    let made = ["-n", "-url", "URL", "-t", RUNNER_TOKEN, "--executor", "shell", "-name", "-list"];
-    bench.run("register", &made).check(0, &[]);
+    let arguments = ["-n", "-url", "URL", "-t", RUNNER_TOKEN, "--executor", "shell", "-name", "-list"];
+    bench.run("register", &arguments).check(0, &[]);
     assert!(bench.config().contains("name = \"-list\""), "{}", bench.config());
     bench.run("verify", &["-name", "-list"]).check(0, &["is valid"]);
 }
@@ -48,10 +48,10 @@ async fn existing_file_keeps_comments_and_unknown_keys() {
     let old =
         "# mine\nconcurrent = 4\nfuture = 1 # not known yet\n\n[[runners]]\nname = \"a\" # first\ntoken = \"$A\"\n";
     bench.configure(old);
-    bench.run("register", &[&MADE[..], &["--name", "b"]].concat()).check(0, &[]);
+    bench.run("register", &[&REGISTER_FLAGS[..], &["--name", "b"]].concat()).check(0, &[]);
     let config = bench.config();
     assert!(config.starts_with(old) && config.contains("name = \"b\""), "{config}");
-    bench.run("register", &MADE).check(0, &["has already been registered"]);
+    bench.run("register", &REGISTER_FLAGS).check(0, &["has already been registered"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,23 +61,23 @@ async fn registration_token_sends_all_server_settings() {
     let more = ["--paused", "--maintenance-note", "note", "-n", "-u", "URL", "-r", REGISTRATION_TOKEN];
     let mut command = bench.home.command(&bench.arguments("register", &[&flags[..], &more].concat()));
     command.env("RUNNER_EXECUTOR", "shell").env("RUNNER_NAME", "by variable").env("RUNNER_ENV", "A=1,2");
-    Ended::of(command.output().unwrap()).check(0, &["Registering runner... succeeded", "deprecated"]);
+    CommandResult::of(command.output().unwrap()).check(0, &["Registering runner... succeeded", "deprecated"]);
     let config = bench.config();
     for line in ["name = \"by variable\"", "token = \"memory-2\"", "id = 2", "environment = [\"A=1,2\"]"] {
         assert!(config.contains(line), "`{line}` is missing in\n{config}");
     }
-    let told = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
-    assert_eq!(told.description.as_deref(), Some("by variable"));
-    assert_eq!((told.tag_list.as_deref(), told.run_untagged, told.locked), (Some("a,b"), false, false));
-    assert_eq!((told.access_level.as_deref(), told.maximum_timeout), (Some("ref_protected"), Some(60)));
-    assert_eq!((told.paused, told.maintenance_note.as_deref()), (true, Some("note")));
+    let settings = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
+    assert_eq!(settings.description.as_deref(), Some("by variable"));
+    assert_eq!((settings.tag_list.as_deref(), settings.run_untagged, settings.locked), (Some("a,b"), false, false));
+    assert_eq!((settings.access_level.as_deref(), settings.maximum_timeout), (Some("ref_protected"), Some(60)));
+    assert_eq!((settings.paused, settings.maintenance_note.as_deref()), (true, Some("note")));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn server_settings_are_rejected_for_server_side_runners() {
     let bench = Bench::start().await;
     bench
-        .run("register", &[&MADE[..], &["--locked=false"]].concat())
+        .run("register", &[&REGISTER_FLAGS[..], &["--locked=false"]].concat())
         .check(1, &["C026", "--locked is set on the server for authentication tokens; remove it"]);
     assert!(!bench.home.path("config.toml").exists());
     let as_registration = ["-n", "-u", "URL", "-r", RUNNER_TOKEN, "--tag-list", "a", "--executor", "shell"];
@@ -102,15 +102,19 @@ async fn missing_and_invalid_settings_are_named() {
     let bench = Bench::start().await;
     bench.run("register", &["-n"]).check(1, &["the url needs to be entered; set --url"]);
     bench.run("register", &["-n", "-u", "URL"]).check(1, &["the registration-token needs to be entered"]);
-    bench.run("register", &MADE[..5]).check(1, &["the executor needs to be entered"]);
-    bench.run("register", &[&MADE[..5], &["--executor", "rocket"]].concat()).check(1, &["invalid executor `rocket`"]);
-    bench.run("register", &[&MADE[..5], &["--executor", "docker"]].concat()).check(1, &["the docker-image needs"]);
+    bench.run("register", &REGISTER_FLAGS[..5]).check(1, &["the executor needs to be entered"]);
+    bench
+        .run("register", &[&REGISTER_FLAGS[..5], &["--executor", "rocket"]].concat())
+        .check(1, &["invalid executor `rocket`"]);
+    bench
+        .run("register", &[&REGISTER_FLAGS[..5], &["--executor", "docker"]].concat())
+        .check(1, &["the docker-image needs"]);
     bench.run("register", &["--access-level", "all"]).check(1, &["not_protected or ref_protected"]);
     bench.run("register", &["--limit", "many"]).check(1, &["invalid value for --limit: `many` is not an integer"]);
     bench.run("register", &["--docker-services_privileged"]).check(1, &["docker-services_privileged"]);
-    let mut variable = bench.home.command(&bench.arguments("register", &MADE));
+    let mut variable = bench.home.command(&bench.arguments("register", &REGISTER_FLAGS));
     variable.env("DOCKER_PRIVILEGED", "maybe");
-    Ended::of(variable.output().unwrap()).check(1, &["invalid value for DOCKER_PRIVILEGED"]);
+    CommandResult::of(variable.output().unwrap()).check(1, &["invalid value for DOCKER_PRIVILEGED"]);
     bench.run("register", &["-n", "-u", "URL", "-t", "glrt-x", "--executor", "shell"]).check(1, &["403 Forbidden"]);
     assert!(!bench.home.path("config.toml").exists());
 }
@@ -121,8 +125,8 @@ async fn only_the_tables_of_the_executor_are_written() {
     let docker = ["-docker-image", "alpine", "--docker-privileged", "--docker-volumes", "/a:/a", "--docker-volumes=/b"];
     let more = ["--docker-tmpfs", "/t:rw", "--docker-pull-policy", "always, never", "--kubernetes-host", "https://k"];
     let last = ["--executor", "docker", "--cache-s3-server-address", "s3.example", "--feature-flags", "FF_A:true"];
-    bench.run("register", &[&MADE[..5], &["--name", "d"], &docker[..], &more, &last].concat()).check(0, &[]);
-    let config = undated(&bench.config());
+    bench.run("register", &[&REGISTER_FLAGS[..5], &["--name", "d"], &docker[..], &more, &last].concat()).check(0, &[]);
+    let config = without_dates(&bench.config());
     let entry = &config[config.find("[[runners]]").unwrap()..];
     insta::assert_snapshot!(entry, @r#"
     [[runners]]
@@ -159,7 +163,7 @@ async fn template_fills_in_missing_settings() {
     let text = "concurrent = 9\n[[runners]]\ntoken = \"x\"\nexecutor = \"shell\"\nlimit = 7\nenvironment = [\"T=1\"]\n";
     std::fs::write(&template, text.to_owned() + "[runners.custom_build_dir]\nenabled = true\n").unwrap();
     let with = ["--template-config", template.to_str().unwrap(), "--env", "A=1", "--custom_build_dir-enabled=false"];
-    bench.run("register", &[&MADE[..5], &with].concat()).check(0, &["Merging configuration from template"]);
+    bench.run("register", &[&REGISTER_FLAGS[..5], &with].concat()).check(0, &["Merging configuration from template"]);
     let config = bench.config();
     for line in [
         "concurrent = 1",
@@ -171,7 +175,9 @@ async fn template_fills_in_missing_settings() {
         assert!(config.contains(line), "`{line}` is missing in\n{config}");
     }
     std::fs::write(&template, "concurrent = 1\n").unwrap();
-    bench.run("register", &[&MADE[..], &with].concat()).check(1, &["exactly one [[runners]] entry", "but has 0"]);
+    bench
+        .run("register", &[&REGISTER_FLAGS[..], &with].concat())
+        .check(1, &["exactly one [[runners]] entry", "but has 0"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -180,7 +186,7 @@ async fn failed_registration_is_reverted() {
     let broken = ["-n", "-u", "URL", "-r", REGISTRATION_TOKEN, "--executor", "rocket"];
     bench.run("register", &broken).check(1, &["Unregistering runner from GitLab succeeded", "invalid executor"]);
     assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
-    bench.run("register", &[&MADE[..5], &["--executor", "rocket"]].concat()).check(1, &["Unregistering"]);
+    bench.run("register", &[&REGISTER_FLAGS[..5], &["--executor", "rocket"]].concat()).check(1, &["Unregistering"]);
     assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
     bench.run("register", &[&broken[..], &["--leave-runner"]].concat()).check(1, &["invalid executor"]);
     assert_eq!(bench.coordinator.runner_tokens().len(), 2);
@@ -190,7 +196,7 @@ async fn failed_registration_is_reverted() {
 async fn unwritable_file_is_detected_before_registration() {
     let bench = Bench::start().await;
     bench.configure("[[runners]\n");
-    bench.run("register", &MADE).check(1, &["invalid configuration", "line 1 is not valid TOML"]);
+    bench.run("register", &REGISTER_FLAGS).check(1, &["invalid configuration", "line 1 is not valid TOML"]);
     assert!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
 }
 
@@ -205,13 +211,13 @@ async fn prompts_repeat_until_answered() {
     let mut child = interactive(&bench);
     let answers = format!("\n{}\n{REGISTRATION_TOKEN}\nmine\n\nnote\nrocket\nshell\n", bench.url());
     child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
-    let ended = Ended::of(child.wait_with_output().unwrap()).check(0, &["Invalid executor specified"]);
+    let result = CommandResult::of(child.wait_with_output().unwrap()).check(0, &["Invalid executor specified"]);
     for question in ["Enter the GitLab instance URL", "Enter the registration token", "Enter tags for the runner"] {
-        assert!(ended.stderr.contains(question), "{}", ended.stderr);
+        assert!(result.stderr.contains(question), "{}", result.stderr);
     }
-    assert_eq!(ended.stderr.matches("Enter the GitLab instance URL").count(), 2);
-    let told = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
-    assert_eq!((told.description.as_deref(), told.run_untagged, told.tag_list), (Some("mine"), true, None));
+    assert_eq!(result.stderr.matches("Enter the GitLab instance URL").count(), 2);
+    let settings = bench.coordinator.runner("memory-2").unwrap().registered.unwrap();
+    assert_eq!((settings.description.as_deref(), settings.run_untagged, settings.tag_list), (Some("mine"), true, None));
     assert!(bench.config().contains("name = \"mine\""));
 }
 
@@ -221,22 +227,22 @@ async fn end_of_input_and_signals_revert_the_registration() {
     let until_executor = format!("{}\n{REGISTRATION_TOKEN}\nmine\n\n\n", bench.url());
     let mut child = interactive(&bench);
     child.stdin.take().unwrap().write_all(until_executor.as_bytes()).unwrap();
-    Ended::of(child.wait_with_output().unwrap()).check(1, &["input ended at the prompt for --executor"]);
+    CommandResult::of(child.wait_with_output().unwrap()).check(1, &["input ended at the prompt for --executor"]);
     assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
 
     let mut child = interactive(&bench);
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(until_executor.as_bytes()).unwrap();
     let mut errors = BufReader::new(child.stderr.take().unwrap());
-    let mut seen = String::new();
-    while !seen.contains("Enter an executor") {
-        assert_ne!(errors.read_line(&mut seen).unwrap(), 0, "{seen}");
+    let mut output = String::new();
+    while !output.contains("Enter an executor") {
+        assert_ne!(errors.read_line(&mut output).unwrap(), 0, "{output}");
     }
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    errors.read_to_string(&mut seen).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(1), "{seen}");
-    assert!(seen.contains("canceled by a signal") && seen.contains("Unregistering runner"), "{seen}");
+    errors.read_to_string(&mut output).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{output}");
+    assert!(output.contains("canceled by a signal") && output.contains("Unregistering runner"), "{output}");
     assert_eq!(bench.coordinator.runner_tokens(), [RUNNER_TOKEN]);
     assert!(!bench.home.path("config.toml").exists());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
 
 use super::support::Home;
-use crate::process::Ended;
+use crate::process::CommandResult;
 
 /// Environment of a test that uses a coordinator.
 pub(crate) struct Bench {
@@ -37,14 +37,14 @@ impl Bench {
     }
 
     /// Runs a command on that file, with `URL` in its arguments replaced.
-    pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> Ended {
+    pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> CommandResult {
         self.home.run(&self.arguments(command, arguments))
     }
 
     pub(crate) fn arguments(&self, command: &str, arguments: &[&str]) -> Vec<String> {
         let config = self.home.path("config.toml").display().to_string();
-        let own = [command.to_owned(), "--config".to_owned(), config];
-        own.into_iter().chain(arguments.iter().map(|argument| argument.replace("URL", &self.url()))).collect()
+        let common = [command.to_owned(), "--config".to_owned(), config];
+        common.into_iter().chain(arguments.iter().map(|argument| argument.replace("URL", &self.url()))).collect()
     }
 
     pub(crate) fn system_id(&self) -> String {
@@ -53,10 +53,10 @@ impl Bench {
 }
 
 /// Removes dates from a text, because they differ between runs.
-pub(crate) fn undated(text: &str) -> String {
-    let undated = |line: &str| match line.split_once("_at = ") {
+pub(crate) fn without_dates(text: &str) -> String {
+    let without_dates = |line: &str| match line.split_once("_at = ") {
         Some((key, _)) => format!("{key}_at = DATE"),
         None => line.to_owned(),
     };
-    text.lines().map(|line| undated(line) + "\n").collect()
+    text.lines().map(|line| without_dates(line) + "\n").collect()
 }

@@ -5,25 +5,25 @@ use std::path::Path;
 use std::process::Command;
 
 use super::support::Home;
-use crate::process::Ended;
+use crate::process::CommandResult;
 
-/// Creates a home whose PATH has a `systemctl`. It records its arguments in `calls`, and then runs `behaviour`.
-fn home_with_systemctl(behaviour: &str) -> Home {
+/// Creates a home whose PATH has a `systemctl`. It records its arguments in `calls`, and then runs `behavior`.
+fn home_with_systemctl(behavior: &str) -> Home {
     let home = Home::new();
-    let folder = home.path("bin");
-    std::fs::create_dir(&folder).unwrap();
+    let directory = home.path("bin");
+    std::fs::create_dir(&directory).unwrap();
     let calls = home.path("calls");
-    let script = format!("#!/bin/sh\necho \"$@\" >> {}\n{behaviour}\n", calls.display());
-    std::fs::write(folder.join("systemctl"), script).unwrap();
-    std::fs::set_permissions(folder.join("systemctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = format!("#!/bin/sh\necho \"$@\" >> {}\n{behavior}\n", calls.display());
+    std::fs::write(directory.join("systemctl"), script).unwrap();
+    std::fs::set_permissions(directory.join("systemctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
     home
 }
 
-fn run(home: &Home, arguments: &[&str]) -> Ended {
+fn run(home: &Home, arguments: &[&str]) -> CommandResult {
     let mut command = home.command(arguments);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let path = std::env::join_paths([home.path("bin")].into_iter().chain(std::env::split_paths(&path))).unwrap();
-    Ended::of(command.env("PATH", path).output().unwrap())
+    CommandResult::of(command.env("PATH", path).output().unwrap())
 }
 
 fn calls(home: &Home) -> String {
@@ -83,8 +83,8 @@ fn systemd_accepts_the_unit() {
     assert!(text.contains("\nUser=root\n") && !text.contains("HOME="), "{text}");
     for unit in [unit.clone(), unit.with_file_name("gitlab-runner-tmp.service")].iter().filter(|unit| unit.exists()) {
         let checked = Command::new("systemd-analyze").arg("verify").arg(unit).output().unwrap();
-        let said = String::from_utf8_lossy(&checked.stderr);
-        assert_eq!(said.lines().find(|line| line.contains("gitlab-runner")), None);
+        let stderr = String::from_utf8_lossy(&checked.stderr);
+        assert_eq!(stderr.lines().find(|line| line.contains("gitlab-runner")), None);
     }
 }
 
@@ -99,8 +99,8 @@ fn temporary_directory_survives_service_restarts() {
     let home = home_with_systemctl("");
     let root = home.path("image");
     run(&home, &["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner", "-n", "ci"]).check(0, &[]);
-    let folder = root.join("etc/systemd/system");
-    let (service, temporary) = (settings(&folder.join("ci.service")), settings(&folder.join("ci-tmp.service")));
+    let directory = root.join("etc/systemd/system");
+    let (service, temporary) = (settings(&directory.join("ci.service")), settings(&directory.join("ci-tmp.service")));
     let has = |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
     has(&service, "PrivateTmp=yes");
     // systemd deletes the directory with the last unit that has it. A job outlives the service, and needs its files.
@@ -109,12 +109,12 @@ fn temporary_directory_survives_service_restarts() {
     has(&service, "After=network-online.target ci-tmp.service");
     has(&temporary, "PrivateTmp=yes");
     has(&temporary, "RemainAfterExit=yes");
-    // Each of these settings would take away what jobs have on a host: sudo, packages, a home, cgroups.
+    // Each of these settings would restrict what jobs can use on a host: sudo, packages, the home directory, cgroups.
     for line in &service {
         let name = line.split('=').next().unwrap();
-        let wrong =
+        let forbidden =
             ["NoNewPrivileges", "Protect", "Restrict", "SystemCall", "ReadOnly", "PrivateDevices", "PrivateUsers"];
-        assert!(!wrong.iter().any(|start| name.starts_with(start)), "{line}");
+        assert!(!forbidden.iter().any(|start| name.starts_with(start)), "{line}");
     }
 }
 
@@ -140,7 +140,10 @@ fn user_service_is_installed_for_the_user() {
     let home = home_with_systemctl("");
     run(&home, &["install", "--user-service", "-c", "config.toml"]).check(0, &["Installed"]);
     let unit = std::fs::read_to_string(home.path(".config/systemd/user/gitlab-runner.service")).unwrap();
-    assert!(!unit.contains("PrivateTmp="), "it would take a user namespace, and jobs their sudo");
+    assert!(
+        !unit.contains("PrivateTmp="),
+        "a mount namespace would require a user namespace, in which jobs could not use sudo"
+    );
     let config = home.path("config.toml");
     assert!(unit.contains(&format!("--config {} ", config.display())) && unit.contains("WantedBy=default.target"));
     assert_eq!(calls(&home), "--user daemon-reload\n--user enable gitlab-runner.service\n");
@@ -155,30 +158,31 @@ fn install_requires_exactly_one_user_flag() {
     let install = ["install", "--root", root.to_str().unwrap()];
     run(&home, &install).check(1, &["please specify the user of the service"]);
     run(&home, &[&install[..], &["-u", "a", "-i", "b"]].concat()).check(1, &["cannot be used with"]);
-    run(&home, &[&install[..], &["--init-user", "nobody at all"]].concat()).check(1, &["nobody at all", "--config"]);
+    run(&home, &[&install[..], &["--init-user", "no such user"]].concat()).check(1, &["no such user", "--config"]);
     assert!(!root.exists() && calls(&home).is_empty());
 }
 
 #[test]
 fn systemctl_errors_are_reported_and_leave_nothing() {
-    let home = home_with_systemctl("echo no such luck >&2; exit 3");
-    run(&home, &["start"]).check(1, &["`systemctl start gitlab-runner.service` failed with exit code 3: no such luck"]);
-    run(&home, &["install", "--user-service", "-c", "config.toml"]).check(1, &["daemon-reload", "no such luck"]);
+    let home = home_with_systemctl("echo connection refused >&2; exit 3");
+    run(&home, &["start"])
+        .check(1, &["`systemctl start gitlab-runner.service` failed with exit code 3: connection refused"]);
+    run(&home, &["install", "--user-service", "-c", "config.toml"]).check(1, &["daemon-reload", "connection refused"]);
     assert!(!home.path(".config/systemd/user/gitlab-runner.service").exists());
     let mut without = home.command(&["stop"]);
     without.env("PATH", home.path("nowhere"));
-    Ended::of(without.output().unwrap()).check(1, &["no `systemctl` on PATH", "gitlab-runner run"]);
+    CommandResult::of(without.output().unwrap()).check(1, &["no `systemctl` on PATH", "gitlab-runner run"]);
 }
 
 #[test]
 fn status_has_output_and_exit_code() {
-    let says = |load: &str, active: &str| {
+    let status = |load: &str, active: &str| {
         let home = home_with_systemctl(&format!("echo LoadState={load}; echo ActiveState={active}"));
         run(&home, &["status", "-n", "ci"])
     };
-    let running = says("loaded", "active");
+    let running = status("loaded", "active");
     assert_eq!((running.code, running.stdout.as_str()), (0, "ci: Service is running\n"));
-    says("loaded", "inactive").check(1, &["ci: Service has stopped"]);
-    says("not-found", "inactive").check(1, &["ci: the service is not installed"]);
-    assert_eq!(says("loaded", "inactive").stdout, "");
+    status("loaded", "inactive").check(1, &["ci: Service has stopped"]);
+    status("not-found", "inactive").check(1, &["ci: the service is not installed"]);
+    assert_eq!(status("loaded", "inactive").stdout, "");
 }

@@ -13,9 +13,9 @@ use tonic::transport::Channel;
 use super::support::Home;
 use crate::process::until;
 
-/// Wire format of every answer.
+/// Wire format of every response.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Answer {
+struct StatusResponse {
     #[prost(int32, tag = "1")]
     status: i32,
     #[prost(string, tag = "2")]
@@ -24,7 +24,7 @@ struct Answer {
 
 /// Wire format of a request with a callback. Without one, it is that of every request.
 #[derive(Clone, PartialEq, prost::Message)]
-struct Ask {
+struct ShutdownRequest {
     #[prost(message, optional, tag = "1")]
     callback: Option<Callback>,
 }
@@ -90,24 +90,24 @@ impl Wrapped {
         Self { process, home, channel: channel.await.unwrap() }
     }
 
-    async fn call(&self, method: &str, ask: Ask) -> Result<Answer, tonic::Status> {
+    async fn call(&self, method: &str, request: ShutdownRequest) -> Result<StatusResponse, tonic::Status> {
         let mut client = tonic::client::Grpc::new(self.channel.clone());
         client.ready().await.unwrap();
         let path = format!("/gitlab_com.gitlab_runner.runner_wrapper.ProcessWrapper/{method}");
         let path: PathAndQuery = path.parse().unwrap();
-        let codec = tonic_prost::ProstCodec::<Ask, Answer>::default();
-        Ok(client.unary(tonic::Request::new(ask), path, codec).await?.into_inner())
+        let codec = tonic_prost::ProstCodec::<ShutdownRequest, StatusResponse>::default();
+        Ok(client.unary(tonic::Request::new(request), path, codec).await?.into_inner())
     }
 
-    async fn status(&self) -> Answer {
-        self.call("CheckStatus", Ask::default()).await.unwrap()
+    async fn status(&self) -> StatusResponse {
+        self.call("CheckStatus", ShutdownRequest::default()).await.unwrap()
     }
 
     /// Polls until the runner has stopped.
-    async fn stopped(&self) -> Answer {
+    async fn stopped(&self) -> StatusResponse {
         until(async || {
-            let answer = self.status().await;
-            if answer.status == STOPPED { Ok(answer) } else { Err(format!("{answer:?}")) }
+            let response = self.status().await;
+            if response.status == STOPPED { Ok(response) } else { Err(format!("{response:?}")) }
         })
         .await
     }
@@ -121,29 +121,29 @@ impl Wrapped {
 #[tokio::test(flavor = "multi_thread")]
 async fn graceful_shutdown_sends_the_callback() {
     let mut wrapped = Wrapped::start().await;
-    assert_eq!(wrapped.status().await, Answer { status: RUNNING, failure: String::new() });
-    let (told, mut heard) = tokio::sync::mpsc::channel(1);
+    assert_eq!(wrapped.status().await, StatusResponse { status: RUNNING, failure: String::new() });
+    let (sender, mut callbacks) = tokio::sync::mpsc::channel(1);
     let app = axum::Router::new().fallback(move |request: axum::extract::Request| {
-        let told = told.clone();
+        let sender = sender.clone();
         async move {
             let header = request.headers()["x-who"].to_str().unwrap().to_owned();
-            told.send(format!("{} {} {header}", request.method(), request.uri())).await.unwrap();
+            sender.send(format!("{} {} {header}", request.method(), request.uri())).await.unwrap();
         }
     });
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/gone", listener.local_addr().unwrap());
+    let url = format!("http://{}/stopped", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     let callback = |url: String| {
         let headers = [("X-Who".to_owned(), "me".to_owned())].into();
-        Ask { callback: Some(Callback { url, method: "PUT".to_owned(), headers }) }
+        ShutdownRequest { callback: Some(Callback { url, method: "PUT".to_owned(), headers }) }
     };
-    let refused = wrapped.call("InitGracefulShutdown", callback("no url".to_owned())).await.unwrap_err();
-    assert!(refused.code() == tonic::Code::InvalidArgument && refused.message().contains("no url"), "{refused:?}");
-    assert_eq!(wrapped.status().await.status, RUNNING, "a request that is refused changes nothing");
+    let error = wrapped.call("InitGracefulShutdown", callback("no url".to_owned())).await.unwrap_err();
+    assert!(error.code() == tonic::Code::InvalidArgument && error.message().contains("no url"), "{error:?}");
+    assert_eq!(wrapped.status().await.status, RUNNING, "a rejected request must change nothing");
 
-    let answer = wrapped.call("InitGracefulShutdown", callback(url)).await.unwrap();
-    assert_eq!(answer.status, IN_SHUTDOWN);
-    assert_eq!(heard.recv().await.unwrap(), "PUT /gone me");
+    let response = wrapped.call("InitGracefulShutdown", callback(url)).await.unwrap();
+    assert_eq!(response.status, IN_SHUTDOWN);
+    assert_eq!(callbacks.recv().await.unwrap(), "PUT /stopped me");
     assert!(wrapped.stopped().await.failure.contains("SIGQUIT"), "{:?}", wrapped.status().await);
     wrapped.signal(rustix::process::Signal::TERM);
     wrapped.process.wait().unwrap();
@@ -152,7 +152,7 @@ async fn graceful_shutdown_sends_the_callback() {
 #[tokio::test(flavor = "multi_thread")]
 async fn forceful_shutdown_stops_the_runner_immediately() {
     let wrapped = Wrapped::start().await;
-    assert_eq!(wrapped.call("InitForcefulShutdown", Ask::default()).await.unwrap().status, IN_SHUTDOWN);
+    assert_eq!(wrapped.call("InitForcefulShutdown", ShutdownRequest::default()).await.unwrap().status, IN_SHUTDOWN);
     assert!(wrapped.stopped().await.failure.contains("SIGTERM"));
 }
 
@@ -160,7 +160,7 @@ async fn forceful_shutdown_stops_the_runner_immediately() {
 async fn wrapper_and_runner_exit_together() {
     let mut wrapped = Wrapped::start().await;
     std::fs::remove_file(wrapped.home.path("log")).unwrap();
-    assert_eq!(wrapped.process.wait().unwrap().code(), Some(100), "it ended by itself: so does the wrapper");
+    assert_eq!(wrapped.process.wait().unwrap().code(), Some(100), "the wrapper exits with the exit code of the runner");
     let mut wrapped = Wrapped::start().await;
     wrapped.signal(rustix::process::Signal::TERM);
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));
@@ -186,8 +186,8 @@ async fn default_socket_is_private_to_the_user() {
     assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o700, 0o600));
     let wrapped = Wrapped::connect(process, home, socket).await;
     assert_eq!(wrapped.status().await.status, RUNNING);
-    let said = std::fs::read_to_string(wrapped.home.path("stderr")).unwrap();
-    assert!(!said.contains("has no authentication"), "{said}");
+    let stderr = std::fs::read_to_string(wrapped.home.path("stderr")).unwrap();
+    assert!(!stderr.contains("has no authentication"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -211,7 +211,7 @@ async fn other_users_are_rejected_for_any_socket_mode() {
         my $socket = IO::Socket::UNIX->new(Peer => $ARGV[0]) or die "no connection: $!";
         syswrite($socket, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0");
         print sysread($socket, my $settings, 9) ? "answered" : "refused";"#;
-    let answered = |user: &str| {
+    let connection_result = |user: &str| {
         // Bypass the permissions of the directories above, so that only the check of the client's user is tested.
         let user = format!("--reuid={user}");
         let mut command = Command::new("setpriv");
@@ -226,8 +226,8 @@ async fn other_users_are_rejected_for_any_socket_mode() {
         let output = command.current_dir("/").arg(&socket).output().unwrap();
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
     };
-    assert_eq!(answered("0"), "answered");
-    assert_eq!(answered("65534"), "refused");
+    assert_eq!(connection_result("0"), "answered");
+    assert_eq!(connection_result("65534"), "refused");
 }
 
 #[test]
@@ -236,8 +236,8 @@ fn tcp_is_served_with_a_warning() {
     let mut process = start(&home, Path::new("/nonexistent"), &["--grpc-listen", "tcp://127.0.0.1:0"]);
     process.kill().unwrap();
     process.wait().unwrap();
-    let said = std::fs::read_to_string(home.path("stderr")).unwrap();
-    assert!(said.contains("has no authentication") && said.contains("tcp://127.0.0.1:0"), "{said}");
+    let stderr = std::fs::read_to_string(home.path("stderr")).unwrap();
+    assert!(stderr.contains("has no authentication") && stderr.contains("tcp://127.0.0.1:0"), "{stderr}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-"""Reads JSON strings, a line each, as YAML with libyaml; prints what each is: [tree, ...] or {"error": ...}.
+"""Reads one JSON string per line, and parses it as YAML with libyaml. Prints [tree, ...] or {"error": ...} for each.
 
-A scalar is {"plain": text} or {"quoted": text}, a list {"list": [...]}, a map {"map": [[key, value], ...]}. "unusable" stands for a
-text whose tree the other side refuses on purpose.
+A scalar is {"plain": text} or {"quoted": text}, a list is {"list": [...]}, and a map is {"map": [[key, value], ...]}. "unusable" is
+printed for a text that Muster rejects on purpose.
 """
 import json
 import sys
@@ -13,29 +13,29 @@ class Unusable(Exception):
     pass
 
 
-def shown(node, open_nodes):
+def describe(node, open_nodes):
     if id(node) in open_nodes:
         raise Unusable
     inner = open_nodes | {id(node)}
     if isinstance(node, yaml.ScalarNode):
         return {"quoted" if node.style else "plain": node.value}
     if isinstance(node, yaml.SequenceNode):
-        return {"list": [shown(item, inner) for item in node.value]}
+        return {"list": [describe(item, inner) for item in node.value]}
     if any(not isinstance(key, yaml.ScalarNode) for key, _ in node.value):
         raise Unusable
-    return {"map": [[shown(key, inner), shown(value, inner)] for key, value in node.value]}
+    return {"map": [[describe(key, inner), describe(value, inner)] for key, value in node.value]}
 
 
 for line in sys.stdin:
     try:
         nodes = list(yaml.compose_all(json.loads(line), Loader=yaml.CLoader))
-        answer = [shown(node, frozenset()) for node in nodes]
+        result = [describe(node, frozenset()) for node in nodes]
     except Unusable:
-        answer = "unusable"
+        result = "unusable"
     except yaml.composer.ComposerError as error:
-        # An anchor may be given again, as Psych allows; PyYAML does not.
-        is_again = "duplicate anchor" in str(error)
-        answer = "unusable" if is_again else {"error": f"{error.context}; {error.problem}"}
+        # Psych allows duplicate anchors, but PyYAML does not.
+        is_duplicate_anchor = "duplicate anchor" in str(error)
+        result = "unusable" if is_duplicate_anchor else {"error": f"{error.context}; {error.problem}"}
     except yaml.YAMLError as error:
-        answer = {"error": f"{getattr(error, 'context', None)}; {getattr(error, 'problem', None)}"}
-    print(json.dumps(answer))
+        result = {"error": f"{getattr(error, 'context', None)}; {getattr(error, 'problem', None)}"}
+    print(json.dumps(result))

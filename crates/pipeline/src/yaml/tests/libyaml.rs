@@ -109,12 +109,12 @@ fn text(rng: &mut ChaCha8Rng) -> String {
     let mut text: Vec<char> = FILES.choose(rng).unwrap().chars().collect();
     for _ in 0..rng.random_range(1..5) {
         let at = rng.random_range(0..=text.len());
-        let (gone, new) = match rng.random_range(0..3) {
+        let (removed, new) = match rng.random_range(0..3) {
             0 => (0, piece(rng)),
             1 => (rng.random_range(1..4), ""),
             _ => (0, *[" ", "\n"].choose(rng).unwrap()),
         };
-        let end = (at + gone).min(text.len());
+        let end = (at + removed).min(text.len());
         text.splice(at..end, new.chars());
     }
     text.into_iter().collect()
@@ -152,8 +152,12 @@ fn shown_by_libyaml(node: &Json) -> String {
 /// Parses each text with libyaml.
 fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/yaml/tests/libyaml.py");
-    let mut child =
-        Command::new(python).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("Python starts");
+    let mut child = Command::new(python)
+        .arg(script)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("failed to start Python");
     let mut input = child.stdin.take().unwrap();
     let lines: String = texts.iter().map(|text| format!("{}\n", serde_json::to_string(text).unwrap())).collect();
     let writer = std::thread::spawn(move || input.write_all(lines.as_bytes()));
@@ -164,35 +168,38 @@ fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
 
 #[test]
 fn c223_parses_generated_texts_like_libyaml() {
-    let what = "a Python with PyYAML";
-    let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", what) else { return };
+    let requirement = "a Python with PyYAML";
+    let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", requirement) else { return };
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     println!("MUSTER_TEST_SEED={seed}");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let texts: Vec<String> = (0..TEXTS).map(|_| text(&mut rng)).collect();
     let answers = libyaml(&std::path::Path::new(&venv).join("bin/python3"), &texts);
-    assert_eq!(answers.len(), texts.len(), "libyaml answers for each text");
-    let mut same = 0;
+    assert_eq!(answers.len(), texts.len(), "libyaml must return one line per text");
+    let mut equal = 0;
     for (text, answer) in texts.iter().zip(&answers) {
         let found = errors(text);
         match (answer.as_array(), answer.get("error").and_then(Json::as_str), found.first()) {
             (Some(trees), _, None) => {
-                let here: Vec<String> = parsed(text).documents.iter().map(|document| shown(&document.root)).collect();
-                let there: Vec<String> = trees.iter().map(shown_by_libyaml).collect();
-                assert_eq!(here, there, "{text:?}");
-                same += 1;
+                let ours: Vec<String> = parsed(text).documents.iter().map(|document| shown(&document.root)).collect();
+                let theirs: Vec<String> = trees.iter().map(shown_by_libyaml).collect();
+                assert_eq!(ours, theirs, "{text:?}");
+                equal += 1;
             }
             (Some(_), _, Some(problem)) => {
                 assert!(
                     REJECTED_BY_MUSTER.iter().any(|known| problem.contains(known)),
-                    "{text:?} is refused: {problem}"
+                    "{text:?} is rejected by Muster: {problem}"
                 );
             }
             (None, Some(error), None) => {
-                assert!(REJECTED_BY_LIBYAML.iter().any(|known| error.contains(known)), "{text:?} is accepted: {error}");
+                assert!(
+                    REJECTED_BY_LIBYAML.iter().any(|known| error.contains(known)),
+                    "{text:?} is rejected only by libyaml: {error}"
+                );
             }
             _ => {}
         }
     }
-    assert!(same > TEXTS / 8, "only {same} of {TEXTS} texts were trees for both");
+    assert!(equal > TEXTS / 8, "only {equal} of {TEXTS} texts were parsed by both");
 }

@@ -24,9 +24,9 @@ use crate::wire::JobRequest;
 /// Returns the number of connections that three job requests open.
 async fn connections(age: ConnectionAge) -> usize {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
-    let note = Arc::clone(&seen);
+    let recorder = Arc::clone(&seen);
     let app = Router::new().fallback(any(move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
-        note.lock().insert(peer);
+        recorder.lock().insert(peer);
         StatusCode::NO_CONTENT
     }));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -90,7 +90,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
 }
 
 /// Creates a self-signed certificate as `openssl req -x509` does, with changes.
-fn own_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
+fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -99,7 +99,7 @@ fn own_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate,
 }
 
 /// Sends a job request to a server with a certificate, with `named` in `tls-ca-file`.
-async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
+async fn request_job_with_ca(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
     let (url, server) = server(certificate.der().clone(), key).await;
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
@@ -112,19 +112,20 @@ async fn asked(certificate: &Certificate, key: &KeyPair, named: &Certificate) ->
 
 #[tokio::test]
 async fn server_certificate_is_accepted_only_if_configured() {
-    let (authority, key) = own_certificate(|_| {});
-    asked(&authority, &key, &authority).await.unwrap();
-    let (plain, plain_key) = own_certificate(|params| params.is_ca = IsCa::ExplicitNoCa);
-    asked(&plain, &plain_key, &plain).await.unwrap();
-    let (other, _) = own_certificate(|_| {});
-    let error = asked(&authority, &key, &other).await.unwrap_err();
+    let (authority, key) = self_signed_certificate(|_| {});
+    request_job_with_ca(&authority, &key, &authority).await.unwrap();
+    let (plain, plain_key) = self_signed_certificate(|params| params.is_ca = IsCa::ExplicitNoCa);
+    request_job_with_ca(&plain, &plain_key, &plain).await.unwrap();
+    let (other, _) = self_signed_certificate(|_| {});
+    let error = request_job_with_ca(&authority, &key, &other).await.unwrap_err();
     assert!(error.contains("differs from the one in tls-ca-file") && error.contains("https://127.0.0.1:"), "{error}");
-    let (elsewhere, key) =
-        own_certificate(|params| params.subject_alt_names = vec![SanType::DnsName("g.example".try_into().unwrap())]);
-    let error = asked(&elsewhere, &key, &elsewhere).await.unwrap_err();
+    let (other_name, key) = self_signed_certificate(|params| {
+        params.subject_alt_names = vec![SanType::DnsName("g.example".try_into().unwrap())]
+    });
+    let error = request_job_with_ca(&other_name, &key, &other_name).await.unwrap_err();
     assert!(error.contains("not valid for name"), "{error}");
-    let (ended, key) = own_certificate(|params| params.not_after = rcgen::date_time_ymd(2001, 1, 1));
-    let error = asked(&ended, &key, &ended).await.unwrap_err();
+    let (expired, key) = self_signed_certificate(|params| params.not_after = rcgen::date_time_ymd(2001, 1, 1));
+    let error = request_job_with_ca(&expired, &key, &expired).await.unwrap_err();
     assert!(error.contains("has expired"), "{error}");
 }
 
@@ -134,21 +135,21 @@ async fn certificates_are_reloaded_and_invalid_files_are_ignored() {
     let (_, wrong, other) = server_with_authority().await;
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
-    let put = |text: &str| replace(&ca, text);
-    put(&wrong);
+    let write_ca = |text: &str| replace(&ca, text);
+    write_ca(&wrong);
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     let client = Client::with_tls(&url, &tls).unwrap();
-    let ask = async || client.request_job(&JobRequest::default(), &Progress::default()).await;
-    let error = ask().await.unwrap_err();
+    let request_job = async || client.request_job(&JobRequest::default(), &Progress::default()).await;
+    let error = request_job().await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
-    put(&right);
-    ask().await.unwrap();
-    put("no certificate");
-    ask().await.unwrap();
+    write_ca(&right);
+    request_job().await.unwrap();
+    write_ca("no certificate");
+    request_job().await.unwrap();
     std::fs::remove_file(&ca).unwrap();
-    ask().await.unwrap();
-    put(&wrong);
-    ask().await.unwrap_err();
+    request_job().await.unwrap();
+    write_ca(&wrong);
+    request_job().await.unwrap_err();
     server.abort();
     other.abort();
 }
@@ -176,7 +177,7 @@ async fn certificates_are_read_from_regular_files_only() {
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
     let url = Url::parse("https://127.0.0.1:1").unwrap();
-    for (path, words) in [
+    for (path, expected) in [
         (fifo.as_path(), "it is a FIFO"),
         (Path::new("/dev/zero"), "it is a device"),
         (folder.path(), "it is a directory"),
@@ -189,10 +190,10 @@ async fn certificates_are_read_from_regular_files_only() {
         ] {
             let url = url.clone();
             // In a separate thread, so that the test fails if it hangs.
-            let made = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
-            let made = tokio::time::timeout(Duration::from_secs(60), made).await.expect("it hangs").unwrap();
-            let error = made.unwrap_err().to_string();
-            assert!(error.contains(words) && error.contains(&path.display().to_string()), "{error}");
+            let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
+            let created = tokio::time::timeout(Duration::from_secs(60), created).await.expect("it hangs").unwrap();
+            let error = created.unwrap_err().to_string();
+            assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");
         }
     }
 }
@@ -201,14 +202,14 @@ async fn certificates_are_read_from_regular_files_only() {
 async fn request_that_waits_for_connection_can_be_canceled() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
-    let (certificate, key) = own_certificate(|_| {});
+    let (certificate, key) = self_signed_certificate(|_| {});
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
     std::fs::write(&ca, certificate.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
-    for takes_back in [true, false] {
+    for cancels in [true, false] {
         let progress = Progress::default();
-        let asking = tokio::spawn({
+        let request_task = tokio::spawn({
             let (client, progress) = (client.clone(), progress.clone());
             async move {
                 client.request_job(&JobRequest { token: "glrt-1".to_owned(), ..JobRequest::default() }, &progress).await
@@ -216,15 +217,15 @@ async fn request_that_waits_for_connection_can_be_canceled() {
         });
         let (stream, _) = listener.accept().await.unwrap();
         assert_eq!(progress.sent_at(), None);
-        assert!(!takes_back || progress.cancel_unsent());
+        assert!(!cancels || progress.cancel_unsent());
         let mut stream = acceptor(certificate.der().clone(), &key).accept(stream).await.unwrap();
         let mut request = Vec::new();
         while !request.ends_with(b"}") && stream.read_buf(&mut request).await.is_ok_and(|count| count > 0) {}
         let body = String::from_utf8(request).unwrap();
-        assert_eq!(body.contains("\"token\":\"glrt-1\""), !takes_back, "{body}");
-        assert_eq!((progress.sent_at().is_some(), progress.cancel_unsent()), (!takes_back, takes_back));
+        assert_eq!(body.contains("\"token\":\"glrt-1\""), !cancels, "{body}");
+        assert_eq!((progress.sent_at().is_some(), progress.cancel_unsent()), (!cancels, cancels));
         drop(stream);
-        assert!(asking.await.unwrap().is_err());
+        assert!(request_task.await.unwrap().is_err());
     }
 }
 

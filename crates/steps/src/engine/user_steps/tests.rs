@@ -11,9 +11,9 @@ use crate::log::Stream;
 use crate::process::{Containment, ProcessManager};
 
 #[derive(Default)]
-struct Memory(Mutex<String>);
+struct MemoryLog(Mutex<String>);
 
-impl Log for Memory {
+impl Log for MemoryLog {
     fn write(&self, _: Stream, bytes: &[u8]) {
         self.0.lock().push_str(&String::from_utf8_lossy(bytes));
     }
@@ -36,13 +36,13 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
     let nonce = dir.path().file_name().unwrap().to_string_lossy().into_owned();
     let processes = manager.new_job("steps", &nonce, Arc::new(|_| Ok(()))).unwrap();
-    let memory = Arc::new(Memory::default());
+    let memory = Arc::new(MemoryLog::default());
     let stop = StopToken::new();
     let variables = Map::from_iter([("CI_NAME".to_owned(), json!("from the job"))]);
     let grace = Duration::from_millis(200);
     let steps = UserSteps {
         processes: &processes,
-        log: Arc::<Memory>::clone(&memory),
+        log: Arc::<MemoryLog>::clone(&memory),
         stop: &stop,
         grace,
         environment: processes.environment().to_vec(),
@@ -78,10 +78,10 @@ async fn later_steps_get_outputs_and_exports_of_earlier_ones() {
         {"name": "show", "env": {"TEXT": "${{ steps.greet.outputs.text }}"}, "script": "echo \"$TEXT, seen $SEEN\""},
         {"name": "last", "script": "echo '${{ job.CI_NAME }}'"},
     ]);
-    let ran = run(&[("greet", GREET)], list).await;
-    assert_eq!(ran.result, Ok(()));
-    assert_eq!(ran.log, "hi from the job, seen true\nfrom the job\n");
-    let names: Vec<_> = ran.nodes.iter().map(|node| (node.name.as_str(), node.status)).collect();
+    let outcome = run(&[("greet", GREET)], list).await;
+    assert_eq!(outcome.result, Ok(()));
+    assert_eq!(outcome.log, "hi from the job, seen true\nfrom the job\n");
+    let names: Vec<_> = outcome.nodes.iter().map(|node| (node.name.as_str(), node.status)).collect();
     assert_eq!(names, ["greet", "show", "last"].map(|name| (name, StepStatus::Success)));
 }
 
@@ -92,18 +92,18 @@ async fn sequence_calls_sibling_steps_and_returns_outputs() {
                  both: ${{ steps.a.outputs.text + ', ' + steps.b.outputs.text }}\n";
     let all = "spec: {outputs: delegate}\n---\nrun: [{name: in, step: ../outer}]\ndelegate: in\n";
     let list = json!([{"name": "o", "step": "./all"}, {"script": "echo '${{ steps.o.outputs.both }}'"}]);
-    let ran = run(&[("greet", GREET), ("outer", outer), ("all", all)], list).await;
-    assert_eq!((ran.result, ran.log.as_str()), (Ok(()), "hi you, hi b\n"));
-    assert_eq!(ran.nodes[0].steps[0].steps.len(), 2);
+    let outcome = run(&[("greet", GREET), ("outer", outer), ("all", all)], list).await;
+    assert_eq!((outcome.result, outcome.log.as_str()), (Ok(()), "hi you, hi b\n"));
+    assert_eq!(outcome.nodes[0].steps[0].steps.len(), 2);
 }
 
 #[tokio::test]
 async fn first_failure_ends_sequence_with_path_in_error() {
     let outer = "{}\n---\nrun:\n  - {name: bad, script: exit 7}\n  - {name: never, script: echo never}\n";
-    let ran = run(&[("outer", outer)], json!([{"name": "o", "step": "./outer"}, {"script": "echo never"}])).await;
-    assert_eq!(ran.log, "");
-    assert!(ran.result.unwrap_err().ends_with("exec: exit status 7"));
-    assert_eq!((ran.nodes.len(), ran.nodes[0].exit_code, ran.nodes[0].steps.len()), (1, Some(7), 1));
+    let outcome = run(&[("outer", outer)], json!([{"name": "o", "step": "./outer"}, {"script": "echo never"}])).await;
+    assert_eq!(outcome.log, "");
+    assert!(outcome.result.unwrap_err().ends_with("exec: exit status 7"));
+    assert_eq!((outcome.nodes.len(), outcome.nodes[0].exit_code, outcome.nodes[0].steps.len()), (1, Some(7), 1));
 }
 
 #[tokio::test]
@@ -111,8 +111,8 @@ async fn env_layers_override_each_other_in_order() {
     let show = "{}\n---\nexec: {command: [sh, -c, 'echo $A $B $C']}\nenv: {C: definition}\n";
     let outer =
         "{}\n---\nrun:\n  - {name: s, step: ../show, env: {B: item, C: item}}\nenv: {A: outer, B: outer, C: outer}\n";
-    let ran = run(&[("show", show), ("outer", outer)], json!([{"name": "o", "step": "./outer"}])).await;
-    assert_eq!((ran.result, ran.log.as_str()), (Ok(()), "outer item definition\n"));
+    let outcome = run(&[("show", show), ("outer", outer)], json!([{"name": "o", "step": "./outer"}])).await;
+    assert_eq!((outcome.result, outcome.log.as_str()), (Ok(()), "outer item definition\n"));
 }
 
 #[tokio::test]
@@ -130,8 +130,8 @@ async fn invalid_step_is_rejected_with_reason() {
         (json!({"name": "x"}), "needs exactly one of"),
     ] {
         let lost = "{}\n---\nexec: {command: [no-such-program-anywhere]}\n";
-        let ran = run(&[("greet", GREET), ("endless", endless), ("lost", lost)], json!([item])).await;
-        let error = ran.result.unwrap_err();
+        let outcome = run(&[("greet", GREET), ("endless", endless), ("lost", lost)], json!([item])).await;
+        let error = outcome.result.unwrap_err();
         assert!(error.contains(part), "{part}: {error}");
     }
 }

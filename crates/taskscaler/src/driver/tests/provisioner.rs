@@ -8,11 +8,11 @@ use crate::types::{SlotRequest, TaskKey};
 #[tokio::test]
 async fn v01_max_instances_above_plugin_limit_is_rejected() {
     let cloud = Cloud::new();
-    cloud.plugin.send_replace(HostStatus::Up { max_size: 10 });
+    cloud.plugin.send_replace(PluginAvailability::Up { max_size: 10 });
     let config = Config::new(GroupConfig::new("main", 20));
-    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(&cloud);
+    let plugin: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(&cloud);
     let store = Box::new(MemoryLedger::default());
-    let error = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
+    let error = Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
         .await
         .unwrap_err()
         .to_string();
@@ -20,19 +20,19 @@ async fn v01_max_instances_above_plugin_limit_is_rejected() {
     assert!(error.ends_with("max size option exceeds instance group's max size"), "{error}");
 }
 
-/// Starts a scaler whose only instance has had its one job and is being deleted without end.
+/// Starts a scaler whose only instance is being deleted after its job. The deletion has no effect.
 async fn scaler_with_deleting_instance(cloud: &Arc<Cloud>) -> Scaler {
     cloud.ignores_deletions.store(true, Ordering::Relaxed);
     let mut config = Config::new(GroupConfig::new("main", 1));
     config.max_uses = NonZeroU32::new(1);
-    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let plugin: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
     let store = Box::new(MemoryLedger::default());
-    let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
+    let scaler = Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0)
         .await
         .unwrap();
     let reservation = scaler.admit(TaskKey::new("job"));
     drop(reservation.acquire(SlotRequest::default(), Duration::from_secs(60)).await.unwrap());
-    seconds(1).await;
+    sleep_seconds(1).await;
     assert_eq!(states(&scaler).await, ["deleting"]);
     scaler
 }
@@ -42,7 +42,7 @@ async fn v14_shutdown_waits_for_slow_deletion() {
     let cloud = Cloud::new();
     let scaler = scaler_with_deleting_instance(&cloud).await;
     let shutdown = tokio::spawn(async move { scaler.shutdown(Duration::from_secs(600)).await });
-    seconds(300).await;
+    sleep_seconds(300).await;
     assert!(!shutdown.is_finished(), "gitlab-runner returns after one interval of ten seconds");
     cloud.machines.lock().unwrap().clear();
     assert_eq!(shutdown.await.unwrap(), []);
@@ -52,8 +52,8 @@ async fn v14_shutdown_waits_for_slow_deletion() {
 async fn v14_shutdown_returns_remaining_instances_after_timeout() {
     let cloud = Cloud::new();
     let scaler = scaler_with_deleting_instance(&cloud).await;
-    let began = tokio::time::Instant::now();
+    let start = tokio::time::Instant::now();
     let remaining = scaler.shutdown(Duration::from_secs(600)).await;
     assert_eq!(remaining.iter().map(|instance| &*instance.id).collect::<Vec<_>>(), ["i0"]);
-    assert!(began.elapsed() <= Duration::from_secs(610), "{:?}", began.elapsed());
+    assert!(start.elapsed() <= Duration::from_secs(610), "{:?}", start.elapsed());
 }

@@ -41,20 +41,20 @@ impl LedgerStore for Disk {
 async fn scaler(cloud: &Arc<Cloud>, disk: &Disk) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 10));
     config.heartbeat_interval = Some(Duration::from_secs(4));
-    let hosts: Vec<Arc<dyn InstanceGroupPort>> = vec![Arc::<Cloud>::clone(cloud)];
+    let plugins: Vec<Arc<dyn InstanceGroupPort>> = vec![Arc::<Cloud>::clone(cloud)];
     let store = Box::new(disk.clone());
-    Scaler::start(config, hosts, Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
+    Scaler::start(config, plugins, Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
 async fn lease(scaler: &Scaler, key: &str) -> Result<LeaseHandle, AcquireError> {
     scaler.admit(TaskKey::new(key)).acquire(SlotRequest::default(), Duration::from_secs(30)).await
 }
 
-async fn check_scaler_while_disk_is(failure: DiskState, message: &str) {
+async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
     let (cloud, disk) =
         (Cloud::new(), Disk { state: watch::Sender::new(DiskState::Working), rows: MemoryLedger::default() });
     let scaler = scaler(&cloud, &disk).await;
-    let [held, doomed] = [lease(&scaler, "held").await.unwrap(), lease(&scaler, "doomed").await.unwrap()];
+    let [surviving, lost] = [lease(&scaler, "surviving").await.unwrap(), lease(&scaler, "lost").await.unwrap()];
     let before = cloud.ids();
 
     disk.state.send_replace(failure);
@@ -62,14 +62,14 @@ async fn check_scaler_while_disk_is(failure: DiskState, message: &str) {
         Err(AcquireError::Timeout { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
-    assert!(reason.contains(message), "the waiting job learns the reason: {reason}");
+    assert!(reason.contains(message), "the error of the waiting job contains the reason: {reason}");
     assert_eq!(cloud.ids(), before, "no instance is created that the ledger does not contain");
     let refusal = scaler.reserve(TaskKey::new("job")).await.unwrap_err().unwrap().to_string();
     assert!(refusal.contains(message), "no job is requested: {refusal}");
 
-    cloud.machines.lock().unwrap().remove(doomed.instance());
-    doomed.connection_lost();
-    let loss = timeout(Duration::from_secs(5), doomed.lost()).await.expect("the job learns that its instance is lost");
+    cloud.machines.lock().unwrap().remove(lost.instance());
+    lost.connection_lost();
+    let loss = timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease reports that its instance is lost");
     assert_eq!(loss, LossReason::Missing);
     let status = timeout(Duration::from_secs(1), scaler.status()).await.unwrap().unwrap();
     assert!(status.scale_up_blocked.iter().any(|block| block.contains(message)), "{:?}", status.scale_up_blocked);
@@ -77,24 +77,24 @@ async fn check_scaler_while_disk_is(failure: DiskState, message: &str) {
 
     disk.state.send_replace(DiskState::Working);
     let new = lease(&scaler, "newer").await.unwrap();
-    assert_ne!(new.instance(), held.instance(), "the queued request got a new instance");
+    assert_ne!(new.instance(), surviving.instance(), "the queued request got a new instance");
     assert!(scaler.reserve(TaskKey::new("job")).await.is_ok());
     new.leave_to_next_start();
 
     disk.state.send_replace(failure);
-    drop(held);
-    let began = Instant::now();
+    drop(surviving);
+    let start = Instant::now();
     scaler.shutdown(Duration::from_secs(1)).await;
-    assert!(began.elapsed() <= Duration::from_secs(11), "{:?}", began.elapsed());
+    assert!(start.elapsed() <= Duration::from_secs(11), "{:?}", start.elapsed());
     assert!(scaler.status().await.is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn full_disk_pauses_only_what_must_be_stored() {
-    check_scaler_while_disk_is(DiskState::Full, "no space left on device").await;
+async fn full_disk_pauses_only_actions_that_must_be_stored() {
+    check_scaler_with_disk_state(DiskState::Full, "no space left on device").await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_disk_pauses_only_what_must_be_stored() {
-    check_scaler_while_disk_is(DiskState::Hanging, "a write of the scaler ledger is in progress for").await;
+async fn hanging_disk_pauses_only_actions_that_must_be_stored() {
+    check_scaler_with_disk_state(DiskState::Hanging, "a write of the scaler ledger has been in progress for").await;
 }

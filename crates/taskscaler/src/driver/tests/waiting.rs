@@ -8,31 +8,31 @@ use tokio::time::timeout;
 use super::*;
 use crate::types::{SlotRequest, TaskKey};
 
-/// A time that is longer than any test takes.
+/// A duration that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Starts a scaler with at most `max` instances of one slot each and an idle time of `LONG`.
-async fn scaler_of(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
+async fn scaler_with_limits(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.max_uses = std::num::NonZeroU32::new(uses);
     let preemptive = idle > 0;
     config.policies =
         Policies::always(IdleTarget { idle_count: idle, idle_time: LONG, preemptive, ..IdleTarget::default() });
-    let host: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
+    let plugin: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
     let store = Box::new(MemoryLedger::default());
-    Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
+    Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
-/// R014.
+/// Requirement R014 (docs/requirements.md): an acquisition can be bound to a context (`Acquisition.WithContext`, open).
 #[tokio::test(start_paused = true)]
 async fn canceled_request_releases_its_reservation() {
     let cloud = Cloud::new();
     *cloud.initial_state.lock().unwrap() = InstanceState::Creating;
-    let scaler = scaler_of(&cloud, 1, 0, 0).await;
-    seconds(60).await;
+    let scaler = scaler_with_limits(&cloud, 1, 0, 0).await;
+    sleep_seconds(60).await;
     let reservation = scaler.reserve(TaskKey::new("job")).await.unwrap();
     let waiting = tokio::spawn(reservation.acquire(SlotRequest::default(), LONG));
-    seconds(600).await;
+    sleep_seconds(600).await;
     assert!(scaler.reserve(TaskKey::new("next")).await.is_err(), "the only slot is reserved");
     let keys = async || scaler.status().await.unwrap().waiting.into_iter().map(|waiting| waiting.key);
     assert_eq!(keys().await.collect::<Vec<_>>(), ["job"]);
@@ -48,10 +48,10 @@ async fn canceled_request_releases_its_reservation() {
     assert_eq!(keys().await.count(), 0);
 }
 
-/// R037: runs jobs one after another and returns how many ran on each instance, in the order of the instances.
+/// Requirement R037: runs jobs one after another and returns how many ran on each instance, in the order of the instances.
 async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
     let cloud = Cloud::new();
-    let scaler = scaler_of(&cloud, 1, 0, max_use_count).await;
+    let scaler = scaler_with_limits(&cloud, 1, 0, max_use_count).await;
     let mut used: Vec<(InstanceId, usize)> = Vec::new();
     for job in 0..jobs {
         let admitted = scaler.admit(TaskKey::new(job.to_string()));
@@ -71,27 +71,27 @@ async fn instance_runs_exactly_max_use_count_jobs() {
     assert_eq!(uses(0, 12).await, [12], "without a limit");
 }
 
-/// R039.
+/// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.
 #[tokio::test(start_paused = true)]
 async fn acquire_only_queues_demand_while_no_instance_exists() {
     let cloud = Cloud::new();
-    let scaler = scaler_of(&cloud, 10, 0, 0).await;
-    seconds(60).await;
-    let mut acquires = pin!(scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG));
-    let is_waiting = std::future::poll_fn(|context| Poll::Ready(acquires.as_mut().poll(context).is_pending())).await;
+    let scaler = scaler_with_limits(&cloud, 10, 0, 0).await;
+    sleep_seconds(60).await;
+    let mut acquire = pin!(scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG));
+    let is_waiting = std::future::poll_fn(|context| Poll::Ready(acquire.as_mut().poll(context).is_pending())).await;
     assert!(is_waiting);
     assert_eq!(cloud.created.load(Ordering::Relaxed), 0, "the request itself creates no instance");
     assert_eq!(scaler.status().await.unwrap().waiting.len(), 1, "the scaler has the demand in its queue");
-    acquires.await.unwrap();
-    seconds(60).await;
-    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "one for the job, and no idle one");
+    acquire.await.unwrap();
+    sleep_seconds(60).await;
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "one instance for the job, and no idle instance");
 }
 
-/// R039.
+/// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.
 #[tokio::test(start_paused = true)]
 async fn idle_instances_are_created_without_a_request() {
     let cloud = Cloud::new();
-    let scaler = scaler_of(&cloud, 10, 3, 0).await;
-    seconds(60).await;
+    let scaler = scaler_with_limits(&cloud, 10, 3, 0).await;
+    sleep_seconds(60).await;
     assert_eq!((cloud.created.load(Ordering::Relaxed), states(&scaler).await), (3, vec!["ready".to_owned(); 3]));
 }

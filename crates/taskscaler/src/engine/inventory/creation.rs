@@ -1,4 +1,4 @@
-//! Requests for instances: which groups can be asked for how many, and what the provider answers.
+//! Requests for instances: how many each group can create now, and what the provider answers.
 
 use super::{Inventory, UNBOUNDED};
 use crate::config::Config;
@@ -19,7 +19,7 @@ pub(in crate::engine) struct ScaleUpLimits {
 }
 
 impl Inventory {
-    /// Returns why each group cannot create instances now, in the order in which the groups are used.
+    /// Returns for each group why it cannot create instances now, or `None` if it can. The groups are in the order of their use.
     pub(in crate::engine) fn scale_up_blocks(
         &mut self,
         now: Now,
@@ -44,7 +44,7 @@ impl Inventory {
         }
         if !group.is_listed {
             return Some(ScaleUpBlock::NotListedYet {
-                error: group.lists.failure().map(|(_, error)| error.to_owned()),
+                error: group.list_calls.failure().map(|(_, error)| error.to_owned()),
             });
         }
         if headroom == 0 {
@@ -90,37 +90,37 @@ impl Inventory {
         inputs: Inputs,
         limits: ScaleUpLimits,
     ) -> u64 {
-        let (mut left, mut passed) = (missing, Vec::new());
+        let (mut remaining, mut skipped) = (missing, Vec::new());
         for (id, block) in self.scale_up_blocks(now, limits) {
             match block {
-                // Wait instead of using the next group, which may cost more: this block ends in a moment.
+                // This block ends soon. Wait for that instead of using the next group, which may cost more.
                 Some(ScaleUpBlock::Throttled | ScaleUpBlock::NotListedYet { error: None }) => break,
                 Some(block) => {
-                    passed.push((id, block));
+                    skipped.push((id, block));
                     continue;
                 }
                 None => {}
             }
-            let count = self.request_size(now, id, left, limits);
+            let count = self.request_size(now, id, remaining, limits);
             if count > 0 {
                 let call = self.record_request(now, id, count);
-                let passed = passed.clone();
-                self.decide(now, DecisionKind::ScaleUp { group: id, count, missing, inputs, passed });
-                self.act(Action::Increase { group: id, call, n: count });
-                left -= u64::from(count);
+                let skipped = skipped.clone();
+                self.record_decision(now, DecisionKind::ScaleUp { group: id, count, missing, inputs, skipped });
+                self.push_action(Action::Increase { group: id, call, count });
+                remaining -= u64::from(count);
             }
-            if left == 0 {
+            if remaining == 0 {
                 break;
             }
         }
-        left
+        remaining
     }
 
     /// Records a request that is about to be sent. Returns the ID of the call.
     fn record_request(&mut self, now: Now, id: GroupId, count: u32) -> u64 {
-        let call = self.number();
+        let call = self.allocate_number();
         if let Some(group) = self.groups.get_mut(id) {
-            group.creation.take(count);
+            group.creation.record_request(count);
             group.requests.send(now, call, count);
             self.mark_requests_dirty(id, [call]);
         }
@@ -128,7 +128,7 @@ impl Inventory {
     }
 
     /// Handles the provider's answer to a request: the number of accepted instances.
-    pub(in crate::engine) fn increased(
+    pub(in crate::engine) fn handle_increase_answer(
         &mut self,
         now: Now,
         config: &Config,
@@ -156,7 +156,7 @@ impl Inventory {
         group.requests.remove_complete();
         self.mark_requests_dirty(id, [call]);
         match failure {
-            None => self.decide(now, DecisionKind::ScaleUpAccepted { group: id, requested, accepted }),
+            None => self.record_decision(now, DecisionKind::ScaleUpAccepted { group: id, requested, accepted }),
             Some(error) => self.creation_failed(now, id, error),
         }
     }
@@ -164,7 +164,7 @@ impl Inventory {
     /// Writes off requested instances of a group that did not appear in time.
     pub(in crate::engine) fn expire_requests(&mut self, now: Now, config: &Config, id: GroupId) {
         let Some(group) = self.groups.get_mut(id) else { return };
-        let listed = group.lists.applied();
+        let listed = group.list_calls.applied();
         let Some(expired) = group.requests.expire(now.at, listed, config.create_timeout) else { return };
         self.mark_requests_dirty(id, expired.changed);
         if expired.overdue > 0 {
@@ -179,7 +179,7 @@ impl Inventory {
         let Some(group) = self.groups.get_mut(id) else { return };
         let failure = group.creation.record_creation_failure(now.at, error.clone(), jitter);
         let (failures, pause) = (failure.failures, failure.pause);
-        self.decide(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
+        self.record_decision(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
     /// Records that an instance of the group did not become ready.
@@ -188,7 +188,7 @@ impl Inventory {
         let Some(group) = self.groups.get_mut(id) else { return };
         let failure = group.creation.record_readiness_failure(now.at, error.clone(), jitter);
         let (failures, pause) = (failure.failures, failure.pause);
-        self.decide(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
+        self.record_decision(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
     /// Returns the number of instances that boot, are expected, or can be requested within all limits.
@@ -223,7 +223,7 @@ impl Inventory {
         booting + possible
     }
 
-    /// Returns the number of slots of existing, requested and possible instances that no job holds.
+    /// Returns the number of free slots, now and soon: on existing instances, on requested ones, and on those that could still be requested.
     pub(in crate::engine) fn future_slots(
         &self,
         blocks: &[(GroupId, Option<ScaleUpBlock>)],
@@ -237,7 +237,7 @@ impl Inventory {
             let additional = match block {
                 // Each completed deletion allows another instance.
                 Some(ScaleUpBlock::AtMax { deleting, stuck, .. }) => u64::from(deleting.saturating_sub(stuck.count)),
-                Some(ScaleUpBlock::Throttled | ScaleUpBlock::PartialGrant) | None => self.instance_headroom(*id),
+                Some(ScaleUpBlock::Throttled | ScaleUpBlock::PartiallyAccepted) | None => self.instance_headroom(*id),
                 // One attempt shows whether creations work again.
                 Some(ScaleUpBlock::Probing { .. }) => 1,
                 Some(_) => 0,

@@ -15,8 +15,8 @@ use crate::throttle::jittered;
 use crate::time::{Now, Time};
 use crate::types::{GroupId, RemovalReason};
 
-/// Minimum time to wait for a list of the instances of a plugin that was down.
-const LIST_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
+/// Minimum time to wait for a list after a plugin is running again.
+const MIN_LIST_WAIT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
 /// Minimum time for which an idle instance is kept after a restart, unless its idle time is shorter.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
@@ -29,7 +29,7 @@ impl Inventory {
         (group, id): (GroupId, InstanceId),
         restored: bool,
     ) -> Index {
-        let sequence = self.number();
+        let sequence = self.allocate_number();
         let instance = Instance::new(group, id, sequence, now, restored, config.boot_timeout);
         let index = self.pool.insert(instance);
         self.mark_dirty(index);
@@ -44,7 +44,7 @@ impl Inventory {
         for index in self.pool.of_group(id) {
             let Some(instance) = self.pool.get(index) else { continue };
             let earliest = match instance.phase {
-                InstancePhase::Booting => now.at + LIST_AFTER_PLUGIN_UP,
+                InstancePhase::Booting => now.at + MIN_LIST_WAIT_AFTER_PLUGIN_UP,
                 InstancePhase::Preparing => now.at + config.ready_timeout,
                 _ => continue,
             };
@@ -56,7 +56,7 @@ impl Inventory {
     pub(in crate::engine) fn prepare(&mut self, now: Now, config: &Config, index: Index) {
         let Some((id, instance)) = self.identity(index).zip(self.pool.get(index)) else { return };
         let after = now.at.since(instance.requested_at);
-        let (restored, timing_is_valid, again) = (instance.restored, instance.timing_is_valid, instance.was_ready);
+        let (restored, timing_is_valid, was_ready) = (instance.restored, instance.timing_is_valid, instance.was_ready);
         let due = now.at + config.ready_timeout;
         self.pool.change(index, |instance| instance.enter(InstancePhase::Preparing, now.at, Some(due)));
         let (group, id) = id;
@@ -64,9 +64,9 @@ impl Inventory {
             group.boot.learn(after);
         }
         if !restored {
-            self.decide(now, DecisionKind::Running { group, id: id.clone(), after });
+            self.record_decision(now, DecisionKind::Running { group, id: id.clone(), after });
         }
-        self.act(Action::Prepare { group, id, again });
+        self.push_action(Action::Prepare { group, id, was_ready });
     }
 
     /// Makes an instance ready after its preparation. Returns the reason if it must be deleted immediately.
@@ -80,7 +80,7 @@ impl Inventory {
         let (group, id) = self.identity(index)?;
         let instance = self.pool.get(index)?;
         let (after, timing_is_valid) = (now.at.since(instance.since), instance.timing_is_valid);
-        let is_used_up = instance.held == 0 && self.pool.limits().is_used_up(instance.job_count);
+        let is_used_up = instance.assigned_slots == 0 && self.pool.limits().is_used_up(instance.job_count);
         let (uses, was_ready) = (instance.job_count, instance.was_ready);
         let created = (!was_ready && !instance.restored).then(|| now.at.since(instance.requested_at));
         let first_check = self.next_health_check(now, config);
@@ -99,7 +99,7 @@ impl Inventory {
                 group.preparation.learn(after);
             }
         }
-        self.decide(now, DecisionKind::Ready { group, id, after, created });
+        self.record_decision(now, DecisionKind::Ready { group, id, after, created });
         is_used_up.then_some(RemovalReason::MaxUsesReached { uses })
     }
 
@@ -115,11 +115,11 @@ impl Inventory {
         let due = self.next_health_check(now, config);
         self.pool.change(index, |instance| instance.due = due);
         if let Some((group, id)) = self.identity(index) {
-            self.act(Action::Heartbeat { group, id });
+            self.push_action(Action::Heartbeat { group, id });
         }
     }
 
-    /// Repeats a health check soon that failed because of the plugin. Does not count as a failure of the instance.
+    /// Repeats soon a health check that failed because of the plugin. It does not count as a failure of the instance.
     pub(in crate::engine) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
         let Some(index) = self.pool.find(group, id) else { return };
         self.pool.change(index, |instance| {
@@ -159,7 +159,7 @@ impl Inventory {
 
     /// Checks an instance immediately because a job has lost its connection to it.
     ///
-    /// The provider is asked to list it, and a ready instance gets a health check.
+    /// The group is listed, and a ready instance gets a health check.
     pub(in crate::engine) fn connection_lost(&mut self, now: Now, index: Index) {
         let Some(instance) = self.pool.get(index) else { return };
         let (group, is_ready) = (instance.group, instance.phase == InstancePhase::Ready);

@@ -1,4 +1,4 @@
-//! The inventory: groups, their instances, and the record of every change of them.
+//! The inventory: groups and their instances. It records each change of them for the ledger and the history.
 //!
 //! It changes one instance or group at a time and knows neither leases nor queued requests. A method that finds that an
 //! instance must be deleted returns the reason, because its job and its suspended environment must end first.
@@ -48,7 +48,7 @@ impl Inventory {
     }
 
     /// Returns the next number of a call or an instance.
-    pub(super) fn number(&mut self) -> u64 {
+    pub(super) fn allocate_number(&mut self) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         number
@@ -61,16 +61,16 @@ impl Inventory {
 
     /// Returns a number for jitter that differs for each call and is the same in each run.
     pub(super) fn jitter(&mut self) -> u64 {
-        let number = self.number();
+        let number = self.allocate_number();
         splitmix64(self.jitter_seed ^ number)
     }
 
-    pub(super) fn act(&mut self, action: Action) {
-        self.outbox.act(action);
+    pub(super) fn push_action(&mut self, action: Action) {
+        self.outbox.push_action(action);
     }
 
-    pub(super) fn decide(&mut self, now: Now, kind: DecisionKind) {
-        self.outbox.decide(now, kind);
+    pub(super) fn record_decision(&mut self, now: Now, kind: DecisionKind) {
+        self.outbox.record_decision(now, kind);
     }
 
     /// Returns the group and the ID of an instance.
@@ -78,9 +78,7 @@ impl Inventory {
         self.pool.get(index).map(|instance| (instance.group, instance.id.clone()))
     }
 
-    /// Whether the plugin of an instance's group is down.
-    ///
-    /// Nothing can be learned about the instance then.
+    /// Whether the plugin of an instance's group is down, so that the state of the instance is unknown.
     pub(super) fn is_plugin_down(&self, index: Index) -> bool {
         let group = self.pool.get(index).and_then(|instance| self.groups.get(instance.group));
         group.is_some_and(super::group::GroupState::is_plugin_down)
@@ -89,7 +87,7 @@ impl Inventory {
     /// Makes the next list of an instance's group due now.
     pub(super) fn list_now(&mut self, now: Now, group: GroupId) {
         if let Some(group) = self.groups.get_mut(group) {
-            group.lists.request_at(now.at);
+            group.list_calls.request_at(now.at);
         }
     }
 
@@ -102,8 +100,8 @@ impl Inventory {
             group.record_deleted(id.clone(), now, deletion);
         }
         self.mark_id_dirty(group, &id);
-        self.decide(now, DecisionKind::Deleted { group, id: id.clone(), lifetime, deletion });
-        self.act(Action::ForgetInstance { group, id });
+        self.record_decision(now, DecisionKind::Deleted { group, id: id.clone(), lifetime, deletion });
+        self.push_action(Action::ForgetInstance { group, id });
     }
 
     /// Marks the ledger row of an instance.
@@ -210,12 +208,12 @@ impl Inventory {
         suspended.sum::<f64>() + additional.map_or(0.0, |id| self.groups.price(id)) + self.groups.lowest_price()
     }
 
-    /// Returns the instances whose deletion takes so long that their places cannot be counted on.
+    /// Returns the instances whose deletion takes too long. No replacement for them can be expected soon.
     fn stuck_deletions(&self, now: Now, id: GroupId) -> StuckDeletions {
         let Some(group) = self.groups.get(id) else { return StuckDeletions::default() };
-        let limit = STUCK_AFTER.max(group.deletion.fast.unwrap_or_default() * 3);
-        let limit = milliseconds(limit);
-        let Some(since) = now.at.as_millis().checked_sub(limit) else { return StuckDeletions::default() };
+        let stuck_after = STUCK_AFTER.max(group.deletion.fastest.unwrap_or_default() * 3);
+        let stuck_after = milliseconds(stuck_after);
+        let Some(since) = now.at.as_millis().checked_sub(stuck_after) else { return StuckDeletions::default() };
         let stuck = self.pool.deleting_since(id, Time::from_millis(since));
         let first = stuck.first().and_then(|index| Some(self.pool.get(*index)?.id.clone()));
         StuckDeletions { count: u32::try_from(stuck.len()).unwrap_or(u32::MAX), first }

@@ -132,7 +132,7 @@ impl Inventory {
         Some((by, undrained))
     }
 
-    /// Stops to treat an instance as unmanaged.
+    /// Removes an instance from the unmanaged ones.
     pub(in crate::engine) fn remove_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {
         let state = self.groups.get_mut(group).ok_or(OperatorError::NoGroup)?;
         if !state.unmanaged.remove(id) {

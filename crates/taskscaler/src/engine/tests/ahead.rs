@@ -1,13 +1,13 @@
 //! Reservations ahead of free slots, while each job request is answered with a job at once.
 
-use super::fixture::{Fixture, config, differs_from_upstream, idle_target, key};
+use super::fixture::{Fixture, assert_differs_from_upstream, config, idle_target, key};
 use crate::config::Config;
 use crate::event::Event;
 use crate::policy::Policies;
 use crate::types::SlotRequest;
 
 /// Returns the configuration of single-use instances, two of them idle.
-fn one_use(max: u32) -> Config {
+fn single_use_config(max: u32) -> Config {
     let mut config = config(max, 1);
     config.max_uses = std::num::NonZeroU32::new(1);
     config.policies = Policies::always(idle_target(2, 300));
@@ -20,78 +20,82 @@ struct Burst {
     queued: u32,
     requested: u32,
     /// Reservations whose requests are in flight.
-    open: Vec<String>,
+    in_flight: Vec<String>,
 }
 
 impl Burst {
     fn new(config: Config, queued: u32) -> Self {
         let mut fixture = Fixture::new(config);
         fixture.seconds(40);
-        Self { fixture, queued, requested: 0, open: Vec::new() }
+        Self { fixture, queued, requested: 0, in_flight: Vec::new() }
     }
 
-    /// Requests jobs for everything that can be reserved. Returns the number of requests.
+    /// Requests a job for each slot that can be reserved. Returns the number of requests.
     fn request(&mut self) -> u32 {
-        let before = self.open.len();
-        while self.open.len() < 1000 {
+        let before = self.in_flight.len();
+        while self.in_flight.len() < 1000 {
             let name = format!("request {:04}", self.requested);
             if self.fixture.reserve(&name).is_err() {
                 break;
             }
             self.requested += 1;
-            self.open.push(name);
+            self.in_flight.push(name);
         }
-        u32::try_from(self.open.len() - before).unwrap()
+        u32::try_from(self.in_flight.len() - before).unwrap()
     }
 
     /// Answers all requests in flight immediately, with the queued jobs.
     fn answer(&mut self) {
-        for name in std::mem::take(&mut self.open) {
-            let at_once = self.queued > 0;
-            if at_once {
+        for name in std::mem::take(&mut self.in_flight) {
+            let is_immediate_job = self.queued > 0;
+            if is_immediate_job {
                 self.queued -= 1;
                 let job = key(&format!("job of {name}"));
                 self.fixture.engine.rename(&key(&name), job.clone());
-                self.fixture.handle(Event::Answered { at_once });
+                self.fixture.handle(Event::JobRequestAnswered { is_immediate_job });
                 // A job that has arrived is admitted, even if its reservation was revoked in the meantime.
                 self.fixture.engine.admit(job.clone());
                 self.fixture.engine.acquire(self.fixture.now, job, &SlotRequest::default()).unwrap();
                 self.fixture.answer();
             } else {
-                self.fixture.handle(Event::Answered { at_once });
+                self.fixture.handle(Event::JobRequestAnswered { is_immediate_job });
                 self.fixture.handle(Event::Unreserve { key: key(&name) });
             }
         }
     }
 
-    /// Rounds of requests until the queue is empty or no slot is offered. Returns the number of requests of each.
+    /// Runs rounds of requests until the queue is empty or no slot can be reserved. Returns the number of requests of each round.
     fn rounds(&mut self) -> Vec<u32> {
-        let mut offered = Vec::new();
+        let mut rounds = Vec::new();
         while self.queued > 0 {
             match self.request() {
                 0 => break,
-                requests => offered.push(requests),
+                requests => rounds.push(requests),
             }
             self.answer();
         }
-        offered
+        rounds
     }
 }
 
 #[test]
 fn reservations_ahead_double_with_each_round() {
-    let mut burst = Burst::new(one_use(20), 20);
+    let mut burst = Burst::new(single_use_config(20), 20);
     // No time passes, so that no instance boots.
-    differs_from_upstream("requests for 20 jobs with two idle slots", (vec![2], vec![2, 2, 4, 8, 4]), burst.rounds());
+    assert_differs_from_upstream(
+        "requests for 20 jobs with two idle slots",
+        (vec![2], vec![2, 2, 4, 8, 4]),
+        burst.rounds(),
+    );
     burst.fixture.seconds(1);
     assert_eq!(burst.fixture.created, 20, "all are requested before the first has booted, and at most max_instances");
 }
 
-/// Returns the fleet after rounds of 2, 2 and 4 jobs of a long queue, and the number of instances created by then.
+/// Returns the fleet after rounds of 2, 2 and 4 jobs of a long queue, and the number of instances created so far.
 fn after_three_rounds(config: Config) -> (Burst, u32) {
     let mut burst = Burst::new(config, 100);
-    for wanted in [2, 2, 4] {
-        assert_eq!(burst.request(), wanted);
+    for expected in [2, 2, 4] {
+        assert_eq!(burst.request(), expected);
         burst.answer();
     }
     let created = burst.fixture.created;
@@ -100,10 +104,10 @@ fn after_three_rounds(config: Config) -> (Burst, u32) {
 
 #[test]
 fn empty_answer_revokes_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(one_use(40));
+    let (mut burst, _) = after_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
     burst.queued = 0;
-    burst.fixture.handle(Event::Answered { at_once: false });
+    burst.fixture.handle(Event::JobRequestAnswered { is_immediate_job: false });
     assert_eq!(burst.fixture.revoked.len(), 8, "all of them are ahead, because no slot is free");
     let refusal = burst.fixture.reserve("one more").unwrap_err();
     assert!(matches!(refusal, crate::engine::NoCapacity::NoneAvailable { .. }), "{refusal}");
@@ -111,7 +115,7 @@ fn empty_answer_revokes_reservations_ahead() {
 
 #[test]
 fn unanswered_requests_revoke_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(one_use(40));
+    let (mut burst, _) = after_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
     burst.fixture.advance(std::time::Duration::from_millis(900));
     assert_eq!(burst.fixture.revoked.len(), 0, "they may still be answered immediately");
@@ -122,28 +126,28 @@ fn unanswered_requests_revoke_reservations_ahead() {
 /// If the queue turns out to be empty, only the instances of the jobs and the idle ones of the policy have been created.
 #[test]
 fn reservations_ahead_create_no_instances() {
-    let mut burst = Burst::new(one_use(40), 9);
+    let mut burst = Burst::new(single_use_config(40), 9);
     assert_eq!(burst.rounds(), [2, 2, 4, 8]);
     assert_eq!(burst.fixture.created, 9 + 2, "one for each job, and two idle ones");
     burst.fixture.seconds(40);
-    assert_eq!(burst.fixture.granted.len(), 9, "every job has its slot after one boot");
+    assert_eq!(burst.fixture.assignments.len(), 9, "every job has its slot after one boot");
 }
 
 #[test]
 fn reserving_ahead_can_be_disabled() {
-    let mut config = one_use(20);
-    config.policies = Policies::always(crate::policy::IdleTarget { ahead: false, ..idle_target(2, 300) });
+    let mut config = single_use_config(20);
+    config.policies = Policies::always(crate::policy::IdleTarget { reserve_ahead: false, ..idle_target(2, 300) });
     assert_eq!(Burst::new(config, 20).rounds(), [2]);
 }
 
 #[test]
 fn reservations_ahead_respect_max_instances() {
-    assert_eq!(Burst::new(one_use(7), 20).rounds(), [2, 2, 3]);
+    assert_eq!(Burst::new(single_use_config(7), 20).rounds(), [2, 2, 3]);
 }
 
 #[test]
 fn reservations_ahead_respect_max_cost() {
-    let mut config = one_use(40);
+    let mut config = single_use_config(40);
     config.groups[0].price_per_hour = 1.0;
     config.max_cost_per_hour = Some(5.5);
     assert_eq!(Burst::new(config, 20).rounds(), [2, 2, 1]);
@@ -151,7 +155,7 @@ fn reservations_ahead_respect_max_cost() {
 
 #[test]
 fn reservations_ahead_respect_scale_throttle() {
-    let mut config = one_use(40);
+    let mut config = single_use_config(40);
     config.groups[0].throttle = crate::config::Throttle { limit: 1, burst: 3 };
     let mut burst = Burst::new(config, 20);
     assert_eq!(burst.rounds(), [2, 2, 1], "two boot for the idle slots, and one more can be created");
@@ -161,7 +165,7 @@ fn reservations_ahead_respect_scale_throttle() {
 
 #[test]
 fn failed_creation_limits_reservations_to_booting_instances() {
-    let (mut burst, created) = after_three_rounds(one_use(40));
+    let (mut burst, created) = after_three_rounds(single_use_config(40));
     burst.fixture.behaviors[0] = super::fixture::CloudBehavior::Reject("quota");
     burst.fixture.acquire("another job");
     assert_eq!((burst.request(), burst.fixture.created), (1, created), "eight instances boot, and seven jobs wait");
@@ -169,8 +173,8 @@ fn failed_creation_limits_reservations_to_booting_instances() {
 }
 
 #[test]
-fn partial_grant_stops_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(one_use(40));
+fn partial_acceptance_stops_reservations_ahead() {
+    let (mut burst, _) = after_three_rounds(single_use_config(40));
     burst.fixture.behaviors[0] = super::fixture::CloudBehavior::Partial(1);
     assert_eq!(burst.request(), 8);
     burst.answer();
@@ -185,7 +189,7 @@ fn partial_grant_stops_reservations_ahead() {
 
 #[test]
 fn unready_instances_stop_reservations_ahead() {
-    let mut config = one_use(40);
+    let mut config = single_use_config(40);
     config.policies = Policies::always(idle_target(2, 300));
     let mut burst = Burst::new(config, 100);
     burst.fixture.prepare_result = Err("no ssh".to_owned());
@@ -197,15 +201,15 @@ fn unready_instances_stop_reservations_ahead() {
 
 #[test]
 fn full_fleet_requests_jobs_again_once_slots_are_free() {
-    let mut burst = Burst::new(one_use(10), 20);
+    let mut burst = Burst::new(single_use_config(10), 20);
     assert_eq!(burst.rounds(), [2, 2, 4, 2]);
     burst.fixture.seconds(40);
-    let first: Vec<String> = burst.fixture.granted.iter().map(|lease| lease.key.to_string()).collect();
+    let first: Vec<String> = burst.fixture.assignments.iter().map(|lease| lease.key.to_string()).collect();
     assert_eq!((first.len(), burst.request()), (10, 0));
     first.iter().for_each(|job| burst.fixture.release(job));
     burst.fixture.seconds(2);
     assert_eq!(burst.request(), 10, "no instance boots before its job has arrived");
     burst.answer();
     burst.fixture.seconds(40);
-    assert_eq!((burst.fixture.granted.len(), burst.fixture.created), (20, 20));
+    assert_eq!((burst.fixture.assignments.len(), burst.fixture.created), (20, 20));
 }

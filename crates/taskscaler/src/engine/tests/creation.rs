@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::fixture::{CloudBehavior, Fixture, G, MONDAY, config, differs_from_upstream, idle_target, key};
+use super::fixture::{CloudBehavior, Fixture, G, MONDAY, assert_differs_from_upstream, config, idle_target, key};
 use crate::config::{GroupConfig, GroupSelection};
 use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
@@ -17,9 +17,9 @@ fn each_queued_job_requests_an_instance_immediately() {
     for job in 1..=8 {
         fixture.acquire(&job.to_string());
     }
-    assert_eq!(fixture.increases(), [1; 8], "no job waits for a loop, and no call for another");
+    assert_eq!(fixture.increases(), [1; 8], "no job waits for a periodic check, and no call waits for another");
     fixture.seconds(31);
-    assert_eq!(fixture.granted.len(), 8);
+    assert_eq!(fixture.assignments.len(), 8);
     assert_eq!(fixture.created, 8);
 }
 
@@ -45,7 +45,7 @@ fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
         let job = round.to_string();
         fixture.acquire(&job);
         fixture.advance(Duration::from_millis(30_650));
-        assert_ne!(fixture.slot_of(&job), "nowhere", "round {round}");
+        assert_ne!(fixture.slot_of(&job), "none", "round {round}");
     }
     let lists = fixture.count(|action| matches!(action, Action::List { .. }));
     assert!(lists < 300, "{lists} lists");
@@ -60,7 +60,7 @@ fn completed_deletion_is_detected_despite_long_boot_time() {
     fixture.acquire("first");
     fixture.seconds(60);
     fixture.acquire("second");
-    fixture.deletes_work = false;
+    fixture.deletions_work = false;
     fixture.release("first");
     fixture.advance(Duration::from_millis(200));
     assert_eq!(fixture.created, 1, "the first instance still exists");
@@ -93,7 +93,7 @@ fn hung_list_does_not_delay_later_lists() {
     fixture.handle(Event::Listed { group: G, call, result: Ok(Vec::new()) });
     fixture.seconds(300);
     let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;
-    assert!((4..=7).contains(&lists), "{lists} lists in the five minutes after one that took five");
+    assert!((4..=7).contains(&lists), "{lists} lists in five minutes, after a list that took five minutes");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn request_size_shrinks_after_failures() {
 }
 
 #[test]
-fn next_group_fills_partial_grant() {
+fn next_group_creates_rest_of_partially_accepted_request() {
     let mut config = config(10, 1);
     config.groups.push(GroupConfig::new("spare", 10));
     let mut fixture = Fixture::new(config);
@@ -159,7 +159,7 @@ fn next_group_fills_partial_grant() {
 }
 
 #[test]
-fn refused_reservation_makes_lists_as_frequent_as_a_job() {
+fn refused_reservation_makes_lists_as_frequent_as_a_waiting_job() {
     let mut config = config(10, 1);
     config.policies = Policies::always(idle_target(2, 60));
     let mut fixture = Fixture::new(config);
@@ -173,7 +173,7 @@ fn refused_reservation_makes_lists_as_frequent_as_a_job() {
 }
 
 #[test]
-fn rate_limited_provider_is_asked_at_its_rate() {
+fn rate_limited_provider_is_called_at_its_rate() {
     let mut fixture = Fixture::new(config(100, 1));
     fixture.behaviors[0] = CloudBehavior::Partial(10);
     fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(100, 30))));
@@ -192,7 +192,7 @@ fn rate_limited_provider_is_asked_at_its_rate() {
     assert!(fixture.increases().len() - before <= 6, "requests become rarer while none is accepted");
     assert!(
         fixture.decided(|kind| matches!(kind, DecisionKind::CreationFailed { .. })),
-        "finally it counts as a failure"
+        "after several rejections, it counts as a failure"
     );
 }
 
@@ -242,7 +242,11 @@ fn accepted_instances_that_never_appear_are_replaced() {
     assert_eq!(fixture.engine.status(fixture.now).groups[0].requested, 2);
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(400);
-    differs_from_upstream("V16: jobs that run after accepted instances never appeared", (0, 2), fixture.granted.len());
+    assert_differs_from_upstream(
+        "V16: jobs that run after accepted instances never appeared",
+        (0, 2),
+        fixture.assignments.len(),
+    );
     assert!(fixture.decided(
         |kind| matches!(kind, DecisionKind::CreationFailed { error, .. } if error.contains("did not appear"))
     ));
@@ -278,7 +282,7 @@ fn instances_of_failed_call_are_used() {
     fixture.create(G);
     fixture.create(G);
     fixture.seconds(100);
-    assert_eq!(fixture.granted.len(), 2);
+    assert_eq!(fixture.assignments.len(), 2);
     assert_eq!(fixture.clouds[0].len(), 2, "never more than the maximum");
 }
 
@@ -305,7 +309,7 @@ fn scale_up_backs_off_when_instances_never_become_ready() {
     assert!(error.ends_with("instance_ready_command: exit status 1"), "{error}");
     fixture.prepare_result = Ok(());
     fixture.seconds(120);
-    assert_ne!(fixture.slot_of("1"), "nowhere");
+    assert_ne!(fixture.slot_of("1"), "none");
 }
 
 #[test]
@@ -316,7 +320,7 @@ fn instance_that_never_runs_is_replaced() {
     fixture.acquire("1");
     fixture.stop_boots();
     fixture.seconds(100);
-    assert_eq!((fixture.slot_of("1").as_str(), fixture.created), ("nowhere", 1));
+    assert_eq!((fixture.slot_of("1").as_str(), fixture.created), ("none", 1));
     fixture.seconds(60);
     assert_eq!((fixture.slot_of("1").as_str(), fixture.created), ("i2/0", 2));
 }
@@ -365,7 +369,7 @@ fn overdue_instance_is_requested_again_and_used_when_it_appears() {
         fixture.acquire(&format!("early-{job}"));
     }
     fixture.seconds(60);
-    assert_eq!(fixture.granted.len(), 8, "all appeared in the next list");
+    assert_eq!(fixture.assignments.len(), 8, "all appeared in the next list");
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("late");
     fixture.behaviors[0] = CloudBehavior::Accept;

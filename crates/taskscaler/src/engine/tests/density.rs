@@ -12,7 +12,7 @@ use crate::types::ResourceRequest;
 use crate::types::{JobKind, SlotRequest, StickyContextId, TriedInstance};
 
 /// Returns the configuration of instances with `capacity` slots of one CPU and 2 GiB each.
-fn sized(max: u32, capacity: u32) -> Config {
+fn sized_config(max: u32, capacity: u32) -> Config {
     let mut config = config(max, capacity);
     config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: Some(2 << 30) };
     config
@@ -35,12 +35,12 @@ fn with_context(context: u64) -> SlotRequest {
 
 /// Returns the number of slots of a job.
 fn slots(fixture: &Fixture, name: &str) -> u32 {
-    fixture.granted.iter().rev().find(|lease| lease.key.as_str() == name).map_or(0, |lease| lease.slots)
+    fixture.assignments.iter().rev().find(|lease| lease.key.as_str() == name).map_or(0, |lease| lease.slots)
 }
 
 #[test]
 fn job_takes_slots_for_its_declared_resources() {
-    let mut fixture = adopted(sized(1, 8), &["a"]);
+    let mut fixture = adopted(sized_config(1, 8), &["a"]);
     fixture.acquire_for("big", &cpus(3500));
     fixture.acquire("small");
     let memory = ResourceRequest { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
@@ -61,7 +61,7 @@ fn job_takes_slots_for_its_declared_resources() {
 
 #[test]
 fn large_jobs_request_separate_instances_immediately() {
-    let mut fixture = Fixture::new(sized(10, 4));
+    let mut fixture = Fixture::new(sized_config(10, 4));
     for job in 0..8 {
         fixture.acquire(&format!("small {job}"));
     }
@@ -71,13 +71,13 @@ fn large_jobs_request_separate_instances_immediately() {
     }
     assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "three jobs of three slots need three instances");
     fixture.seconds(120);
-    assert_eq!(fixture.granted.len(), 11);
+    assert_eq!(fixture.assignments.len(), 11);
     assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "no more are requested");
 }
 
 #[test]
 fn instance_is_held_for_request_starved_for_one_minute() {
-    let mut fixture = adopted(sized(1, 4), &["a"]);
+    let mut fixture = adopted(sized_config(1, 4), &["a"]);
     for job in ["1", "2", "3", "4"] {
         fixture.acquire(job);
     }
@@ -92,7 +92,7 @@ fn instance_is_held_for_request_starved_for_one_minute() {
         fixture.release(job);
     }
     fixture.acquire("6");
-    assert_eq!(fixture.slot_of("6"), "nowhere");
+    assert_eq!(fixture.slot_of("6"), "none");
     fixture.release("5");
     assert_eq!(slots(&fixture, "large"), 4);
     fixture.release("large");
@@ -101,19 +101,19 @@ fn instance_is_held_for_request_starved_for_one_minute() {
 
 #[test]
 fn canceled_request_releases_held_instance() {
-    let mut fixture = adopted(sized(1, 2), &["a"]);
+    let mut fixture = adopted(sized_config(1, 2), &["a"]);
     fixture.acquire("1");
     fixture.acquire_for("large", &cpus(2000));
     fixture.seconds(61);
     fixture.acquire("2");
-    assert_eq!(fixture.slot_of("2"), "nowhere");
+    assert_eq!(fixture.slot_of("2"), "none");
     fixture.handle(Event::Cancel { key: key("large") });
     assert_eq!(fixture.slot_of("2"), "a/1");
 }
 
 #[test]
 fn slots_are_learned_from_usage_of_earlier_runs() {
-    let mut config = sized(1, 8);
+    let mut config = sized_config(1, 8);
     config.density.learn_from_usage = true;
     let mut fixture = adopted(config, &["a"]);
     for run in 0..5 {
@@ -121,12 +121,12 @@ fn slots_are_learned_from_usage_of_earlier_runs() {
         fixture.acquire_for(&name, &of_kind(7));
         assert_eq!(slots(&fixture, &name), 1, "too few runs");
         let wall = Duration::from_secs(10);
-        let used = JobUsage { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..JobUsage::default() };
-        fixture.handle(Event::JobUsage { key: key(&name), usage: used });
+        let usage = JobUsage { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..JobUsage::default() };
+        fixture.handle(Event::JobUsage { key: key(&name), usage });
         fixture.release(&name);
     }
     fixture.acquire_for("next", &of_kind(7));
-    assert_eq!(slots(&fixture, "next"), 4, "three CPUs and a margin of a fifth");
+    assert_eq!(slots(&fixture, "next"), 4, "three CPUs, plus a margin of a fifth");
     fixture.acquire_for("other", &of_kind(8));
     assert_eq!(slots(&fixture, "other"), 1);
     fixture.acquire_for("declared", &SlotRequest { job_kind: Some(JobKind(7)), ..cpus(1500) });
@@ -141,8 +141,8 @@ fn job_usage_reports_neighbors_and_slowdown() {
     let run = |fixture: &mut Fixture, name: &str, seconds: u64| {
         fixture.acquire_for(name, &of_kind(7));
         fixture.seconds(seconds);
-        let used = JobUsage { wall: Duration::from_secs(seconds), ..JobUsage::default() };
-        fixture.handle(Event::JobUsage { key: key(name), usage: used });
+        let usage = JobUsage { wall: Duration::from_secs(seconds), ..JobUsage::default() };
+        fixture.handle(Event::JobUsage { key: key(name), usage });
         fixture.release(name);
     };
     for name in ["1", "2", "3"] {
@@ -178,7 +178,7 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
 
 #[test]
 fn rescheduled_job_avoids_the_instance_that_it_tried() {
-    let mut fixture = adopted(sized(2, 2), &["a", "b"]);
+    let mut fixture = adopted(sized_config(2, 2), &["a", "b"]);
     fixture.acquire("1");
     let (full, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
     let avoids_first =

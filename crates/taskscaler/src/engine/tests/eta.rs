@@ -1,4 +1,4 @@
-//! What waiting jobs and refused reservations report.
+//! Estimates and reasons that waiting jobs and refused reservations report.
 
 use super::fixture::{CloudBehavior, Fixture, G, MONDAY, config, key};
 use crate::engine::Engine;
@@ -21,19 +21,19 @@ fn status_reports_remaining_backoff() {
     let mut fixture = Fixture::new(config(100, 1));
     fixture.behaviors[0] = CloudBehavior::Reject("quota");
     fixture.acquire("job");
-    let left = |fixture: &Fixture| {
+    let remaining_s = |fixture: &Fixture| {
         let blocked = fixture.engine.status(fixture.now).scale_up_blocked.join(" ");
         let seconds =
             blocked.split("next attempt in ").nth(1).and_then(|rest| rest.split(' ').next()?.parse::<u64>().ok());
         seconds.unwrap_or_else(|| panic!("{blocked}"))
     };
     fixture.seconds(200);
-    while left(&fixture) < 12 {
+    while remaining_s(&fixture) < 12 {
         fixture.seconds(1);
     }
-    let at_first = left(&fixture);
+    let before = remaining_s(&fixture);
     fixture.advance(std::time::Duration::from_secs(10));
-    assert_eq!(left(&fixture), at_first - 10);
+    assert_eq!(remaining_s(&fixture), before - 10);
 }
 
 #[test]
@@ -53,5 +53,5 @@ fn refusal_quotes_provider_error_of_failed_list() {
     assert!(reason.contains("failed to list its instances: 403 from the provider"), "{reason}");
     let status = engine.status(now);
     let message = "failed to list its instances: 403 from the provider";
-    assert_eq!(status.groups[0].unlisted().as_deref(), Some(message));
+    assert_eq!(status.groups[0].list_failure_message().as_deref(), Some(message));
 }

@@ -1,4 +1,4 @@
-//! An engine with a simulated cloud. Time passes and the cloud changes only when a test says so.
+//! An engine with a simulated cloud. Time advances and the cloud changes only when a test requests it.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -57,7 +57,7 @@ pub(super) enum CloudBehavior {
     NoAnswer,
 }
 
-/// The engine, the cloud, and what the engine has asked for.
+/// The engine, the cloud, and the engine's output.
 pub(super) struct Fixture {
     pub(super) engine: Engine,
     pub(super) now: Now,
@@ -71,8 +71,8 @@ pub(super) struct Fixture {
     /// Result of each preparation.
     pub(super) prepare_result: Result<(), String>,
     /// Whether deletion calls delete instances.
-    pub(super) deletes_work: bool,
-    pub(super) granted: Vec<SlotAssignment>,
+    pub(super) deletions_work: bool,
+    pub(super) assignments: Vec<SlotAssignment>,
     pub(super) lost: Vec<TaskKey>,
     pub(super) revoked: Vec<TaskKey>,
     pub(super) resume_failures: Vec<(TaskKey, ResumeError)>,
@@ -84,28 +84,28 @@ pub(super) struct Fixture {
     pub(super) answers_prepare: bool,
     pub(super) operator_replies: Vec<Result<OperatorOutcome, OperatorError>>,
     /// All actions of the engine.
-    pub(super) log: Vec<Action>,
+    pub(super) actions: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
 }
 
 impl Fixture {
     /// Returns a fixture whose groups are up and have been listed.
     pub(super) fn new(config: Config) -> Self {
-        Self::with(config, BTreeMap::new())
+        Self::with_instances(config, BTreeMap::new())
     }
 
     /// Returns a fixture with instances that already exist.
-    pub(super) fn with(config: Config, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
+    pub(super) fn with_instances(config: Config, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
         let now = Now::steady(Time::ZERO, MONDAY);
         let engine = Engine::new(config, now);
-        Self::around(engine, existing)
+        Self::from_engine(engine, existing)
     }
 
-    pub(super) fn around(engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
-        Self::around_at(Now::steady(Time::ZERO, MONDAY), engine, existing)
+    pub(super) fn from_engine(engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
+        Self::from_engine_at(Now::steady(Time::ZERO, MONDAY), engine, existing)
     }
 
-    pub(super) fn around_at(now: Now, engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
+    pub(super) fn from_engine_at(now: Now, engine: Engine, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
         let groups = engine.config().groups.len();
         let mut clouds = vec![BTreeMap::new(); groups];
         clouds[0] = existing;
@@ -118,8 +118,8 @@ impl Fixture {
             started: BTreeMap::new(),
             created: 0,
             prepare_result: Ok(()),
-            deletes_work: true,
-            granted: Vec::new(),
+            deletions_work: true,
+            assignments: Vec::new(),
             lost: Vec::new(),
             revoked: Vec::new(),
             resume_failures: Vec::new(),
@@ -127,7 +127,7 @@ impl Fixture {
             rejects_suspends: false,
             answers_prepare: true,
             operator_replies: Vec::new(),
-            log: Vec::new(),
+            actions: Vec::new(),
             decisions: Vec::new(),
         };
         for group in (0..groups).map(GroupId) {
@@ -143,7 +143,7 @@ impl Fixture {
         let mut fixture = Self::new(config);
         fixture.acquire("first");
         fixture.seconds(40);
-        fixture.deletes_work = false;
+        fixture.deletions_work = false;
         fixture.release("first");
         fixture
     }
@@ -164,7 +164,7 @@ impl Fixture {
                 return;
             }
             for action in actions {
-                self.log.push(action.clone());
+                self.actions.push(action.clone());
                 if let Some(answer) = self.perform(action) {
                     self.engine.handle(self.now, answer);
                 }
@@ -178,19 +178,19 @@ impl Fixture {
                 let list = self.clouds[group.0].iter().map(|(id, state)| (id.clone(), *state)).collect();
                 Some(Event::Listed { group, call, result: Ok(list) })
             }
-            Action::Increase { group, call, n } => {
+            Action::Increase { group, call, count } => {
                 let (created, result) = match &self.behaviors[group.0] {
-                    CloudBehavior::Accept => (n, Ok(n)),
+                    CloudBehavior::Accept => (count, Ok(count)),
                     CloudBehavior::Reject(error) => (0, Err((*error).to_owned())),
-                    CloudBehavior::Partial(max) => (n.min(*max), Ok(n.min(*max))),
-                    CloudBehavior::AcceptOnly => (0, Ok(n)),
+                    CloudBehavior::Partial(max) => (count.min(*max), Ok(count.min(*max))),
+                    CloudBehavior::AcceptOnly => (0, Ok(count)),
                     CloudBehavior::NoAnswer => return None,
                 };
                 (0..created).for_each(|_| self.create(group));
                 Some(Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
-                if self.deletes_work {
+                if self.deletions_work {
                     ids.iter().for_each(|id| {
                         self.clouds[group.0].remove(id);
                     });
@@ -202,8 +202,8 @@ impl Fixture {
                 Some(Event::Prepared { group, id, result: self.prepare_result.clone() })
             }
             Action::Heartbeat { group, id } => Some(Event::Health { group, id, result: Ok(()) }),
-            Action::Grant(lease) => {
-                self.granted.push(lease);
+            Action::Assign(lease) => {
+                self.assignments.push(lease);
                 None
             }
             Action::Lost { key, .. } => {
@@ -219,10 +219,10 @@ impl Fixture {
                 None
             }
             Action::Suspend { group, ids } => {
-                Some(Event::Suspended { group, result: self.change(group, &ids, false), ids })
+                Some(Event::Suspended { group, result: self.set_suspended(group, &ids, false), ids })
             }
             Action::Resume { group, ids } => {
-                Some(Event::Resumed { group, result: self.change(group, &ids, true), ids })
+                Some(Event::Resumed { group, result: self.set_suspended(group, &ids, true), ids })
             }
             Action::ResumeFailed { key, error } => {
                 self.resume_failures.push((key, error));
@@ -233,7 +233,7 @@ impl Fixture {
     }
 
     /// Suspends or resumes instances immediately, if such calls work.
-    fn change(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
+    fn set_suspended(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
         if self.rejects_suspends {
             return Err("not possible".to_owned());
         }
@@ -252,7 +252,7 @@ impl Fixture {
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
-    /// Instances that boot now will never run.
+    /// Makes instances that boot now never run.
     pub(super) fn stop_boots(&mut self) {
         self.started.clear();
     }
@@ -267,14 +267,14 @@ impl Fixture {
                 break;
             }
             assert!(next >= self.now.at, "the engine wants to wake in the past: {next:?}");
-            self.set(next.max(self.now.at + Duration::from_millis(1)));
+            self.set_time(next.max(self.now.at + Duration::from_millis(1)));
             self.handle(Event::Tick);
         }
-        self.set(end);
+        self.set_time(end);
         self.handle(Event::Tick);
     }
 
-    fn set(&mut self, at: Time) {
+    fn set_time(&mut self, at: Time) {
         self.now = Now::steady(at, MONDAY);
         let ready: Vec<InstanceId> =
             self.started.iter().filter(|(_, since)| **since + self.boot <= at).map(|(id, _)| id.clone()).collect();
@@ -309,7 +309,7 @@ impl Fixture {
     }
 
     /// Carries out an operator's action on an instance, or on the group if `id` is `None`.
-    pub(super) fn operate(
+    pub(super) fn apply_operator_action(
         &mut self,
         id: Option<&str>,
         action: OperatorAction,
@@ -323,10 +323,10 @@ impl Fixture {
         self.handle(Event::Release { key: key(name) });
     }
 
-    /// Returns the slot of a job as `instance/slot`, or `nowhere`.
+    /// Returns the slot of a job as `instance/slot`, or `none`.
     pub(super) fn slot_of(&self, name: &str) -> String {
-        let lease = self.granted.iter().rev().find(|lease| lease.key.as_str() == name);
-        lease.map_or_else(|| "nowhere".to_owned(), |lease| format!("{}/{}", lease.instance, lease.slot))
+        let lease = self.assignments.iter().rev().find(|lease| lease.key.as_str() == name);
+        lease.map_or_else(|| "none".to_owned(), |lease| format!("{}/{}", lease.instance, lease.slot))
     }
 
     pub(super) fn instances(&self) -> usize {
@@ -335,15 +335,15 @@ impl Fixture {
 
     /// Returns the sizes of all requests for instances.
     pub(super) fn increases(&self) -> Vec<u32> {
-        self.log
+        self.actions
             .iter()
-            .filter_map(|action| if let Action::Increase { n, .. } = action { Some(*n) } else { None })
+            .filter_map(|action| if let Action::Increase { count, .. } = action { Some(*count) } else { None })
             .collect()
     }
 
     /// Returns the number of matching actions.
     pub(super) fn count(&self, matches: impl Fn(&Action) -> bool) -> usize {
-        self.log.iter().filter(|action| matches(action)).count()
+        self.actions.iter().filter(|action| matches(action)).count()
     }
 
     /// Whether the history contains a matching decision.
@@ -354,7 +354,7 @@ impl Fixture {
 
 /// Asserts Muster's value where it intentionally differs from gitlab-runner's (docs/spec/fleeting.md).
 #[track_caller]
-pub(super) fn differs_from_upstream<T: PartialEq + std::fmt::Debug>(
+pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     description: &str,
     (upstream, muster): (T, T),
     found: T,
@@ -366,5 +366,5 @@ pub(super) fn differs_from_upstream<T: PartialEq + std::fmt::Debug>(
 /// Returns a fixture with running instances that are adopted.
 pub(super) fn adopted(mut config: Config, names: &[&str]) -> Fixture {
     config.unmanaged = crate::config::UnmanagedPolicy::Adopt;
-    Fixture::with(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
+    Fixture::with_instances(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
 }

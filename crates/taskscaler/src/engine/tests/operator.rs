@@ -35,7 +35,7 @@ fn restarted(mut fixture: Fixture, rows: &mut BTreeMap<RowKey, Row>) -> Fixture 
     let (mut engine, unknown) = Engine::restore(fixture.engine.config().clone(), rows, fixture.now);
     assert!(unknown.is_empty());
     engine.handle(fixture.now, Event::ClaimsComplete);
-    Fixture::around(engine, fixture.clouds.remove(0))
+    Fixture::from_engine(engine, fixture.clouds.remove(0))
 }
 
 /// Writes the changed rows to the ledger.
@@ -54,9 +54,12 @@ fn cordoned_instance_gets_no_jobs_and_is_kept() {
     config.policies = Policies::always(idle_target(0, 60));
     let mut fixture = adopted(config, &["a"]);
     fixture.acquire("1");
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Cordon), Ok(OperatorOutcome::Cordoned { jobs: 1 }));
     assert_eq!(
-        fixture.operate(Some("a"), OperatorAction::Cordon),
+        fixture.apply_operator_action(Some("a"), OperatorAction::Cordon),
+        Ok(OperatorOutcome::Cordoned { jobs: 1 })
+    );
+    assert_eq!(
+        fixture.apply_operator_action(Some("a"), OperatorAction::Cordon),
         Ok(OperatorOutcome::Cordoned { jobs: 1 }),
         "repeating it changes nothing"
     );
@@ -72,11 +75,11 @@ fn cordoned_instance_gets_no_jobs_and_is_kept() {
     fixture.seconds(3600);
     assert_eq!(names(&fixture), ["a"], "it is neither idle nor surplus");
     assert_eq!(state(&fixture, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
+    assert_eq!(fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
     fixture.seconds(3);
     fixture.acquire("3");
     assert_eq!(fixture.slot_of("3"), "a/0");
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
+    assert_eq!(fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
 }
 
 #[test]
@@ -85,7 +88,7 @@ fn cordon_survives_restart_and_shutdown() {
     let mut config = config(3, 1);
     config.delete_on_shutdown = true;
     let mut fixture = adopted(config, &["a", "b"]);
-    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.handle(Event::Stop);
     assert_eq!(names(&fixture), ["a"], "delete_instances_on_shutdown does not delete cordoned instances");
     let mut fixture = restarted(fixture, &mut rows);
@@ -106,14 +109,14 @@ fn cordon_postpones_removal_until_uncordoned() {
     let mut fixture = adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk warning".to_owned() });
-    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk failure".to_owned() });
     fixture.release("1");
     fixture.seconds(600);
     assert_eq!(decreases(&fixture), 0);
     let reason = "retired: disk failure".to_owned();
     assert_eq!(
-        fixture.operate(Some("a"), OperatorAction::Uncordon),
+        fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon),
         Ok(OperatorOutcome::UncordonedForRemoval { reason })
     );
     assert_eq!(names(&fixture), [""; 0]);
@@ -125,25 +128,28 @@ fn drain_waits_for_jobs_and_forced_delete_does_not() {
     fixture.acquire("1");
     fixture.acquire("2");
     fixture.acquire("3");
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Drain), Ok(OperatorOutcome::Draining { jobs: 2 }));
+    assert_eq!(
+        fixture.apply_operator_action(Some("a"), OperatorAction::Drain),
+        Ok(OperatorOutcome::Draining { jobs: 2 })
+    );
     assert_eq!(state(&fixture, "a"), ("draining".to_owned(), Some("deleted by ann".to_owned())));
     fixture.release("1");
     assert!(fixture.lost.is_empty() && names(&fixture).contains(&"a".to_owned()), "one job still runs");
     fixture.release("2");
     assert_eq!(names(&fixture), ["b"]);
-    assert_eq!(fixture.operate(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
-    assert_eq!(fixture.operate(Some("b"), FORCE_DELETE), Ok(OperatorOutcome::Deleting { jobs: 1 }));
+    assert_eq!(fixture.apply_operator_action(Some("b"), DELETE), Err(OperatorError::HasJobs { jobs: 1 }));
+    assert_eq!(fixture.apply_operator_action(Some("b"), FORCE_DELETE), Ok(OperatorOutcome::Deleting { jobs: 1 }));
     assert_eq!((fixture.lost.as_slice(), names(&fixture).len()), ([key("3")].as_slice(), 0));
     fixture.seconds(2);
-    assert_eq!(fixture.operate(Some("b"), OperatorAction::Drain), Err(OperatorError::NoInstance));
+    assert_eq!(fixture.apply_operator_action(Some("b"), OperatorAction::Drain), Err(OperatorError::NoInstance));
 }
 
 #[test]
 fn uncordon_reverts_drain_that_waits_for_jobs() {
     let mut fixture = adopted(config(3, 2), &["a"]);
     fixture.acquire("1");
-    fixture.operate(Some("a"), OperatorAction::Drain).unwrap();
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
+    fixture.apply_operator_action(Some("a"), OperatorAction::Drain).unwrap();
+    assert_eq!(fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
     fixture.seconds(3);
     fixture.release("1");
     fixture.acquire("2");
@@ -151,15 +157,18 @@ fn uncordon_reverts_drain_that_waits_for_jobs() {
     // A drain for another reason cannot be reverted.
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk warning".to_owned() });
     let reason = "retired: disk warning".to_owned();
-    assert_eq!(fixture.operate(Some("a"), OperatorAction::Uncordon), Err(OperatorError::AlreadyDeleting { reason }));
+    assert_eq!(
+        fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon),
+        Err(OperatorError::AlreadyDeleting { reason })
+    );
 }
 
 #[test]
 fn unmanaged_instance_can_only_be_deleted() {
-    let mut fixture = Fixture::with(config(3, 1), [(id("x"), InstanceState::Running)].into());
-    assert_eq!(fixture.operate(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
-    assert_eq!(fixture.operate(Some("x"), OperatorAction::Uncordon), Err(OperatorError::Unmanaged));
-    assert_eq!(fixture.operate(Some("x"), DELETE), Ok(OperatorOutcome::Deleting { jobs: 0 }));
+    let mut fixture = Fixture::with_instances(config(3, 1), [(id("x"), InstanceState::Running)].into());
+    assert_eq!(fixture.apply_operator_action(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
+    assert_eq!(fixture.apply_operator_action(Some("x"), OperatorAction::Uncordon), Err(OperatorError::Unmanaged));
+    assert_eq!(fixture.apply_operator_action(Some("x"), DELETE), Ok(OperatorOutcome::Deleting { jobs: 0 }));
     fixture.seconds(2);
     assert_eq!((names(&fixture).len(), fixture.instances()), (0, 0));
 }
@@ -170,10 +179,13 @@ fn drained_group_creates_no_instances_and_empties() {
     config.policies = Policies::always(idle_target(1, 60));
     let mut fixture = adopted(config, &["a", "b"]);
     fixture.acquire("1");
-    fixture.operate(Some("b"), OperatorAction::Cordon).unwrap();
+    fixture.apply_operator_action(Some("b"), OperatorAction::Cordon).unwrap();
     fixture.seconds(40);
     fixture.create(G);
-    assert_eq!(fixture.operate(None, OperatorAction::Drain), Ok(OperatorOutcome::GroupDrained { instances: 2 }));
+    assert_eq!(
+        fixture.apply_operator_action(None, OperatorAction::Drain),
+        Ok(OperatorOutcome::GroupDrained { instances: 2 })
+    );
     let refusal = fixture.reserve("2").unwrap_err().to_string();
     assert!(refusal.contains("group main: it was drained by ann"), "{refusal}");
     fixture.release("1");
@@ -185,13 +197,13 @@ fn drained_group_creates_no_instances_and_empties() {
     fixture.seconds(120);
     assert_eq!((names(&fixture).len(), fixture.increases().len()), (1, 0), "after a restart as well");
     assert_eq!(
-        fixture.operate(Some("b"), OperatorAction::Uncordon),
+        fixture.apply_operator_action(Some("b"), OperatorAction::Uncordon),
         Ok(OperatorOutcome::UncordonedForRemoval { reason: "its group was drained by ann".to_owned() })
     );
-    assert_eq!(fixture.operate(None, OperatorAction::Uncordon), Ok(OperatorOutcome::GroupUndrained));
-    assert_eq!(fixture.operate(None, OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
-    assert_eq!(fixture.operate(None, DELETE), Err(OperatorError::NotAnInstance));
-    assert_eq!(fixture.operate(None, OperatorAction::Cordon), Err(OperatorError::NotAnInstance));
+    assert_eq!(fixture.apply_operator_action(None, OperatorAction::Uncordon), Ok(OperatorOutcome::GroupUndrained));
+    assert_eq!(fixture.apply_operator_action(None, OperatorAction::Uncordon), Err(OperatorError::NotCordoned));
+    assert_eq!(fixture.apply_operator_action(None, DELETE), Err(OperatorError::NotAnInstance));
+    assert_eq!(fixture.apply_operator_action(None, OperatorAction::Cordon), Err(OperatorError::NotAnInstance));
     fixture.seconds(40);
     assert_eq!(fixture.increases(), [1], "the idle instance of the policy");
 }
@@ -200,12 +212,12 @@ fn drained_group_creates_no_instances_and_empties() {
 fn uncordoned_group_keeps_instances_with_jobs() {
     let mut fixture = adopted(config(3, 2), &["a"]);
     fixture.acquire("1");
-    fixture.operate(None, OperatorAction::Drain).unwrap();
+    fixture.apply_operator_action(None, OperatorAction::Drain).unwrap();
     assert_eq!(
-        fixture.operate(Some("a"), OperatorAction::Uncordon),
+        fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon),
         Err(OperatorError::GroupDrained { by: "ann".to_owned() })
     );
-    fixture.operate(None, OperatorAction::Uncordon).unwrap();
+    fixture.apply_operator_action(None, OperatorAction::Uncordon).unwrap();
     fixture.seconds(3);
     fixture.acquire("2");
     assert_eq!((fixture.slot_of("2").as_str(), decreases(&fixture)), ("a/1", 0));
@@ -219,7 +231,7 @@ fn instance_that_appears_in_drained_group_is_deleted() {
     let mut fixture = Fixture::new(config);
     fixture.behaviors[0] = super::fixture::CloudBehavior::AcceptOnly;
     fixture.acquire("1");
-    fixture.operate(None, OperatorAction::Drain).unwrap();
+    fixture.apply_operator_action(None, OperatorAction::Drain).unwrap();
     fixture.seconds(31);
     assert_eq!((fixture.slot_of("1").as_str(), fixture.clouds[1].len()), ("i1/0", 1), "the other group replaces it");
     fixture.create(G);
@@ -233,11 +245,11 @@ fn used_up_cordoned_instance_is_kept() {
     config.max_uses = NonZeroU32::new(1);
     let mut fixture = adopted(config, &["a"]);
     fixture.acquire("1");
-    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.release("1");
     fixture.seconds(600);
     assert_eq!(names(&fixture), ["a"]);
-    fixture.operate(Some("a"), OperatorAction::Uncordon).unwrap();
+    fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon).unwrap();
     fixture.seconds(5);
     assert_eq!(names(&fixture), [""; 0], "it has had its only job");
 }
@@ -246,8 +258,8 @@ fn used_up_cordoned_instance_is_kept() {
 fn history_names_operator_of_each_action() {
     let mut fixture = adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
-    fixture.operate(Some("a"), OperatorAction::Cordon).unwrap();
-    fixture.operate(Some("a"), FORCE_DELETE).unwrap();
+    fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
+    fixture.apply_operator_action(Some("a"), FORCE_DELETE).unwrap();
     let messages: Vec<String> = fixture.decisions.iter().map(|decision| decision.kind.to_string()).collect();
     for expected in [
         "instance a: cordon by ann: cordoned; 1 running jobs continue",

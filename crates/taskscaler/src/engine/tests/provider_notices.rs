@@ -10,7 +10,7 @@ use muster_fleeting::model::InstanceState;
 const OTHER: GroupId = GroupId(1);
 
 /// Two groups of one instance each.
-fn two(order: GroupSelection) -> Fixture {
+fn two_groups(order: GroupSelection) -> Fixture {
     let mut config = config(1, 1);
     config.groups.push(GroupConfig::new("other", 1));
     config.group_selection = order;
@@ -57,7 +57,7 @@ fn instance_retired_before_first_list_gets_no_job() {
 
 #[test]
 fn cheapest_group_is_used_first() {
-    let mut fixture = two(GroupSelection::Price);
+    let mut fixture = two_groups(GroupSelection::Price);
     fixture.handle(Event::PriceChanged { group: G, per_hour: 0.30 });
     fixture.handle(Event::PriceChanged { group: OTHER, per_hour: 0.10 });
     fixture.handle(Event::PriceChanged { group: OTHER, per_hour: f64::NAN });
@@ -69,7 +69,7 @@ fn cheapest_group_is_used_first() {
 
 #[test]
 fn price_does_not_change_configured_order() {
-    let mut fixture = two(GroupSelection::Order);
+    let mut fixture = two_groups(GroupSelection::Order);
     fixture.handle(Event::PriceChanged { group: OTHER, per_hour: 0.10 });
     fixture.handle(Event::PriceChanged { group: G, per_hour: 0.30 });
     fixture.acquire("1");
@@ -78,7 +78,7 @@ fn price_does_not_change_configured_order() {
 
 #[test]
 fn group_out_of_stock_is_skipped_until_it_has_stock() {
-    let mut fixture = two(GroupSelection::Order);
+    let mut fixture = two_groups(GroupSelection::Order);
     fixture.handle(Event::StockChanged { group: G, available: false });
     fixture.acquire("1");
     fixture.acquire("2");

@@ -3,7 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::fixture::{CloudBehavior, Fixture, G, MONDAY, adopted, config, differs_from_upstream, id, idle_target, key};
+use super::fixture::{
+    CloudBehavior, Fixture, G, MONDAY, adopted, assert_differs_from_upstream, config, id, idle_target, key,
+};
 use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
 use crate::policy::Policies;
@@ -27,13 +29,13 @@ fn with_idle(max: u32, idle: u32) -> Fixture {
 }
 
 /// Returns a fixture with an instance that is being deleted after its only job. The deletion may have no effect.
-fn used_up(deletes_work: bool) -> Fixture {
+fn with_deleting_instance(deletions_work: bool) -> Fixture {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);
     let mut fixture = Fixture::new(config);
     fixture.acquire("1");
     fixture.seconds(40);
-    fixture.deletes_work = deletes_work;
+    fixture.deletions_work = deletions_work;
     fixture.release("1");
     fixture
 }
@@ -64,7 +66,7 @@ fn v03_failed_first_list_is_retried() {
             assert!(at.since(now.at) <= Duration::from_secs(75), "at most a minute with a jitter of a quarter: {at:?}");
             event = Event::Tick;
         }
-        let mut fixture = Fixture::around_at(Now::steady(at, MONDAY), engine, std::collections::BTreeMap::new());
+        let mut fixture = Fixture::from_engine_at(Now::steady(at, MONDAY), engine, std::collections::BTreeMap::new());
         fixture.acquire("1");
         fixture.seconds(40);
         assert_eq!(fixture.slot_of("1"), "i1/0", "after {failures} failures; gitlab-runner gives up after five");
@@ -75,7 +77,7 @@ fn v03_failed_first_list_is_retried() {
 fn v04_instances_of_first_list_are_preexisting() {
     let fixture = adopted(config(3, 1), &["i1"]);
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Discovered { origin: InstanceOrigin::Adopted, .. })));
-    let fixture = Fixture::with(config(3, 1), [(id("i1"), InstanceState::Running)].into());
+    let fixture = Fixture::with_instances(config(3, 1), [(id("i1"), InstanceState::Running)].into());
     assert!(
         fixture.decided(|kind| matches!(kind, DecisionKind::Unmanaged { id: found, .. } if *found == id("i1"))),
         "it is not adopted"
@@ -94,7 +96,7 @@ fn v05_request_is_limited_to_max_instances() {
 }
 
 #[test]
-fn v06_rest_of_partial_grant_is_requested_again() {
+fn v06_rest_of_partially_accepted_request_is_requested_again() {
     let mut fixture = Fixture::new(config(3, 1));
     fixture.behaviors[0] = CloudBehavior::Partial(1);
     fixture.engine.handle(fixture.now, Event::Policies(Policies::always(idle_target(3, 3600))));
@@ -144,7 +146,7 @@ fn v08_appearing_instance_is_requested_or_unmanaged() {
 
 #[test]
 fn v09_accepted_deletion_is_repeated_after_interval() {
-    let mut fixture = used_up(false);
+    let mut fixture = with_deleting_instance(false);
     assert_eq!(decreases(&fixture), 1);
     fixture.seconds(59);
     assert_eq!(decreases(&fixture), 1, "the instance is still listed as running");
@@ -156,7 +158,7 @@ fn v09_accepted_deletion_is_repeated_after_interval() {
 
 #[test]
 fn v10_rejected_deletion_is_repeated_soon() {
-    let mut fixture = used_up(true);
+    let mut fixture = with_deleting_instance(true);
     fixture.acquire("2");
     fixture.seconds(40);
     let before = decreases(&fixture);
@@ -174,7 +176,7 @@ fn v10_rejected_deletion_is_repeated_soon() {
     assert!(fixture.clouds[0].is_empty());
 }
 
-/// Lists without an instance until it is lost: six in gitlab-runner, about six minutes; two in Muster, a second apart.
+/// Number of lists without an instance after which it is lost: in gitlab-runner (about six minutes), and in Muster (one second).
 const MISSES: (u32, u32) = (6, 2);
 
 #[test]
@@ -216,16 +218,16 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.lost.is_empty() {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 2, "more than two lists lacked it");
+        assert!(lists(&fixture) - before <= 2, "more than two lists omitted it");
     }
-    differs_from_upstream(
+    assert_differs_from_upstream(
         "V12: lists without a running instance until it is lost",
         MISSES,
         u32::try_from(lists(&fixture) - before).unwrap(),
     );
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Lost { reason: LossReason::Missing, .. })));
 
-    let mut fixture = used_up(false);
+    let mut fixture = with_deleting_instance(false);
     fixture.clouds[0].clear();
     let before = lists(&fixture);
     while fixture.instances() > 0 {
@@ -285,5 +287,9 @@ fn v16_request_that_never_materializes_expires() {
     );
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(200);
-    differs_from_upstream("V16: jobs that run after accepted instances never appeared", (0, 2), fixture.granted.len());
+    assert_differs_from_upstream(
+        "V16: jobs that run after accepted instances never appeared",
+        (0, 2),
+        fixture.assignments.len(),
+    );
 }

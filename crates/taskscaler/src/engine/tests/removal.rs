@@ -1,4 +1,4 @@
-//! When instances are deleted, lost or kept.
+//! Tests of when instances are deleted or lost.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::types::{RemovalReason, SlotRequest};
 use muster_fleeting::model::InstanceState;
 
 /// Returns a fixture with one idle instance of at most three, and this idle time.
-fn used_once(idle_s: u64) -> Fixture {
+fn with_idle_instance(idle_s: u64) -> Fixture {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, idle_s));
     let mut fixture = Fixture::new(config);
@@ -27,7 +27,7 @@ fn decreases(fixture: &Fixture) -> usize {
 
 #[test]
 fn instance_is_deleted_after_its_idle_time() {
-    let mut fixture = used_once(120);
+    let mut fixture = with_idle_instance(120);
     fixture.seconds(119);
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.seconds(2);
@@ -42,7 +42,7 @@ fn instance_is_deleted_after_its_idle_time() {
 
 #[test]
 fn job_within_idle_time_keeps_instance() {
-    let mut fixture = used_once(120);
+    let mut fixture = with_idle_instance(120);
     fixture.seconds(100);
     fixture.acquire("2");
     fixture.seconds(1000);
@@ -77,7 +77,7 @@ fn deletion_without_effect_is_repeated_and_reported_as_stuck() {
     let mut fixture = Fixture::new(config);
     fixture.acquire("1");
     fixture.seconds(40);
-    fixture.deletes_work = false;
+    fixture.deletions_work = false;
     fixture.release("1");
     assert_eq!(decreases(&fixture), 1);
     fixture.seconds(58);
@@ -86,7 +86,7 @@ fn deletion_without_effect_is_repeated_and_reported_as_stuck() {
     assert_eq!(decreases(&fixture), 2);
     fixture.seconds(600);
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::DeletionStuck { attempts: 10, .. })));
-    fixture.deletes_work = true;
+    fixture.deletions_work = true;
     fixture.seconds(120);
     assert_eq!(fixture.instances(), 0);
 }
@@ -116,7 +116,7 @@ fn lost_instance_that_reappears_is_deleted() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Delete { reason: RemovalReason::Reappeared, .. })));
 }
 
-/// Regression test, found by the simulation: a list lacked the instance before another one reported it as deleting.
+/// Regression test, found by the simulation: a list omitted the instance before another one reported it as deleting.
 #[test]
 fn lost_instance_that_is_deleting_counts_towards_maximum() {
     let mut fixture = adopted(config(1, 1), &["a"]);
@@ -176,7 +176,7 @@ fn draining_fleet_deletes_instance_of_last_job_during_shutdown() {
 
 #[test]
 fn reservation_does_not_keep_instance_beyond_idle_time() {
-    for (idle, kept) in [(0, 0), (1, 1)] {
+    for (idle, expected) in [(0, 0), (1, 1)] {
         let mut config = config(3, 1);
         config.policies = Policies::always(idle_target(idle, 10));
         let mut fixture = adopted(config, &["a", "b"]);
@@ -185,13 +185,13 @@ fn reservation_does_not_keep_instance_beyond_idle_time() {
         fixture.seconds(9);
         assert_eq!(fixture.clouds[0].len(), 2);
         fixture.seconds(60);
-        assert_eq!(fixture.clouds[0].len(), kept, "idle_count {idle}");
+        assert_eq!(fixture.clouds[0].len(), expected, "idle_count {idle}");
     }
 }
 
-/// Nothing can be learned about instances while the plugin is not running.
+/// The state of instances is unknown while the plugin is not running.
 #[test]
-fn instances_are_not_judged_while_plugin_is_down() {
+fn instances_are_not_removed_while_plugin_is_down() {
     let mut config = config(4, 1);
     config.heartbeat_interval = Some(Duration::from_secs(10));
     config.policies = Policies::always(idle_target(0, 36_000));
@@ -203,7 +203,7 @@ fn instances_are_not_judged_while_plugin_is_down() {
         fixture.acquire(job);
     }
     let checks = |fixture: &Fixture| fixture.count(|action| matches!(action, Action::Heartbeat { .. }));
-    fixture.handle(Event::PluginDown { group: G, cause: "it crashed".to_owned() });
+    fixture.handle(Event::PluginDown { group: G, cause: "the plugin crashed".to_owned() });
     let before = checks(&fixture);
     fixture.handle(Event::ConnectionLost { key: key("1") });
     fixture.seconds(5990);
@@ -227,7 +227,7 @@ fn draining_fleet_serves_remaining_jobs_without_idle_instances() {
     fixture.handle(Event::Drain);
     fixture.seconds(5);
     assert_eq!(fixture.clouds[0].len(), 1, "only the instance of the job");
-    // A job that was already assigned is rescheduled.
+    // A rescheduled job still gets an instance.
     fixture.acquire("2");
     fixture.seconds(31);
     assert_eq!(fixture.clouds[0].len(), 2);

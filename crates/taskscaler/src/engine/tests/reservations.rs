@@ -50,7 +50,7 @@ fn reservation_keeps_instance_within_idle_time() {
 fn reservations_are_revoked_when_plugin_goes_down() {
     let mut fixture = Fixture::new(config(5, 1));
     (0..5).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
-    fixture.handle(Event::PluginDown { group: super::fixture::G, cause: "it crashed".to_owned() });
+    fixture.handle(Event::PluginDown { group: super::fixture::G, cause: "the plugin crashed".to_owned() });
     assert_eq!((fixture.engine.slot_counts().reserved, fixture.revoked.len()), (0, 5));
 }
 
@@ -59,7 +59,7 @@ fn reservations_are_revoked_when_plugin_goes_down() {
 fn job_of_revoked_reservation_is_queued() {
     let mut fixture = Fixture::new(config(1, 1));
     fixture.reserve("request").unwrap();
-    fixture.handle(Event::PluginDown { group: super::fixture::G, cause: "it crashed".to_owned() });
+    fixture.handle(Event::PluginDown { group: super::fixture::G, cause: "the plugin crashed".to_owned() });
     assert_eq!(fixture.revoked, [key("request")]);
     fixture.engine.rename(&key("request"), key("job"));
     fixture.engine.acquire(fixture.now, key("job"), &crate::types::SlotRequest::default()).unwrap();
@@ -68,7 +68,7 @@ fn job_of_revoked_reservation_is_queued() {
     assert_eq!(fixture.slot_of("job"), "i1/0");
 }
 
-/// The place of an instance that the provider does not delete never becomes free.
+/// An instance that the provider does not delete is never replaced.
 #[test]
 fn stuck_deletion_is_not_reserved() {
     let mut fixture = Fixture::with_stuck_deletion(1);

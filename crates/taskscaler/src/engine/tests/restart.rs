@@ -1,4 +1,4 @@
-//! What survives a restart of the process.
+//! State that survives a restart of the process.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -18,7 +18,7 @@ use crate::types::ResourceRequest;
 use crate::types::{SlotRequest, StickyContextId};
 
 /// Writes the changed rows to the ledger.
-fn stored(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
+fn store_changes(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
     for change in fixture.engine.changes() {
         match change.row {
             Some(row) => rows.insert(change.key, row),
@@ -34,14 +34,14 @@ fn restarted(fixture: Fixture, config: Config) -> Fixture {
 
 fn restarted_at(now: Now, mut fixture: Fixture, config: Config) -> Fixture {
     let mut rows = BTreeMap::new();
-    stored(&mut fixture, &mut rows);
+    store_changes(&mut fixture, &mut rows);
     let text = serde_json::to_string(&rows.into_iter().collect::<Vec<_>>()).unwrap();
     let rows: Vec<(RowKey, Row)> = serde_json::from_str(&text).unwrap();
     let (engine, unknown) = Engine::restore(config, rows, now);
     assert_eq!(unknown, []);
     let mut cloud = std::mem::take(&mut fixture.clouds[0]);
     cloud.values_mut().for_each(|state| *state = InstanceState::Running);
-    let mut next = Fixture::around_at(now, engine, cloud);
+    let mut next = Fixture::from_engine_at(now, engine, cloud);
     next.created = fixture.created;
     next
 }
@@ -52,11 +52,11 @@ fn renamed_group_keeps_instances_and_leases() {
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
     fixture.seconds(31);
-    let place = fixture.slot_of("1");
+    let slot = fixture.slot_of("1");
     let mut renamed = config.clone();
     renamed.groups[0].name = "renamed".to_owned();
     let mut rows = BTreeMap::new();
-    stored(&mut fixture, &mut rows);
+    store_changes(&mut fixture, &mut rows);
     let names = |rows: &BTreeMap<RowKey, Row>| {
         rows.keys().filter_map(|key| key.group().map(str::to_owned)).collect::<std::collections::BTreeSet<_>>()
     };
@@ -64,12 +64,12 @@ fn renamed_group_keeps_instances_and_leases() {
     let stored_rows = rows.clone().into_iter().collect();
     let (engine, unknown) = Engine::restore(renamed, stored_rows, Now::steady(Time::ZERO, MONDAY));
     assert_eq!(unknown, []);
-    let mut fixture = Fixture::around(engine, std::mem::take(&mut fixture.clouds[0]));
+    let mut fixture = Fixture::from_engine(engine, std::mem::take(&mut fixture.clouds[0]));
     // The rows are rewritten with the new name.
-    stored(&mut fixture, &mut rows);
+    store_changes(&mut fixture, &mut rows);
     assert_eq!(names(&rows), ["renamed".to_owned()].into());
     let lease = fixture.engine.claim(&key("1")).unwrap();
-    assert_eq!(format!("{}/{}", lease.instance, lease.slot), place);
+    assert_eq!(format!("{}/{}", lease.instance, lease.slot), slot);
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(61);
     assert_eq!((fixture.instances(), fixture.clouds[0].len()), (1, 1));
@@ -82,7 +82,7 @@ fn replaced_named_group_does_not_take_over_instances() {
     fixture.acquire("1");
     fixture.seconds(31);
     let mut rows = BTreeMap::new();
-    stored(&mut fixture, &mut rows);
+    store_changes(&mut fixture, &mut rows);
     let mut replaced = config;
     (replaced.groups[0].name, replaced.groups[0].is_named) = ("of-another-provider".to_owned(), true);
     let stored_rows = rows.clone().into_iter().collect();
@@ -98,7 +98,8 @@ fn ready_command_is_not_repeated_after_restart() {
     config.policies = Policies::always(idle_target(1, 600));
     let mut fixture = Fixture::new(config.clone());
     fixture.seconds(31);
-    let prepared = |again| move |action: &Action| matches!(action, Action::Prepare { again: is, .. } if *is == again);
+    let prepared =
+        |expected| move |action: &Action| matches!(action, Action::Prepare { was_ready, .. } if *was_ready == expected);
     assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (1, 0));
     let mut fixture = restarted(fixture, config);
     fixture.seconds(31);
@@ -117,14 +118,14 @@ fn slots_and_sticky_contexts_survive_restart() {
     fixture.acquire_for("wide", &SlotRequest { resources: cpus(2000), ..SlotRequest::default() });
     fixture.seconds(31);
     fixture.acquire_for("sticky", &sticky);
-    let place = fixture.slot_of("sticky");
+    let slot = fixture.slot_of("sticky");
     fixture.release("sticky");
     let mut fixture = restarted(fixture, config);
     let [large, wide] = ["large", "wide"].map(|name| fixture.engine.claim(&key(name)).unwrap());
     assert_eq!((large.slot, large.slots, wide.slots), (0, 3, 2));
     fixture.handle(Event::ClaimsComplete);
     fixture.acquire_for("again", &sticky);
-    assert_eq!(fixture.slot_of("again"), place);
+    assert_eq!(fixture.slot_of("again"), slot);
     fixture.release("large");
     assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
@@ -175,7 +176,8 @@ fn idle_instance_is_kept_for_a_while_after_restart() {
 #[test]
 fn unmanaged_instance_is_not_matched_to_restored_request() {
     let config = config(5, 1);
-    let mut fixture = Fixture::with(config.clone(), BTreeMap::from([(id("unmanaged"), InstanceState::Running)]));
+    let mut fixture =
+        Fixture::with_instances(config.clone(), BTreeMap::from([(id("unmanaged"), InstanceState::Running)]));
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("1");
     let mut fixture = restarted(fixture, config);
@@ -217,7 +219,7 @@ fn unclaimed_lease_ends_and_its_instance_is_deleted() {
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.handle(Event::ClaimsComplete);
     assert_eq!(fixture.lost, [key("1")]);
-    assert!(fixture.clouds[0].is_empty(), "the state that its job left is unknown");
+    assert!(fixture.clouds[0].is_empty(), "its job may have changed anything on it");
 }
 
 #[test]
@@ -260,7 +262,7 @@ fn deletion_continues_after_restart() {
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
     fixture.seconds(31);
-    fixture.deletes_work = false;
+    fixture.deletions_work = false;
     fixture.release("1");
     let fixture = restarted(fixture, config);
     assert!(fixture.clouds[0].is_empty());
@@ -316,7 +318,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert!(refusal.contains("unready:0,"), "{refusal}");
     fixture.acquire("new");
     fixture.seconds(40);
-    assert_eq!(fixture.slot_of("new"), "i2/0", "the first instance has four jobs, and takes two");
+    assert_eq!(fixture.slot_of("new"), "i2/0", "the first instance has four jobs, but a capacity of two");
     (0..3).for_each(|job| fixture.release(&job.to_string()));
     fixture.seconds(1);
     assert!(fixture.clouds[0].contains_key(&id("i1")), "its last job still runs");
@@ -326,7 +328,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
 }
 
 /// Returns the rows of a week of demand, and of the idle time that the forecast caused today.
-fn week_of_work(spent: Option<u64>) -> Vec<(RowKey, Row)> {
+fn week_of_demand(spent: Option<u64>) -> Vec<(RowKey, Row)> {
     let now = MONDAY.div_euclid(300);
     let loads = (now - 7 * 288..now).map(|bucket| (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots: 50 }));
     let day = MONDAY.div_euclid(24 * 3600);
@@ -339,17 +341,17 @@ fn daily_forecast_limit_survives_restart() {
     let with_forecast = Config { forecast: Some(limited), ..config(100, 1) };
     let idle = |spent| {
         let now = Now::steady(Time::ZERO, MONDAY);
-        let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(spent), now);
+        let (engine, _) = Engine::restore(with_forecast.clone(), week_of_demand(spent), now);
         engine.status(now).idle_target
     };
     assert!(idle(None) > 0 && idle(Some(7_000)) > 0);
     assert_eq!(idle(Some(7_200)), 0);
 
-    let (engine, _) = Engine::restore(with_forecast.clone(), week_of_work(None), Now::steady(Time::ZERO, MONDAY));
-    let mut fixture = Fixture::around(engine, BTreeMap::new());
+    let (engine, _) = Engine::restore(with_forecast.clone(), week_of_demand(None), Now::steady(Time::ZERO, MONDAY));
+    let mut fixture = Fixture::from_engine(engine, BTreeMap::new());
     fixture.seconds(3600);
     let mut rows = BTreeMap::new();
-    stored(&mut fixture, &mut rows);
+    store_changes(&mut fixture, &mut rows);
     let spent = rows.into_iter().find_map(|(key, row)| match (key, row) {
         (RowKey::ForecastIdle { .. }, Row::ForecastIdle { slot_seconds }) => Some(slot_seconds),
         _ => None,
@@ -360,7 +362,7 @@ fn daily_forecast_limit_survives_restart() {
 
 #[test]
 fn unused_forecast_rows_are_deleted() {
-    let mut rows = week_of_work(Some(1));
+    let mut rows = week_of_demand(Some(1));
     let now = Now::steady(Time::ZERO, MONDAY);
     let deleted = |mut engine: Engine| engine.changes().iter().filter(|change| change.row.is_none()).count();
     assert_eq!(deleted(Engine::restore(config(1, 1), rows.clone(), now).0), rows.len(), "no forecast is configured");

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use super::fixture::{CloudBehavior, Fixture, G, adopted, config, differs_from_upstream, id, idle_target, key};
+use super::fixture::{CloudBehavior, Fixture, G, adopted, assert_differs_from_upstream, config, id, idle_target, key};
 use crate::config::{Throttle, UnmanagedPolicy};
 use crate::engine::{EnqueueError, NoCapacity};
 use crate::event::{Action, Event};
@@ -84,7 +84,7 @@ fn s10_fullest_instance_is_filled_first() {
     fixture.release("2");
     fixture.acquire("4");
     // So a becomes idle and can be deleted.
-    differs_from_upstream(
+    assert_differs_from_upstream(
         "slot of the next job: on the oldest or on the fullest instance",
         ("a/0", "b/1"),
         fixture.slot_of("4").as_str(),
@@ -121,7 +121,7 @@ fn s12_single_use_instance_is_deleted_with_its_job() {
     let mut fixture = adopted(config, &["a"]);
     fixture.acquire("1");
     fixture.release("1");
-    assert!(fixture.clouds[0].is_empty(), "immediately, without waiting for a loop");
+    assert!(fixture.clouds[0].is_empty(), "immediately, without waiting for a periodic check");
 }
 
 #[test]
@@ -146,10 +146,10 @@ fn s14_unhealthy_idle_instance_is_deleted() {
         fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
     }
     // No time has passed.
-    let left = fixture.clouds[0].len();
-    differs_from_upstream("unhealthy idle instances before the next scale-down", (1, 0), left);
+    let remaining = fixture.clouds[0].len();
+    assert_differs_from_upstream("unhealthy idle instances before the next scale-down", (1, 0), remaining);
     fixture.acquire("1");
-    assert_eq!(fixture.slot_of("1"), "nowhere", "it waits for another instance");
+    assert_eq!(fixture.slot_of("1"), "none", "it waits for another instance");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn s14_unhealthy_instance_keeps_its_running_job() {
     fixture.acquire("2");
     assert_eq!(
         (fixture.slot_of("2").as_str(), fixture.clouds[0].len()),
-        ("nowhere", 1),
+        ("none", 1),
         "no new job, and no deletion while a job runs"
     );
     fixture.release("1");
@@ -193,7 +193,7 @@ fn s16_lost_connection_detects_missing_instance() {
     fixture.seconds(2);
     assert_eq!(fixture.lost, [key("1")]);
     let lists = fixture.count(|action| matches!(action, Action::List { .. })) - before;
-    differs_from_upstream("lists without an instance until its job is lost", (6, 2), lists);
+    assert_differs_from_upstream("lists without an instance until its job is lost", (6, 2), lists);
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn s16_missing_instance_is_detected_by_two_lists() {
     fixture.seconds(63);
     assert_eq!(fixture.lost, [key("1")], "a minute to the next list, and another list to be sure");
     let most = fixture.now.at.since(Time::ZERO).as_secs().div_ceil(60);
-    differs_from_upstream("maximum minutes until a missing instance is detected", (6, 2), most);
+    assert_differs_from_upstream("maximum minutes until a missing instance is detected", (6, 2), most);
 }
 
 #[test]
@@ -214,25 +214,30 @@ fn s17_preexisting_instances_are_ignored() {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, 0));
     let existing = || [(id("old"), InstanceState::Running)].into_iter().collect();
-    let mut fixture = Fixture::with(config.clone(), existing());
+    let mut fixture = Fixture::with_instances(config.clone(), existing());
     fixture.seconds(600);
     assert_eq!(fixture.engine.status(fixture.now).groups[0].unmanaged, ["old"]);
-    differs_from_upstream("preexisting instances that are kept without state storage", (0, 1), fixture.clouds[0].len());
+    assert_differs_from_upstream(
+        "preexisting instances that are kept without state storage",
+        (0, 1),
+        fixture.clouds[0].len(),
+    );
     config.unmanaged = UnmanagedPolicy::Delete;
-    let fixture = Fixture::with(config, existing());
+    let fixture = Fixture::with_instances(config, existing());
     assert!(fixture.clouds[0].is_empty(), "deleted as by gitlab-runner, if configured");
 }
 
 #[test]
 fn s17_unmanaged_instance_stays_unmanaged_after_a_miss() {
-    let mut fixture = Fixture::with(config(3, 1), [(id("old"), InstanceState::Running)].into_iter().collect());
+    let mut fixture =
+        Fixture::with_instances(config(3, 1), [(id("old"), InstanceState::Running)].into_iter().collect());
     fixture.clouds[0].clear();
     fixture.seconds(60);
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("1");
     fixture.clouds[0].insert(id("old"), InstanceState::Running);
     fixture.seconds(60);
-    assert_eq!(fixture.slot_of("1"), "nowhere", "the unmanaged instance is not matched to the request");
+    assert_eq!(fixture.slot_of("1"), "none", "the unmanaged instance is not matched to the request");
     assert_eq!(fixture.engine.status(fixture.now).groups[0].unmanaged, ["old"]);
 }
 
@@ -245,9 +250,9 @@ fn s18_scale_throttle_limits_creations() {
         fixture.acquire(&job.to_string());
     }
     assert_eq!(fixture.created, 2);
-    for more in 1..=3 {
+    for additional in 1..=3 {
         fixture.advance(std::time::Duration::from_millis(1010));
-        assert_eq!(fixture.created, 2 + more);
+        assert_eq!(fixture.created, 2 + additional);
     }
     fixture.seconds(10);
     assert_eq!(fixture.created, 5);

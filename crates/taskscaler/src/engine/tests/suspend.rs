@@ -18,7 +18,7 @@ use muster_fleeting::model::InstanceState;
 
 const OWNER: &str = "project 1, protected";
 
-fn single_job(max: u32) -> Config {
+fn single_job_config(max: u32) -> Config {
     let mut config = config(max, 1);
     config.max_uses = NonZeroU32::new(1);
     config
@@ -26,7 +26,7 @@ fn single_job(max: u32) -> Config {
 
 /// Returns a fixture in which job `1` runs on `i1`.
 fn with_job(max: u32) -> Fixture {
-    let mut fixture = Fixture::new(single_job(max));
+    let mut fixture = Fixture::new(single_job_config(max));
     fixture.acquire("1");
     fixture.seconds(31);
     assert_eq!(fixture.slot_of("1"), "i1/0");
@@ -57,8 +57,8 @@ fn suspend(fixture: &mut Fixture, name: &str) -> Result<(), SuspendError> {
     result
 }
 
-fn resume(fixture: &mut Fixture, name: &str, of: &str, owner: &str) -> Result<(), ResumeError> {
-    let resumed = fixture.engine.resume(fixture.now, key(name), of, owner);
+fn resume(fixture: &mut Fixture, name: &str, environment: &str, owner: &str) -> Result<(), ResumeError> {
+    let resumed = fixture.engine.resume(fixture.now, key(name), environment, owner);
     fixture.answer();
     resumed
 }
@@ -76,7 +76,7 @@ fn suspends(fixture: &Fixture) -> usize {
 #[test]
 fn saved_environment_is_resumed_on_the_same_instance() {
     let mut fixture = suspended(3);
-    assert!(fixture.log.contains(&Action::EnvironmentSaved { key: key("1") }));
+    assert!(fixture.actions.contains(&Action::EnvironmentSaved { key: key("1") }));
     // Another job gets another instance.
     fixture.acquire("2");
     fixture.seconds(31);
@@ -128,7 +128,7 @@ fn suspend_is_rejected_for_unsuitable_instances() {
     assert_eq!(suspend(&mut fixture, "1"), Err(SuspendError::NoCapability));
     fixture.handle(Event::CanSuspend { group: G, can: true });
     assert_eq!(suspend(&mut fixture, "2"), Err(SuspendError::InstanceLost));
-    fixture.operate(Some("i1"), OperatorAction::Drain).unwrap();
+    fixture.apply_operator_action(Some("i1"), OperatorAction::Drain).unwrap();
     assert!(matches!(suspend(&mut fixture, "1"), Err(SuspendError::InstanceDeleting { .. })));
     assert_eq!(suspends(&fixture), 0);
     fixture.release("1");
@@ -140,7 +140,7 @@ fn suspend_is_rejected_for_unsuitable_instances() {
 fn suspended_instances_leave_one_instance_for_other_jobs() {
     let mut fixture = with_job(1);
     assert_eq!(suspend(&mut fixture, "1"), Err(SuspendError::NoSpareInstance { suspended: 0, max: 1 }));
-    let mut config = single_job(3);
+    let mut config = single_job_config(3);
     config.groups[0].price_per_hour = 2.0;
     config.max_cost_per_hour = Some(3.0);
     let mut fixture = Fixture::new(config);
@@ -245,7 +245,7 @@ fn canceled_resume_leaves_environment_to_next_job() {
     fixture.suspends_work = true;
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
-    assert_eq!((fixture.slot_of("2"), fixture.slot_of("3")), ("nowhere".to_owned(), "i1/0".to_owned()));
+    assert_eq!((fixture.slot_of("2"), fixture.slot_of("3")), ("none".to_owned(), "i1/0".to_owned()));
 }
 
 /// The instance still resumes for a canceled job when the next job requests it.
@@ -288,20 +288,20 @@ fn instance_is_suspended_again_after_canceled_resume() {
 }
 
 #[test]
-fn abandoned_grant_leaves_environment_to_next_job() {
+fn abandoned_assignment_leaves_environment_to_next_job() {
     let mut fixture = resumed();
-    fixture.handle(Event::GrantAbandoned { key: key("2") });
+    fixture.handle(Event::AssignmentAbandoned { key: key("2") });
     fixture.seconds(3);
     assert_eq!((state(&fixture, "i1").as_str(), fixture.engine.has_environment("1")), ("suspended", true));
     let mut fixture = restarted(fixture);
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
     assert_eq!(fixture.slot_of("3"), "i1/0");
-    // A grant without an environment is released.
+    // An assignment without an environment is released.
     fixture.acquire("4");
     fixture.seconds(31);
     assert_eq!(fixture.slot_of("4"), "i2/0");
-    fixture.handle(Event::GrantAbandoned { key: key("4") });
+    fixture.handle(Event::AssignmentAbandoned { key: key("4") });
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i2"), "deleted");
 }
@@ -322,7 +322,7 @@ fn outdated_list_does_not_end_resumed_job_after_restart() {
 
 #[test]
 fn suspended_instances_are_neither_idle_nor_available() {
-    let mut config = single_job(3);
+    let mut config = single_job_config(3);
     config.policies = Policies::always(idle_target(1, 3600));
     let mut fixture = Fixture::new(config);
     fixture.seconds(31);
@@ -341,14 +341,14 @@ fn suspended_instances_are_neither_idle_nor_available() {
 #[test]
 fn operator_can_drain_suspended_instances() {
     let mut fixture = suspended(3);
-    assert_eq!(fixture.operate(Some("i1"), OperatorAction::Cordon), Err(OperatorError::Suspended));
+    assert_eq!(fixture.apply_operator_action(Some("i1"), OperatorAction::Cordon), Err(OperatorError::Suspended));
     let status = fixture.engine.status(fixture.now);
     assert!(status.instances[0].reason.as_ref().unwrap().contains("environment of 1, expires in"));
-    fixture.operate(None, OperatorAction::Drain).unwrap();
+    fixture.apply_operator_action(None, OperatorAction::Drain).unwrap();
     fixture.seconds(3);
     assert_eq!(fixture.clouds[0].len(), 0);
     let mut fixture = suspended(3);
-    fixture.operate(Some("i1"), OperatorAction::Drain).unwrap();
+    fixture.apply_operator_action(Some("i1"), OperatorAction::Drain).unwrap();
     fixture.seconds(3);
     assert_eq!(fixture.clouds[0].len(), 0);
 }
@@ -371,7 +371,7 @@ fn restarted_as(mut fixture: Fixture, config: Config) -> Fixture {
     let now = Now::steady(Time::from_millis(1000), MONDAY);
     let (engine, unknown) = Engine::restore(config, serde_json::from_str(&text).unwrap(), now);
     assert_eq!(unknown, []);
-    let mut next = Fixture::around_at(now, engine, std::mem::take(&mut fixture.clouds[0]));
+    let mut next = Fixture::from_engine_at(now, engine, std::mem::take(&mut fixture.clouds[0]));
     next.created = fixture.created;
     next
 }
@@ -408,7 +408,7 @@ fn resumed_environment_is_not_restored_after_restart() {
 
 #[test]
 fn environments_are_deleted_once_jobs_share_instances() {
-    let shared = Config { capacity: NonZeroU32::MIN.saturating_add(1), ..single_job(3) };
+    let shared = Config { capacity: NonZeroU32::MIN.saturating_add(1), ..single_job_config(3) };
     let mut fixture = restarted_as(suspended(3), shared);
     assert!(resume(&mut fixture, "2", "1", OWNER).is_err());
     fixture.handle(Event::ClaimsComplete);
@@ -427,8 +427,8 @@ fn preparation_for_canceled_resume_serves_next_job() {
     fixture.handle(Event::Cancel { key: key("2") });
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(3);
-    let prepares = fixture.count(|action| matches!(action, Action::Prepare { again: true, .. }));
-    assert_eq!((prepares, fixture.slot_of("3").as_str()), (1, "nowhere"));
+    let prepares = fixture.count(|action| matches!(action, Action::Prepare { was_ready: true, .. }));
+    assert_eq!((prepares, fixture.slot_of("3").as_str()), (1, "none"));
     fixture.handle(Event::Prepared { group: G, id: id("i1"), result: Ok(()) });
     assert_eq!(fixture.slot_of("3"), "i1/0");
 }
@@ -441,5 +441,5 @@ fn outdated_list_does_not_end_resumed_job() {
     fixture.seconds(2);
     assert_eq!(fixture.lost, [""; 0].map(TaskKey::new));
     fixture.advance(Duration::from_secs(120));
-    assert_eq!(fixture.lost, [key("2")], "an instance that stays suspended does not run its job");
+    assert_eq!(fixture.lost, [key("2")], "an instance that remains suspended does not run its job");
 }

@@ -16,16 +16,16 @@ use muster_fleeting::model::InstanceId;
 /// Time that the coordinator takes to answer a request that it does not hold.
 const ANSWER_DELAY: Duration = Duration::from_millis(50);
 /// Error message of a plugin that is down.
-const DOWN: &str = "the plugin is down";
+const PLUGIN_DOWN_ERROR: &str = "the plugin is down";
 
 impl Simulation<'_> {
     pub(super) fn disturb(&mut self, disturbance: Disturbance) -> Result<(), Violation> {
         match disturbance {
-            Disturbance::Down { group, lasts } => {
-                let until = self.now.at + lasts;
-                self.down[group] = self.down[group].max(until);
+            Disturbance::PluginDown { group, duration } => {
+                let until = self.now.at + duration;
+                self.down_until[group] = self.down_until[group].max(until);
                 self.plan(until, SimEvent::PluginUp(group));
-                let cause = DOWN.to_owned();
+                let cause = PLUGIN_DOWN_ERROR.to_owned();
                 self.engine.handle(self.now, Event::PluginDown { group: GroupId(group), cause });
             }
             Disturbance::Retire { group, machine } => {
@@ -40,7 +40,7 @@ impl Simulation<'_> {
                 self.engine.handle(self.now, Event::PriceChanged { group: GroupId(group), per_hour });
             }
             Disturbance::StockChanged { group, available } => {
-                self.stock[group] = available;
+                self.has_stock[group] = available;
                 self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available });
             }
             Disturbance::Operator { group, machine, action } => {
@@ -53,8 +53,8 @@ impl Simulation<'_> {
                 self.config.policies = policies.clone();
                 self.engine.handle(self.now, Event::Policies(policies));
             }
-            Disturbance::Clock(seconds) => {
-                self.clock += seconds;
+            Disturbance::ClockJump(seconds) => {
+                self.clock_offset_s += seconds;
                 self.now = self.now_at(self.now.at);
                 self.engine.handle(self.now, Event::Tick);
             }
@@ -66,9 +66,9 @@ impl Simulation<'_> {
                 }
                 self.engine.handle(self.now, Event::Drain);
             }
-            Disturbance::Stop(lasts) => {
+            Disturbance::Stop(duration) => {
                 self.engine.handle(self.now, Event::Stop);
-                self.plan((self.now.at + lasts).min(self.scenario.faults_end), SimEvent::Kill);
+                self.plan((self.now.at + duration).min(self.scenario.faults_end), SimEvent::Kill);
             }
         }
         Ok(())
@@ -80,17 +80,17 @@ impl Simulation<'_> {
     }
 
     /// Returns the ID of an existing machine by its index, modulo their number.
-    fn machine(&self, group: usize, number: usize) -> Option<InstanceId> {
+    fn machine(&self, group: usize, index: usize) -> Option<InstanceId> {
         let existing: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
-        existing.get(number % existing.len().max(1)).map(|id| (*id).clone())
+        existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
     }
 
     /// Ends all disturbances: stock and prices are as at the start, and nothing is cordoned or drained.
     pub(super) fn end_disturbances(&mut self) {
         for group in 0..self.clouds.len() {
-            self.stock[group] = true;
+            self.has_stock[group] = true;
             self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available: true });
-            // A higher price could exceed the cost limit forever.
+            // With a higher price, the cost could exceed the limit permanently.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
             self.checker.price_changed(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
@@ -106,7 +106,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn is_down(&self, group: GroupId) -> bool {
-        self.down[group.0] > self.now.at
+        self.down_until[group.0] > self.now.at
     }
 
     pub(super) fn plugin_is_up(&mut self, group: usize) {
@@ -121,20 +121,20 @@ impl Simulation<'_> {
         for group in (0..self.clouds.len()).map(GroupId) {
             // The restart of a plugin that is down is planned already.
             let event = match self.is_down(group) {
-                true => Event::PluginDown { group, cause: DOWN.to_owned() },
+                true => Event::PluginDown { group, cause: PLUGIN_DOWN_ERROR.to_owned() },
                 false => Event::PluginUp { group, max_size: 0 },
             };
-            self.plan(self.now.at, SimEvent::Delivered { life: self.life, event });
-            if !self.stock[group.0] {
+            self.plan(self.now.at, SimEvent::Delivered { manager_run: self.manager_run, event });
+            if !self.has_stock[group.0] {
                 let event = Event::StockChanged { group, available: false };
-                self.plan(self.now.at, SimEvent::Delivered { life: self.life, event });
+                self.plan(self.now.at, SimEvent::Delivered { manager_run: self.manager_run, event });
             }
         }
     }
 
     /// Returns the result of a call while its plugin is down. `None` means that the call waits for the plugin.
     pub(super) fn failed_call(action: &Action) -> Option<Event> {
-        let error = || DOWN.to_owned();
+        let error = || PLUGIN_DOWN_ERROR.to_owned();
         match action.clone() {
             Action::List { group, call } => Some(Event::Listed { group, call, result: Err(error()) }),
             Action::Increase { group, call, .. } => Some(Event::Increased { group, call, result: Err(error()) }),
@@ -148,7 +148,7 @@ impl Simulation<'_> {
 
     /// Replaces a result by an error if the plugin failed in the meantime.
     pub(super) fn fail_if_down(&self, event: Event) -> Event {
-        let error = || DOWN.to_owned();
+        let error = || PLUGIN_DOWN_ERROR.to_owned();
         match event {
             Event::Listed { group, call, .. } if self.is_down(group) => {
                 Event::Listed { group, call, result: Err(error()) }
@@ -172,12 +172,12 @@ impl Simulation<'_> {
 
     /// Reports an answered job request. It was immediate unless the coordinator held the request until a job arrived.
     pub(super) fn job_requested(&mut self) {
-        let at_once = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
-        self.engine.handle(self.now, Event::Answered { at_once });
+        let is_immediate_job = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
+        self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job });
         if self.queue.is_empty() {
             self.empty_since = Some(self.now.at);
             if !self.scenario.holds_requests {
-                self.plan(self.now.at + ANSWER_DELAY, SimEvent::Empty);
+                self.plan(self.now.at + ANSWER_DELAY, SimEvent::EmptyAnswer);
             }
         }
     }
@@ -185,7 +185,7 @@ impl Simulation<'_> {
     /// Reports that a job request was answered without a job.
     pub(super) fn request_without_job(&mut self) {
         if self.empty_since.is_some() {
-            self.engine.handle(self.now, Event::Answered { at_once: false });
+            self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job: false });
         }
     }
 
@@ -206,7 +206,7 @@ impl Simulation<'_> {
 
     /// Restarts a killed manager from its ledger. Calls in progress take effect, but their results are lost.
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
-        self.life += 1;
+        self.manager_run += 1;
         self.wake = None;
         self.retry_is_planned = false;
         self.empty_since = None;
@@ -218,10 +218,10 @@ impl Simulation<'_> {
             return Err(Violation::new("R2", format!("{row:?} was not restored")));
         }
         self.engine = engine;
-        for job in 0..self.running.len() {
+        for job in 0..self.sim_jobs.len() {
             let key = self.key(job);
-            match self.running[job].state.clone() {
-                SimJobState::Server | SimJobState::Done => {}
+            match self.sim_jobs[job].state.clone() {
+                SimJobState::AtCoordinator | SimJobState::Done => {}
                 SimJobState::Waiting if self.waits_for_environment(job) && chance(&mut self.random, 0.5) => {
                     self.request_after_restart(job)?;
                 }
@@ -230,9 +230,9 @@ impl Simulation<'_> {
                     Some(lease) => self.start_job(lease)?,
                     None => self.request_slots(job, key)?,
                 },
-                SimJobState::On(lease) => match self.engine.claim(&key) {
+                SimJobState::Running(lease) => match self.engine.claim(&key) {
                     Some(restored) if restored.same_slots(&lease) => {
-                        self.plan_break(job, self.running[job].attempt, lease.group, &lease.instance);
+                        self.plan_break(job, self.sim_jobs[job].attempt, lease.group, &lease.instance);
                     }
                     Some(restored) => {
                         return Err(Violation::new(
@@ -267,6 +267,6 @@ impl Simulation<'_> {
 
     /// Returns the monotonic and the wall-clock time at a moment.
     pub(super) fn now_at(&self, at: Time) -> crate::time::Now {
-        crate::time::Now::steady(at, self.scenario.origin.saturating_add(self.clock))
+        crate::time::Now::steady(at, self.scenario.origin.saturating_add(self.clock_offset_s))
     }
 }

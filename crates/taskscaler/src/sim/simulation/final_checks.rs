@@ -1,6 +1,6 @@
 //! Checks at the end of a simulation, and its report.
 
-use super::{Running, SimJobState, Simulation};
+use super::{SimJob, SimJobState, Simulation};
 use crate::config::UnmanagedPolicy;
 use crate::engine::Violation;
 use crate::sim::report::Report;
@@ -14,8 +14,9 @@ impl Simulation<'_> {
         if self.scenario.checked {
             if self.unfinished > 0 {
                 let status = self.engine.status(self.now);
-                let stuck = self.running.iter().position(|running| running.state != SimJobState::Done);
-                let message = format!("{} jobs are not done, the first is {stuck:?}; {status:?}", self.unfinished);
+                let stuck = self.sim_jobs.iter().position(|sim_job| sim_job.state != SimJobState::Done);
+                let message =
+                    format!("{} jobs are not done, the first has the index {stuck:?}; {status:?}", self.unfinished);
                 return Err(Violation::new("J1", message));
             }
             let remaining: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
@@ -29,16 +30,16 @@ impl Simulation<'_> {
             let allowed = usize::try_from(by_policy).unwrap_or(usize::MAX) + unmanaged;
             if remaining > allowed {
                 let status = self.engine.status(self.now);
-                let message = format!("{remaining} machines remain, but only {allowed} may; {status:?}");
+                let message = format!("{remaining} machines remain, but at most {allowed} may remain; {status:?}");
                 return Err(Violation::new("I3", message));
             }
         }
         let from = self.scenario.measured_from;
-        let counted = |running: &&Running| running.state != SimJobState::Done && running.waited_since >= from;
-        for running in self.running.iter().filter(counted) {
+        let counted = |sim_job: &&SimJob| sim_job.state != SimJobState::Done && sim_job.waited_since >= from;
+        for sim_job in self.sim_jobs.iter().filter(counted) {
             self.report.unfinished += 1;
-            if !matches!(running.state, SimJobState::On(_)) {
-                self.report.waits_ms.push(milliseconds(end.since(running.waited_since)));
+            if !matches!(sim_job.state, SimJobState::Running(_)) {
+                self.report.waits_ms.push(milliseconds(end.since(sim_job.waited_since)));
             }
         }
         let counts = |machine: &&crate::sim::cloud::Machine| machine.created_at >= from;

@@ -14,11 +14,11 @@ impl Simulation<'_> {
         let Some(job) = self.keys.get(&lease.key).copied() else {
             return Err(Violation::new("J2", format!("{} got a slot without a request", lease.key)));
         };
-        if self.running[job].state != SimJobState::Waiting {
-            let message = format!("{} got a slot while it was {:?}", lease.key, self.running[job].state);
+        if self.sim_jobs[job].state != SimJobState::Waiting {
+            let message = format!("{} got a slot while it was {:?}", lease.key, self.sim_jobs[job].state);
             return Err(Violation::new("J2", message));
         }
-        let resumes = self.running[job].resumes.take();
+        let resumes = self.sim_jobs[job].resumes.take();
         self.checker.lease_begins(
             &lease,
             resumes.as_ref().map(|environment| environment.name.as_str()),
@@ -26,17 +26,17 @@ impl Simulation<'_> {
         )?;
         self.report.resumed += usize::from(resumes.is_some());
         let duration = self.jobs[job].duration;
-        let running = &mut self.running[job];
-        let attempt = running.attempt;
-        let waited = self.now.at.since(running.waited_since);
-        if running.waited_since >= self.scenario.measured_from {
+        let sim_job = &mut self.sim_jobs[job];
+        let attempt = sim_job.attempt;
+        let waited = self.now.at.since(sim_job.waited_since);
+        if sim_job.waited_since >= self.scenario.measured_from {
             self.report.waits_ms.push(milliseconds(waited));
         }
-        running.started = self.now.at;
+        sim_job.started = self.now.at;
         let (group, id) = (lease.group, lease.instance.clone());
-        running.state = SimJobState::On(lease);
-        self.running_now += 1;
-        self.plan(self.now.at + duration, SimEvent::Ends { job, attempt });
+        sim_job.state = SimJobState::Running(lease);
+        self.running_count += 1;
+        self.plan(self.now.at + duration, SimEvent::JobEnds { job, attempt });
         self.plan_break(job, attempt, group, &id);
         Ok(())
     }
@@ -46,14 +46,14 @@ impl Simulation<'_> {
         let deleted_at = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
         if let Some(deleted_at) = deleted_at {
             let at = deleted_at.max(self.now.at) + CONNECTION_BREAK_DELAY;
-            self.plan(at, SimEvent::Breaks { job, attempt });
+            self.plan(at, SimEvent::ConnectionBreaks { job, attempt });
         }
     }
 
     pub(super) fn end_job(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
-        let running = &self.running[job];
-        let SimJobState::On(lease) = running.state.clone() else { return Ok(()) };
-        if running.attempt != attempt {
+        let sim_job = &self.sim_jobs[job];
+        let SimJobState::Running(lease) = sim_job.state.clone() else { return Ok(()) };
+        if sim_job.attempt != attempt {
             return Ok(());
         }
         if !self.clouds[lease.group.0].is_running(self.now.at, &lease.instance) {
@@ -62,11 +62,11 @@ impl Simulation<'_> {
             return Ok(());
         }
         self.end_lease(&lease);
-        let started = self.running[job].started.max(self.scenario.measured_from);
+        let started = self.sim_jobs[job].started.max(self.scenario.measured_from);
         self.report.busy_slot_hours += self.now.at.since(started).as_secs_f64() / 3600.0;
-        self.report.done += usize::from(self.running[job].waited_since >= self.scenario.measured_from);
+        self.report.done += usize::from(self.sim_jobs[job].waited_since >= self.scenario.measured_from);
         self.unfinished -= 1;
-        self.running[job].state = SimJobState::Done;
+        self.sim_jobs[job].state = SimJobState::Done;
         self.keys.remove(&lease.key);
         let usage = self.jobs[job].usage();
         self.engine.handle(self.now, Event::JobUsage { key: lease.key.clone(), usage });
@@ -78,14 +78,14 @@ impl Simulation<'_> {
 
     pub(super) fn end_lease(&mut self, lease: &SlotAssignment) {
         self.checker.lease_ends(lease);
-        self.running_now -= 1;
+        self.running_count -= 1;
     }
 
     /// Reschedules a job whose instance was lost, as a new attempt.
     pub(super) fn lose_job(&mut self, key: &TaskKey) -> Result<(), Violation> {
         let Some(job) = self.keys.remove(key) else { return Ok(()) };
-        let SimJobState::On(lease) = self.running[job].state.clone() else {
-            return Err(Violation::new("J2", format!("{key} was lost while it was {:?}", self.running[job].state)));
+        let SimJobState::Running(lease) = self.sim_jobs[job].state.clone() else {
+            return Err(Violation::new("J2", format!("{key} was lost while it was {:?}", self.sim_jobs[job].state)));
         };
         self.end_lease(&lease);
         self.report.rescheduled += 1;
@@ -94,10 +94,10 @@ impl Simulation<'_> {
     }
 
     pub(super) fn requeue(&mut self, job: usize) {
-        let running = &mut self.running[job];
-        running.attempt += 1;
-        running.state = SimJobState::Server;
-        running.waited_since = self.now.at;
+        let sim_job = &mut self.sim_jobs[job];
+        sim_job.attempt += 1;
+        sim_job.state = SimJobState::AtCoordinator;
+        sim_job.waited_since = self.now.at;
         self.queue.push_back(job);
     }
 }

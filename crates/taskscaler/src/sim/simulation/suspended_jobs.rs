@@ -38,7 +38,7 @@ impl Scenario {
 
 impl Simulation<'_> {
     pub(super) fn job_arrives(&mut self, job: usize) {
-        self.running[job].waited_since = self.now.at;
+        self.sim_jobs[job].waited_since = self.now.at;
         self.queue.push_back(job);
     }
 
@@ -50,23 +50,23 @@ impl Simulation<'_> {
         }
         let owner = format!("owner-{}", job % 2);
         let is_saved = self.engine.suspend(self.now, &lease.key, &owner).is_ok();
-        let mut after = Duration::ZERO;
+        let mut delay = Duration::ZERO;
         if is_saved {
             self.checker.environment_saved(lease, lease.key.to_string());
-            after = Duration::from_millis(self.random.random_range(0..milliseconds(max_delay).max(1)));
+            delay = Duration::from_millis(self.random.random_range(0..milliseconds(max_delay).max(1)));
             // Some jobs do not request the environment, and some request it with a wrong owner.
             let has_wrong_owner = chance(&mut self.random, 0.1);
             let owner = if has_wrong_owner { "other-owner".to_owned() } else { owner };
             let environment = SavedEnvironment { name: lease.key.to_string(), owner, has_wrong_owner };
-            self.running[next].resumes = Some(environment).filter(|_| !chance(&mut self.random, 0.2));
+            self.sim_jobs[next].resumes = Some(environment).filter(|_| !chance(&mut self.random, 0.2));
         }
-        self.plan(self.now.at + after, SimEvent::Arrives(next));
+        self.plan(self.now.at + delay, SimEvent::JobArrives(next));
         is_saved
     }
 
     /// Requests the environment that the job wants to resume, or any slot.
     pub(super) fn request_slots(&mut self, job: usize, key: TaskKey) -> Result<(), Violation> {
-        if let Some(environment) = self.running[job].resumes.clone() {
+        if let Some(environment) = self.sim_jobs[job].resumes.clone() {
             match self.engine.resume(self.now, key.clone(), &environment.name, &environment.owner) {
                 Ok(()) if environment.has_wrong_owner => {
                     return Err(Violation::new(
@@ -78,8 +78,8 @@ impl Simulation<'_> {
                 Err(ResumeError::NotOwner) if !environment.has_wrong_owner => {
                     return Err(Violation::new("environment", format!("{key} cannot resume its own environment")));
                 }
-                // The manager would fail the job. Here it runs without the environment.
-                Err(_) => self.running[job].resumes = None,
+                // A real manager fails the job. In the simulation, it runs without the environment.
+                Err(_) => self.sim_jobs[job].resumes = None,
             }
         }
         self.engine.admit(key.clone());
@@ -92,18 +92,18 @@ impl Simulation<'_> {
         if self.scenario.suspended_jobs.is_none() {
             return;
         }
-        let running = &self.running[job];
-        let (attempt, share) = (running.attempt, if running.resumes.is_some() { 0.3 } else { 0.05 });
-        if self.now.at < self.scenario.faults_end && chance(&mut self.random, share) {
-            let after = Duration::from_millis(self.random.random_range(0..MAX_CANCEL_DELAY_MS));
-            self.plan(self.now.at + after, SimEvent::Canceled { job, attempt });
+        let sim_job = &self.sim_jobs[job];
+        let (attempt, probability) = (sim_job.attempt, if sim_job.resumes.is_some() { 0.3 } else { 0.05 });
+        if self.now.at < self.scenario.faults_end && chance(&mut self.random, probability) {
+            let delay = Duration::from_millis(self.random.random_range(0..MAX_CANCEL_DELAY_MS));
+            self.plan(self.now.at + delay, SimEvent::JobCanceled { job, attempt });
         }
     }
 
     /// Cancels a queued job. Its author runs it again with the same request.
     pub(super) fn cancel_job(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
-        let running = &self.running[job];
-        if running.attempt != attempt || running.state != SimJobState::Waiting {
+        let sim_job = &self.sim_jobs[job];
+        if sim_job.attempt != attempt || sim_job.state != SimJobState::Waiting {
             return Ok(());
         }
         let key = self.key(job);
@@ -120,8 +120,8 @@ impl Simulation<'_> {
 
     /// Cancels a request and checks that the environment that it waited for still exists.
     pub(super) fn cancel_request(&mut self, job: usize, event: Event) -> Result<(), Violation> {
-        let environment = self.running[job].resumes.clone();
-        let is_assigned = matches!(event, Event::GrantAbandoned { .. });
+        let environment = self.sim_jobs[job].resumes.clone();
+        let is_assigned = matches!(event, Event::AssignmentAbandoned { .. });
         let existing = environment.filter(|environment| is_assigned || self.engine.has_environment(&environment.name));
         self.keys.remove(&self.key(job));
         let _ = self.engine.decisions();
@@ -151,7 +151,7 @@ impl Simulation<'_> {
     /// Lets a job whose environment could not be resumed run without it.
     pub(super) fn run_without_environment(&mut self, key: &TaskKey) {
         let Some(job) = self.keys.remove(key) else { return };
-        self.running[job].resumes = None;
+        self.sim_jobs[job].resumes = None;
         self.requeue(job);
     }
 
@@ -159,7 +159,7 @@ impl Simulation<'_> {
     pub(super) fn request_after_restart(&mut self, job: usize) -> Result<(), Violation> {
         let key = self.key(job);
         self.keys.remove(&key);
-        self.running[job].attempt += 1;
+        self.sim_jobs[job].attempt += 1;
         let key = self.key(job);
         self.keys.insert(key.clone(), job);
         self.request_slots(job, key)
@@ -172,12 +172,12 @@ impl Simulation<'_> {
         }
         for group in (0..self.clouds.len()).map(crate::types::GroupId) {
             let event = Event::CanSuspend { group, can: true };
-            self.plan(self.now.at, SimEvent::Delivered { life: self.life, event });
+            self.plan(self.now.at, SimEvent::Delivered { manager_run: self.manager_run, event });
         }
     }
 
     /// Returns true if a job waits for an environment.
     pub(super) fn waits_for_environment(&self, job: usize) -> bool {
-        self.running[job].state == SimJobState::Waiting && self.running[job].resumes.is_some()
+        self.sim_jobs[job].state == SimJobState::Waiting && self.sim_jobs[job].resumes.is_some()
     }
 }

@@ -17,22 +17,22 @@ use crate::runner::support::Home;
 /// Environment of one test. Its processes are stopped when it is dropped.
 pub(crate) struct Bench {
     pub(crate) home: Home,
-    places: Vec<(Arc<MemoryCoordinator>, Served)>,
+    coordinators: Vec<(Arc<MemoryCoordinator>, Served)>,
 }
 
 impl Bench {
     /// Starts this many coordinators.
-    pub(crate) async fn start(coordinators: usize) -> Self {
-        let mut places = Vec::new();
-        for _ in 0..coordinators {
+    pub(crate) async fn start(count: usize) -> Self {
+        let mut coordinators = Vec::new();
+        for _ in 0..count {
             let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
-            places.push((coordinator.clone(), serve(coordinator).await.unwrap()));
+            coordinators.push((coordinator.clone(), serve(coordinator).await.unwrap()));
         }
-        Self { home: Home::new(), places }
+        Self { home: Home::new(), coordinators }
     }
 
-    pub(crate) fn coordinator(&self, which: usize) -> &MemoryCoordinator {
-        &self.places[which].0
+    pub(crate) fn coordinator(&self, coordinator_index: usize) -> &MemoryCoordinator {
+        &self.coordinators[coordinator_index].0
     }
 
     pub(crate) fn config(&self) -> PathBuf {
@@ -40,12 +40,12 @@ impl Bench {
     }
 
     /// Returns an entry of `[[runners]]` for a coordinator.
-    pub(crate) fn entry(&self, which: usize) -> String {
+    pub(crate) fn entry(&self, coordinator_index: usize) -> String {
         format!(
-            "[[runners]]\nname = \"runner-{which}\"\nurl = \"{}\"\nid = {}\ntoken = \"{RUNNER_TOKEN}\"\n\
+            "[[runners]]\nname = \"runner-{coordinator_index}\"\nurl = \"{}\"\nid = {}\ntoken = \"{RUNNER_TOKEN}\"\n\
              executor = \"shell\"\nshell = \"sh\"\n",
-            self.places[which].1.url,
-            which + 1
+            self.coordinators[coordinator_index].1.url,
+            coordinator_index + 1
         )
     }
 
@@ -57,7 +57,7 @@ impl Bench {
     }
 
     /// Queues a job that logs its start, waits for the file `go-<id>`, and ends.
-    pub(crate) fn push(&self, which: usize, id: i64) {
+    pub(crate) fn push(&self, coordinator_index: usize, id: i64) {
         let go = self.home.path(format!("go-{id}"));
         let script = format!(
             "echo ids $CI_CONCURRENT_ID $CI_CONCURRENT_PROJECT_ID; echo begun; while [ ! -e '{}' ]; do sleep 0.02; done; echo done",
@@ -73,52 +73,61 @@ impl Bench {
             "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
             "muster": { "trace_interval_ms": 20 }
         });
-        self.coordinator(which).enqueue(serde_json::from_value(payload).unwrap());
+        self.coordinator(coordinator_index).enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    pub(crate) fn let_go(&self, id: i64) {
+    pub(crate) fn release_job(&self, id: i64) {
         std::fs::write(self.home.path(format!("go-{id}")), "").unwrap();
     }
 
-    pub(crate) async fn begun(&self, which: usize, id: i64) {
-        self.coordinator(which).wait_for(JobId(id), |job| job.text().contains("begun\n")).await;
+    pub(crate) async fn wait_for_start(&self, coordinator_index: usize, id: i64) {
+        self.coordinator(coordinator_index).wait_for(JobId(id), |job| job.text().contains("begun\n")).await;
     }
 
-    pub(crate) async fn ended(&self, which: usize, id: i64) -> Job {
-        self.coordinator(which).wait_for_end(JobId(id)).await
+    pub(crate) async fn wait_for_end(&self, coordinator_index: usize, id: i64) -> Job {
+        self.coordinator(coordinator_index).wait_for_end(JobId(id)).await
     }
 
     /// Starts `gitlab-runner run` with the configuration. Its log goes to a file.
-    pub(crate) fn run(&self) -> Run {
+    pub(crate) fn run(&self) -> ManagerProcess {
         self.run_with(&[])
     }
 
     /// Starts `gitlab-runner run` with these environment variables.
-    pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> Run {
+    pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> ManagerProcess {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
     /// Starts `gitlab-runner run` with a limit, set by `ulimit` with this flag.
-    pub(crate) fn run_with_limit(&self, flag: &str, many: u32) -> Run {
+    pub(crate) fn run_with_limit(&self, flag: &str, limit: u32) -> ManagerProcess {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = std::process::Command::new("/bin/sh");
-        command.args(["-c", "ulimit \"$1\" \"$2\" && shift 2 && exec \"$@\"", "sh", flag, &many.to_string()]);
+        command.args(["-c", "ulimit \"$1\" \"$2\" && shift 2 && exec \"$@\"", "sh", flag, &limit.to_string()]);
         command.arg(inner.get_program()).args(inner.get_args()).env_clear().current_dir(self.home.path(""));
         command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
         self.spawn(command)
     }
 
     /// Starts `gitlab-runner run-single` with these flags.
-    pub(crate) fn single(&self, flags: &[&str]) -> Run {
+    pub(crate) fn run_single(&self, flags: &[&str]) -> ManagerProcess {
         self.process("run-single", flags, &[])
     }
 
     /// Returns the flags for a coordinator's runner.
-    pub(crate) fn flags(&self, which: usize) -> [&str; 8] {
-        ["--url", self.places[which].1.url.as_str(), "--token", RUNNER_TOKEN, "--executor", "shell", "--shell", "sh"]
+    pub(crate) fn flags(&self, coordinator_index: usize) -> [&str; 8] {
+        [
+            "--url",
+            self.coordinators[coordinator_index].1.url.as_str(),
+            "--token",
+            RUNNER_TOKEN,
+            "--executor",
+            "shell",
+            "--shell",
+            "sh",
+        ]
     }
 
-    fn process(&self, name: &str, flags: &[&str], env: &[(&str, &str)]) -> Run {
+    fn process(&self, name: &str, flags: &[&str], env: &[(&str, &str)]) -> ManagerProcess {
         let mut command = self.command(name, flags);
         command.envs(env.iter().copied());
         self.spawn(command)
@@ -131,10 +140,10 @@ impl Bench {
         command
     }
 
-    fn spawn(&self, mut command: std::process::Command) -> Run {
+    fn spawn(&self, mut command: std::process::Command) -> ManagerProcess {
         let log = self.home.path("run.log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-        Run { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
+        ManagerProcess { child: command.stdout(Stdio::null()).stderr(file).spawn().unwrap(), log }
     }
 }
 
@@ -164,12 +173,12 @@ impl Drop for Bench {
 }
 
 /// A manager process. It is killed when dropped.
-pub(crate) struct Run {
+pub(crate) struct ManagerProcess {
     child: Child,
     log: PathBuf,
 }
 
-impl Run {
+impl ManagerProcess {
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
@@ -188,10 +197,10 @@ impl Run {
     }
 
     /// Waits until the log contains a text this many times.
-    pub(crate) async fn logged(&self, words: &str, times: usize) {
+    pub(crate) async fn wait_for_log(&self, text: &str, times: usize) {
         until(async || {
             let log = self.log();
-            if log.matches(words).count() >= times { Ok(()) } else { Err(format!("`{words}` is not in:\n{log}")) }
+            if log.matches(text).count() >= times { Ok(()) } else { Err(format!("`{text}` is not in:\n{log}")) }
         })
         .await;
     }
@@ -201,10 +210,10 @@ impl Run {
     }
 
     /// Returns the exit code. Fails if a signal ended the process.
-    pub(crate) async fn code(mut self) -> i32 {
+    pub(crate) async fn wait_for_exit_code(mut self) -> i32 {
         let status = until(async || match self.child.try_wait().unwrap() {
             Some(status) => Ok(status),
-            None => Err(format!("the manager did not end:\n{}", self.log())),
+            None => Err(format!("the manager did not exit:\n{}", self.log())),
         })
         .await;
         assert_eq!(status.signal(), None, "{}", self.log());
@@ -212,7 +221,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for ManagerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! What operators see of a manager whose runner has instances: metrics, `muster fleet status` and `explain`.
+//! Information for operators of a manager whose runner has instances: metrics, `muster fleet status` and `explain`.
 
 use std::process::Command;
 
@@ -6,11 +6,11 @@ use muster_job::JobId;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::bench::{Bench, Run};
-use crate::process::{Ended, until};
+use super::bench::{Bench, ManagerProcess};
+use crate::process::{CommandResult, until};
 
 /// Starts a manager whose runner has local instances. `plugin` is its `plugin_config`.
-async fn start(plugin: &str) -> (Bench, Run, String) {
+async fn start(plugin: &str) -> (Bench, ManagerProcess, String) {
     let bench = Bench::start(1).await;
     let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
     bench.configure(&format!(
@@ -25,8 +25,8 @@ async fn start(plugin: &str) -> (Bench, Run, String) {
 }
 
 /// Returns the address of the manager's metrics and status, from its log.
-pub(super) async fn address_of(run: &Run) -> String {
-    run.logged("Metrics server listening", 1).await;
+pub(super) async fn address_of(run: &ManagerProcess) -> String {
+    run.wait_for_log("Metrics server listening", 1).await;
     let log = run.log();
     let line = log.lines().find(|line| line.contains("Metrics server listening")).unwrap();
     let port = line.split_once("127.0.0.1:").unwrap().1;
@@ -35,15 +35,15 @@ pub(super) async fn address_of(run: &Run) -> String {
 }
 
 /// Runs `muster fleet` with these arguments to completion.
-async fn fleet(bench: &Bench, words: &[&str]) -> Ended {
+async fn fleet(bench: &Bench, arguments: &[&str]) -> CommandResult {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
-    command.arg("fleet").args(words).env_clear().env("HOME", bench.home.path(""));
-    Ended::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
+    command.arg("fleet").args(arguments).env_clear().env("HOME", bench.home.path(""));
+    CommandResult::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
 }
 
 pub(super) async fn status(bench: &Bench, address: &str) -> Value {
-    let ended = fleet(bench, &["status", "--json", "--address", address]).await.check(0, &[]);
-    serde_json::from_str(&ended.stdout).unwrap()
+    let result = fleet(bench, &["status", "--json", "--address", address]).await.check(0, &[]);
+    serde_json::from_str(&result.stdout).unwrap()
 }
 
 async fn metrics(address: &str) -> String {
@@ -54,24 +54,24 @@ async fn metrics(address: &str) -> String {
 async fn operators_see_slots_and_reasons_even_after_a_stop() {
     let (bench, run, address) = start("").await;
     bench.push(0, 71);
-    bench.begun(0, 71).await;
+    bench.wait_for_start(0, 71).await;
 
-    let now = status(&bench, &address).await;
-    let (of_fleet, instances) = (&now["fleets"][0], &now["fleets"][0]["status"]["instances"]);
-    assert_eq!((now["source"].as_str(), instances.as_array().unwrap().len()), (Some("manager"), 1), "{now}");
+    let reports = status(&bench, &address).await;
+    let (fleet_report, instances) = (&reports["fleets"][0], &reports["fleets"][0]["status"]["instances"]);
+    assert_eq!((reports["source"].as_str(), instances.as_array().unwrap().len()), (Some("manager"), 1), "{reports}");
     let (instance, key) = (instances[0]["id"].as_str().unwrap(), instances[0]["slots"][0]["key"].as_str().unwrap());
-    assert!(key.starts_with("job-71-"), "{now}");
-    let why = of_fleet["requests_paused_reason"].as_str().unwrap();
+    assert!(key.starts_with("job-71-"), "{reports}");
+    let reason = fleet_report["requests_paused_reason"].as_str().unwrap();
     assert!(
-        why.starts_with("no capacity: ") && why.contains("group runner-0: it has its maximum of 1 instances"),
-        "{why}"
+        reason.starts_with("no capacity: ") && reason.contains("group runner-0: it has its maximum of 1 instances"),
+        "{reason}"
     );
 
-    let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
-    for words in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
-        assert!(shown.contains(words), "{words}: {shown}");
+    let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+    for expected in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
+        assert!(status_text.contains(expected), "{expected}: {status_text}");
     }
-    let exposed = metrics(&address).await;
+    let metrics_text = metrics(&address).await;
     let labels = "runner=\"glrt-test\",runner_name=\"runner-0\"";
     for (name, label, value) in [
         ("fleeting_provisioner_instances", "state=\"running\"", "1"),
@@ -83,15 +83,18 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
         ("gitlab_runner_autoscaling_machine_states", "state=\"used\"", "1"),
         ("gitlab_runner_autoscaling_machine_states", "state=\"idle\"", "0"),
     ] {
-        let is =
+        let is_match =
             |line: &&str| line.starts_with(name) && line.contains(label) && line.contains("runner_name=\"runner-0\"");
-        let line = exposed.lines().find(is).unwrap_or_else(|| panic!("{name} {label} {labels} is not in {exposed}"));
+        let line = metrics_text
+            .lines()
+            .find(is_match)
+            .unwrap_or_else(|| panic!("{name} {label} {labels} is not in {metrics_text}"));
         assert!(line.ends_with(&format!(" {value}")), "{line}");
     }
 
-    let ask = async |words: &[&str], code: i32| {
-        let words = [&["explain"], words, &["--address", &address]].concat();
-        fleet(&bench, &words).await.check(code, &[]).stdout
+    let explain = async |arguments: &[&str], code: i32| {
+        let arguments = [&["explain"], arguments, &["--address", &address]].concat();
+        fleet(&bench, &arguments).await.check(code, &[]).stdout
     };
     let replacements = [(instance.to_owned(), "[instance]"), (key.to_owned(), "[key]"), (address.clone(), "[address]")];
     let snapshot = |name: &str, text: &str| {
@@ -106,82 +109,89 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
         ];
         insta::with_settings!({ filters => filters, omit_expression => true }, { insta::assert_snapshot!(name, text) });
     };
-    snapshot("fleet-status", &shown);
-    let told = ask(&["job", "71"], 0).await;
+    snapshot("fleet-status", &status_text);
+    let explanation = explain(&["job", "71"], 0).await;
     // Decisions of the same second have no fixed order.
-    snapshot("fleet-explain-job", told.split("\ndecisions").next().unwrap());
-    assert!(told.contains(&format!("job 71 has slot 0 of instance {instance}")), "{told}");
-    assert!(told.contains("requested 1 of 1 missing instances: 0 slots in use, 1 queued"), "{told}");
-    let told = ask(&["job", "72"], 1).await;
-    assert!(told.contains("job 72 is unknown to runner") && told.contains("job requests are paused"), "{told}");
-    let told = ask(&["group", "runner-0"], 0).await;
-    assert!(told.contains("group runner-0 has 1 instances of at most 1 and has requested 0"), "{told}");
+    snapshot("fleet-explain-job", explanation.split("\ndecisions").next().unwrap());
+    assert!(explanation.contains(&format!("job 71 has slot 0 of instance {instance}")), "{explanation}");
+    assert!(explanation.contains("requested 1 of 1 missing instances: 0 slots in use, 1 queued"), "{explanation}");
+    let explanation = explain(&["job", "72"], 1).await;
+    assert!(
+        explanation.contains("job 72 is unknown to runner") && explanation.contains("job requests are paused"),
+        "{explanation}"
+    );
+    let explanation = explain(&["group", "runner-0"], 0).await;
+    assert!(explanation.contains("group runner-0 has 1 instances of at most 1 and has requested 0"), "{explanation}");
 
     let instance = instance.to_owned();
-    bench.let_go(71);
-    bench.ended(0, 71).await;
+    bench.release_job(71);
+    bench.wait_for_end(0, 71).await;
     run.signal(Signal::QUIT);
-    run.code().await;
+    run.wait_for_exit_code().await;
     let state = bench.home.path("state").display().to_string();
-    let offline = async |words: &[&str]| {
-        let words = [&["explain"], words, &["--state-dir", &state]].concat();
-        fleet(&bench, &words).await.check(0, &[]).stdout
+    let offline = async |arguments: &[&str]| {
+        let arguments = [&["explain"], arguments, &["--state-dir", &state]].concat();
+        fleet(&bench, &arguments).await.check(0, &[]).stdout
     };
-    let told = offline(&["instance", &instance]).await;
-    for words in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
-        assert!(told.contains(&words), "{words}: {told}");
+    let explanation = offline(&["instance", &instance]).await;
+    for expected in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
+        assert!(explanation.contains(&expected), "{expected}: {explanation}");
     }
     // A manager that accepts no more jobs needs no idle instance, unless its scaler has stopped before.
-    let why =
+    let reasons =
         ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
-    assert!(why.iter().any(|why| told.contains(why)), "{told}");
+    assert!(reasons.iter().any(|reason| explanation.contains(reason)), "{explanation}");
     assert!(offline(&["job", "71"]).await.contains("released its slots"));
-    let left = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
-    let left: Value = serde_json::from_str(&left).unwrap();
-    assert_eq!((left["source"].as_str(), left["fleets"][0]["runner"].as_str()), (Some("disk"), Some("runner-0")));
-    assert_eq!(left["fleets"][0]["status"]["instances"].as_array().unwrap().len(), 0, "{left}");
+    let disk_status = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
+    let disk_status: Value = serde_json::from_str(&disk_status).unwrap();
+    assert_eq!(
+        (disk_status["source"].as_str(), disk_status["fleets"][0]["runner"].as_str()),
+        (Some("disk"), Some("runner-0"))
+    );
+    assert_eq!(disk_status["fleets"][0]["status"]["instances"].as_array().unwrap().len(), 0, "{disk_status}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn provider_error_is_in_log_metric_and_status() {
     let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
     bench.push(0, 5);
-    run.logged("failed to create instances", 1).await;
+    run.wait_for_log("failed to create instances", 1).await;
     let group = until(async || {
-        let now = status(&bench, &address).await;
-        let of = &now["fleets"][0]["status"];
-        let waits = of["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty());
-        let failed = &of["groups"][0];
-        if waits && !failed["error"].is_null() { Ok(failed.clone()) } else { Err(format!("{now}\n{}", run.log())) }
+        let reports = status(&bench, &address).await;
+        let scaler = &reports["fleets"][0]["status"];
+        let waits = scaler["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty());
+        let group = &scaler["groups"][0];
+        if waits && !group["error"].is_null() { Ok(group.clone()) } else { Err(format!("{reports}\n{}", run.log())) }
     })
     .await;
     let error = group["error"].as_str().unwrap();
     assert!(group["failures"].as_u64().unwrap() > 0 && !error.is_empty(), "{group}");
     assert!(run.log().contains(error), "{error}: {}", run.log());
-    let told = fleet(&bench, &["explain", "job", "5", "--address", &address]).await.check(0, &[]).stdout;
-    assert!(told.contains("job 5 has waited ") && told.contains(error), "{error}: {told}");
-    let exposed = metrics(&address).await;
-    let failures = exposed.lines().find(|line| line.starts_with("muster_taskscaler_creation_failures_total")).unwrap();
+    let explanation = fleet(&bench, &["explain", "job", "5", "--address", &address]).await.check(0, &[]).stdout;
+    assert!(explanation.contains("job 5 has waited ") && explanation.contains(error), "{error}: {explanation}");
+    let metrics_text = metrics(&address).await;
+    let failures =
+        metrics_text.lines().find(|line| line.starts_with("muster_taskscaler_creation_failures_total")).unwrap();
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
 
-/// R160: GitLab's fleet documentation recommends to watch these metrics. A manager with instances exposes all of them.
+/// Requirement R160: GitLab's fleet documentation recommends to watch these metrics. A manager with instances exposes all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn scrape_has_the_metrics_that_gitlab_recommends() {
     let (bench, run, address) = start("").await;
     bench.push(0, 1);
-    bench.begun(0, 1).await;
-    bench.let_go(1);
-    bench.ended(0, 1).await;
+    bench.wait_for_start(0, 1).await;
+    bench.release_job(1);
+    bench.wait_for_end(0, 1).await;
     until(async || {
-        let exposed = metrics(&address).await;
-        let has = |name: &str| exposed.lines().any(|line| line.starts_with(&format!("# TYPE {name} ")));
+        let metrics_text = metrics(&address).await;
+        let has = |name: &str| metrics_text.lines().any(|line| line.starts_with(&format!("# TYPE {name} ")));
         let missing: Vec<_> = RECOMMENDED.into_iter().filter(|name| !has(name)).collect();
-        if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?} are not in:\n{exposed}")) }
+        if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?} are not in:\n{metrics_text}")) }
     })
     .await;
     run.signal(Signal::QUIT);
-    run.code().await;
+    run.wait_for_exit_code().await;
 }
 
 const RECOMMENDED: [&str; 19] = [
@@ -206,48 +216,51 @@ const RECOMMENDED: [&str; 19] = [
     "process_virtual_memory_max_bytes",
 ];
 
-/// R178: with the plugin `local`, which reports resource usage.
+/// Requirement R178: with the plugin `local`, which reports resource usage.
 #[tokio::test(flavor = "multi_thread")]
 async fn instance_usage_is_in_metrics_and_status() {
     let (bench, run, address) = start("").await;
     bench.push(0, 3);
-    bench.begun(0, 3).await;
-    let (instance, used) = until(async || {
-        let now = status(&bench, &address).await;
-        let resources = now["fleets"][0]["resources"].as_object().cloned().unwrap_or_default();
-        resources.into_iter().next().ok_or_else(|| format!("{now}\n{}", run.log()))
+    bench.wait_for_start(0, 3).await;
+    let (instance, usage) = until(async || {
+        let reports = status(&bench, &address).await;
+        let resources = reports["fleets"][0]["resources"].as_object().cloned().unwrap_or_default();
+        resources.into_iter().next().ok_or_else(|| format!("{reports}\n{}", run.log()))
     })
     .await;
-    assert!(used["memory_bytes"].as_u64() > Some(0) && used["processes"].as_u64() > Some(1), "{used}");
+    assert!(usage["memory_bytes"].as_u64() > Some(0) && usage["processes"].as_u64() > Some(1), "{usage}");
     // Each query shows the plugin's newest report, which may be late once.
     until(async || {
-        let shown = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+        let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =
             |line: &str| [&instance, " s cpu, ", " MiB, ", " processes"].iter().all(|part| line.contains(part));
-        if shown.lines().any(is_line) { Ok(()) } else { Err(shown) }
+        if status_text.lines().any(is_line) { Ok(()) } else { Err(status_text) }
     })
     .await;
-    let exposed = metrics(&address).await;
+    let metrics_text = metrics(&address).await;
     let value = |name: &str| {
-        let line = exposed.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {exposed}"));
+        let line = metrics_text
+            .lines()
+            .find(|line| line.starts_with(name))
+            .unwrap_or_else(|| panic!("{name}: {metrics_text}"));
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
     assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
     // The metrics of calls to the plugin, too.
     for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {
-        let of = |line: &&str| {
+        let is_call = |line: &&str| {
             line.starts_with("muster_plugin_calls_total{")
                 && line.contains(&format!("rpc=\"{rpc}\""))
                 && line.contains("result=\"ok\"")
         };
-        let line = exposed.lines().find(of).unwrap_or_else(|| panic!("{rpc}: {exposed}"));
+        let line = metrics_text.lines().find(is_call).unwrap_or_else(|| panic!("{rpc}: {metrics_text}"));
         assert!(!line.ends_with(" 0"), "{line}");
     }
-    bench.let_go(3);
-    bench.ended(0, 3).await;
+    bench.release_job(3);
+    bench.wait_for_end(0, 3).await;
     run.signal(Signal::QUIT);
-    run.code().await;
+    run.wait_for_exit_code().await;
 }
 
 /// No instance but the two idle ones becomes ready before most jobs of a full queue have been requested.
@@ -268,31 +281,31 @@ async fn jobs_are_requested_for_all_booting_instances() {
     jobs.clone().for_each(|job| bench.push(0, job));
     let run = bench.run();
     // Both numbers are of the same moment: jobs that were requested and have not finished.
-    let under_way = || {
+    let active_jobs = || {
         let (assigned, ended) = bench.coordinator(0).assigned_and_ended();
-        assert!(assigned - ended <= 6, "no job is requested for which no instance can be created:\n{}", run.log());
+        assert!(assigned - ended <= 6, "more jobs were requested than instances can be created:\n{}", run.log());
         assigned - ended
     };
-    until(async || match under_way() {
+    until(async || match active_jobs() {
         6.. => Ok(()),
-        some => Err(format!("{some} jobs are requested\n{}", run.log())),
+        count => Err(format!("{count} jobs are requested\n{}", run.log())),
     })
     .await;
     let begun = |job: &i64| bench.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
     assert!(jobs.clone().filter(begun).count() <= 2, "two instances are ready");
 
     std::fs::write(bench.home.path("open"), "").unwrap();
-    jobs.clone().for_each(|job| bench.let_go(job));
+    jobs.clone().for_each(|job| bench.release_job(job));
     // Wait until the last job has finished, and not only until the sixth was requested.
     until(async || {
-        under_way();
+        active_jobs();
         let ended = bench.coordinator(0).assigned_and_ended().1;
         if ended == jobs.clone().count() { Ok(()) } else { Err(format!("{ended} jobs have ended\n{}", run.log())) }
     })
     .await;
     for job in jobs {
-        bench.ended(0, job).await;
+        bench.wait_for_end(0, job).await;
     }
     run.signal(Signal::QUIT);
-    run.code().await;
+    run.wait_for_exit_code().await;
 }

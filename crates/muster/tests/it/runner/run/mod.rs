@@ -1,10 +1,12 @@
 //! `gitlab-runner run`: jobs of several runners, signals, reloads, and failed starts.
 
 pub(crate) mod bench;
+mod caches;
+mod containers;
 mod fleets;
+mod instance_jobs;
 mod instances;
-mod places;
-mod shared;
+mod shared_limits;
 mod single;
 
 use muster_job::JobStatus;
@@ -22,18 +24,18 @@ async fn sigquit_waits_for_jobs_of_all_coordinators() {
     let run = bench.run();
     bench.push(0, 1);
     bench.push(1, 2);
-    bench.begun(0, 1).await;
-    bench.begun(1, 2).await;
+    bench.wait_for_start(0, 1).await;
+    bench.wait_for_start(1, 2).await;
     run.signal(Signal::QUIT);
-    run.logged("Starting graceful shutdown", 1).await;
-    bench.let_go(1);
-    bench.let_go(2);
-    for (which, id) in [(0, 1), (1, 2)] {
-        let job = bench.ended(which, id).await;
+    run.wait_for_log("Starting graceful shutdown", 1).await;
+    bench.release_job(1);
+    bench.release_job(2);
+    for (coordinator_index, id) in [(0, 1), (1, 2)] {
+        let job = bench.wait_for_end(coordinator_index, id).await;
         assert_eq!(job.status, JobStatus::Success, "{}", job.text());
-        assert!(job.text().contains(&format!("on runner-{which} ")), "{}", job.text());
+        assert!(job.text().contains(&format!("on runner-{coordinator_index} ")), "{}", job.text());
     }
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,11 +44,11 @@ async fn agent_runs_the_jobs_and_not_the_manager() {
     bench.configure(&bench.entry(0));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     let children = run.children();
     assert!(children.len() == 1 && children[0].contains(" agent serve "), "{children:?}");
-    bench.let_go(1);
-    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+    bench.release_job(1);
+    assert_eq!(bench.wait_for_end(0, 1).await.status, JobStatus::Success);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,14 +56,14 @@ async fn open_files_limit_bounds_the_jobs_with_a_warning() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 20\n{}", bench.entry(0)));
     let run = bench.run_with_limit("-n", 64);
-    run.logged("the limit of 64 open files allows only 2 simultaneous jobs", 1).await;
-    run.logged("for 20, raise the limit to 352", 1).await;
+    run.wait_for_log("the limit of 64 open files allows only 2 simultaneous jobs", 1).await;
+    run.wait_for_log("for 20, raise the limit to 352", 1).await;
     (1..=8).for_each(|id| bench.push(0, id));
-    bench.begun(0, 1).await;
-    bench.begun(0, 2).await;
-    (1..=8).for_each(|id| bench.let_go(id));
+    bench.wait_for_start(0, 1).await;
+    bench.wait_for_start(0, 2).await;
+    (1..=8).for_each(|id| bench.release_job(id));
     for id in 1..=8 {
-        let job = bench.ended(0, id).await;
+        let job = bench.wait_for_end(0, id).await;
         assert_eq!(job.status, JobStatus::Success, "{}", job.text());
         assert!(["ids 0 ", "ids 1 "].iter().any(|ids| job.text().contains(ids)), "{}", job.text());
     }
@@ -73,9 +75,9 @@ async fn open_files_limit_is_raised_at_the_start() {
     bench.configure(&bench.entry(0));
     // The files that the start opens exceed this limit.
     let run = bench.run_with_limit("-Sn", 8);
-    run.logged("Starting multi-runner", 1).await;
+    run.wait_for_log("Starting multi-runner", 1).await;
     run.signal(Signal::TERM);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -85,13 +87,13 @@ async fn concurrent_ids_are_counted_per_runner() {
     let other = bench.entry(1).replace(muster_runner_api::test_support::RUNNER_TOKEN, "glrt-other-runner");
     bench.configure(&format!("concurrent = 3\n{}{other}", bench.entry(0)));
     let _run = bench.run();
-    for (which, id) in [(0, 1), (1, 2), (1, 3)] {
-        bench.push(which, id);
-        bench.begun(which, id).await;
+    for (coordinator_index, id) in [(0, 1), (1, 2), (1, 3)] {
+        bench.push(coordinator_index, id);
+        bench.wait_for_start(coordinator_index, id).await;
     }
-    (1..=3).for_each(|id| bench.let_go(id));
-    for (which, id, ids) in [(0, 1, "ids 0 0\n"), (1, 2, "ids 0 0\n"), (1, 3, "ids 1 1\n")] {
-        let job = bench.ended(which, id).await;
+    (1..=3).for_each(|id| bench.release_job(id));
+    for (coordinator_index, id, ids) in [(0, 1, "ids 0 0\n"), (1, 2, "ids 0 0\n"), (1, 3, "ids 1 1\n")] {
+        let job = bench.wait_for_end(coordinator_index, id).await;
         assert!(job.text().contains(ids), "{}", job.text());
     }
 }
@@ -102,12 +104,12 @@ async fn sigterm_cancels_and_reports_jobs() {
     bench.configure(&bench.entry(0));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     run.signal(Signal::TERM);
-    let job = bench.ended(0, 1).await;
+    let job = bench.wait_for_end(0, 1).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"), "{}", job.text());
-    run.logged("stop requested by SIGTERM: 1 job is aborted within 30 s", 1).await;
-    assert_eq!(run.code().await, 0);
+    run.wait_for_log("stop requested by SIGTERM: 1 job is aborted within 30 s", 1).await;
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,37 +118,47 @@ async fn third_stop_signal_exits_immediately_with_1() {
     bench.configure(&bench.entry(0));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     run.signal(Signal::QUIT);
-    run.logged("Starting graceful shutdown", 1).await;
+    run.wait_for_log("Starting graceful shutdown", 1).await;
     run.signal(Signal::QUIT);
-    run.logged("Starting graceful shutdown", 2).await;
+    run.wait_for_log("Starting graceful shutdown", 2).await;
     // The server does not respond to the report, so that the abort takes time.
     bench.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
-    run.logged("stop requested by SIGINT", 1).await;
+    run.wait_for_log("stop requested by SIGINT", 1).await;
     run.signal(Signal::TERM);
-    assert_eq!(run.code().await, 1);
+    assert_eq!(run.wait_for_exit_code().await, 1);
     bench.coordinator(0).clear_faults();
     let _next = bench.run();
-    let job = bench.ended(0, 1).await;
-    assert_eq!((job.status, job.assignments), (JobStatus::Failed, 1), "the next start reports it: {}", job.text());
+    let job = bench.wait_for_end(0, 1).await;
+    assert_eq!(
+        (job.status, job.assignments),
+        (JobStatus::Failed, 1),
+        "the next start must report the job: {}",
+        job.text()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn shutdown_waits_for_a_token_reset_until_a_second_signal() {
     let bench = Bench::start(1).await;
     // In the last quarter of the token's lifetime.
-    let at = |hours: i64| (OffsetDateTime::now_utc() + time::Duration::hours(hours)).format(&Rfc3339).unwrap();
-    bench.configure(&format!("{}token_obtained_at = {}\ntoken_expires_at = {}\n", bench.entry(0), at(-100), at(10)));
+    let timestamp = |hours: i64| (OffsetDateTime::now_utc() + time::Duration::hours(hours)).format(&Rfc3339).unwrap();
+    bench.configure(&format!(
+        "{}token_obtained_at = {}\ntoken_expires_at = {}\n",
+        bench.entry(0),
+        timestamp(-100),
+        timestamp(10)
+    ));
     bench.coordinator(0).fail(Call::ResetToken, [Fault::Hung]);
     let run = bench.run();
     bench.coordinator(0).faults_left(Call::ResetToken, 0).await;
     run.signal(Signal::TERM);
-    run.logged("waiting for the reset of a runner token to complete", 1).await;
+    run.wait_for_log("waiting for the reset of a runner token to complete", 1).await;
     run.signal(Signal::TERM);
-    run.logged("SIGTERM: exiting without waiting for the reset of a runner's token", 1).await;
-    assert_eq!(run.code().await, 1);
+    run.wait_for_log("SIGTERM: exiting without waiting for the reset of a runner's token", 1).await;
+    assert_eq!(run.wait_for_exit_code().await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,12 +167,12 @@ async fn sigusr2_leaves_jobs_to_the_next_start() {
     bench.configure(&bench.entry(0));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     run.signal(Signal::USR2);
-    assert_eq!(run.code().await, 0);
-    bench.let_go(1);
+    assert_eq!(run.wait_for_exit_code().await, 0);
+    bench.release_job(1);
     let _next = bench.run();
-    let job = bench.ended(0, 1).await;
+    let job = bench.wait_for_end(0, 1).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
     assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
 }
@@ -177,27 +189,27 @@ async fn upgrade_keeps_the_old_agent_for_running_jobs() {
     bench.configure(&format!("concurrent = 2\n{}", bench.entry(0)));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     run.signal(Signal::USR2);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(new, &link).unwrap();
     let run = bench.run();
     bench.push(0, 2);
-    bench.begun(0, 2).await;
+    bench.wait_for_start(0, 2).await;
     let executables = || bench.agents().into_iter().map(|(_, executable)| executable == old).collect::<Vec<_>>();
     let mut both = executables();
     both.sort_unstable();
     assert_eq!(both, [false, true], "{}", run.log());
     for id in [1, 2] {
-        bench.let_go(id);
-        let job = bench.ended(0, id).await;
+        bench.release_job(id);
+        let job = bench.wait_for_end(0, id).await;
         assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
         assert_eq!(job.text().matches("begun\n").count(), 1, "{}", job.text());
     }
-    run.logged("outdated agent without jobs ended", 1).await;
+    run.wait_for_log("ending an outdated agent without jobs", 1).await;
     run.signal(Signal::QUIT);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,22 +218,26 @@ async fn changed_file_is_applied_and_invalid_file_is_ignored() {
     bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
     let run = bench.run();
     bench.push(0, 1);
-    bench.begun(0, 1).await;
+    bench.wait_for_start(0, 1).await;
     bench.configure("concurrent = \"many\"\n");
-    run.logged("keeping the previous configuration", 1).await;
+    run.wait_for_log("keeping the previous configuration", 1).await;
     bench.configure(&format!("concurrent = 2\nlisten_address = \":0\"\n{}", bench.entry(1)));
-    run.logged("concurrent: 1 -> 2", 1).await;
-    run.logged("listen_address changed; restart needed", 1).await;
+    run.wait_for_log("concurrent: 1 -> 2", 1).await;
+    run.wait_for_log("listen_address changed; restart needed", 1).await;
     bench.push(1, 2);
-    bench.begun(1, 2).await;
+    bench.wait_for_start(1, 2).await;
     run.signal(Signal::HUP);
-    run.logged("nothing changed", 1).await;
-    bench.let_go(1);
-    bench.let_go(2);
-    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success, "its runner has left the file meanwhile");
-    assert_eq!(bench.ended(1, 2).await.status, JobStatus::Success);
+    run.wait_for_log("nothing changed", 1).await;
+    bench.release_job(1);
+    bench.release_job(2);
+    assert_eq!(
+        bench.wait_for_end(0, 1).await.status,
+        JobStatus::Success,
+        "its runner was removed from the file meanwhile"
+    );
+    assert_eq!(bench.wait_for_end(1, 2).await.status, JobStatus::Success);
     run.signal(Signal::QUIT);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -232,16 +248,16 @@ async fn expiring_token_is_rotated_and_used() {
     let entry = bench.entry(0).replace(muster_runner_api::test_support::RUNNER_TOKEN, "glrt-short");
     bench.configure(&format!("# kept\n{entry}{dates}"));
     let run = bench.run();
-    run.logged("Runner authentication token was reset", 1).await;
-    run.logged("runner `runner-0`: token", 1).await;
+    run.wait_for_log("Runner authentication token was reset", 1).await;
+    run.wait_for_log("runner `runner-0`: token", 1).await;
     bench.push(0, 1);
-    bench.let_go(1);
-    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+    bench.release_job(1);
+    assert_eq!(bench.wait_for_end(0, 1).await.status, JobStatus::Success);
     let text = std::fs::read_to_string(bench.config()).unwrap();
     assert!(text.starts_with("# kept\n") && text.contains("token = \"glrt-short-reset-1\""), "{text}");
     assert!(text.contains("token_expires_at = 2999-01-01T00:00:00Z"), "{text}");
     run.signal(Signal::QUIT);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -252,18 +268,18 @@ async fn runtime_problems_are_logged() {
     let run = bench.run();
     // C027 requires a machine with a machine ID.
     if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
-        run.logged("the system id s_0123456789ab was created on another machine", 1).await;
+        run.wait_for_log("the system ID s_0123456789ab was created on another machine", 1).await;
     }
     let new = bench.home.path("old.toml");
     std::fs::write(&new, format!("concurrent = 2\n{}", bench.entry(0))).unwrap();
     let file = std::fs::File::options().write(true).open(&new).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)).unwrap();
     std::fs::rename(new, bench.config()).unwrap();
-    run.logged("concurrent: default -> 2", 1).await;
-    run.logged("the file's content differs, but its time is not newer", 1).await;
+    run.wait_for_log("concurrent: default -> 2", 1).await;
+    run.wait_for_log("the file's content changed, but its modification time is not newer", 1).await;
     run.signal(Signal::TERM);
-    run.logged("stop requested by SIGTERM; no job is running", 1).await;
-    assert_eq!(run.code().await, 0);
+    run.wait_for_log("stop requested by SIGTERM; no job is running", 1).await;
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -271,10 +287,10 @@ async fn second_manager_with_same_configuration_fails() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();
-    run.logged("Starting multi-runner", 1).await;
+    run.wait_for_log("Starting multi-runner", 1).await;
     let config = bench.config();
-    let ended = bench.home.run(&["run", "--config", config.to_str().unwrap(), "--state-dir", "other"]);
-    ended.check(1, &["C030", "is in use by process"]);
+    let result = bench.home.run(&["run", "--config", config.to_str().unwrap(), "--state-dir", "other"]);
+    result.check(1, &["C030", "is in use by process"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -288,10 +304,10 @@ async fn failed_start_reports_the_reason() {
     bench.home.run(&run).check(1, &["C000", "config.toml:1:"]);
     bench.home.run(&["run", "--working-directory", "nowhere"]).check(1, &["failed to change to the directory nowhere"]);
     std::os::unix::fs::symlink("circle.toml", bench.home.path("circle.toml")).unwrap();
-    let ended = bench.home.run(&["run", "--config", "circle.toml"]);
-    let ended =
-        ended.check(1, &["circle.toml`: a symbolic link leads in a circle", "Too many levels of symbolic links"]);
-    assert!(!ended.stderr.contains("another manager"), "{ended:#?}");
+    let result = bench.home.run(&["run", "--config", "circle.toml"]);
+    let result =
+        result.check(1, &["circle.toml`: the symbolic links form a loop", "Too many levels of symbolic links"]);
+    assert!(!result.stderr.contains("another manager"), "{result:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,25 +316,25 @@ async fn relative_directories_start_in_the_working_directory() {
     bench.configure(&format!("{}builds_dir = \"./rel/../$PWD/builds\"\ncache_dir = \"rel\"\n", bench.entry(0)));
     let _run = bench.run();
     bench.push(0, 1);
-    bench.let_go(1);
-    let job = bench.ended(0, 1).await;
+    bench.release_job(1);
+    let job = bench.wait_for_end(0, 1).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     assert!(bench.home.path("$PWD/builds").is_dir(), "{}", job.text());
     assert!(!bench.home.path("state").join("rel").exists());
 }
 
-/// A job that was requested before is tried and reported as failed. It is the last one, so that the manager does not fail a whole queue.
+/// A job request that is already open may still receive a job, which then fails. The manager exits after it and does not fail the whole queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_state_directory_stops_the_manager() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 1\n{}", bench.entry(0)));
     let run = bench.run();
-    run.logged("Starting multi-runner", 1).await;
+    run.wait_for_log("Starting multi-runner", 1).await;
     std::fs::remove_dir_all(bench.home.path("state")).unwrap();
     bench.push(0, 2);
     bench.push(0, 3);
-    run.logged("was removed while the manager was running", 1).await;
-    assert_eq!(run.code().await, 1);
+    run.wait_for_log("was removed while the manager was running", 1).await;
+    assert_eq!(run.wait_for_exit_code().await, 1);
     let untouched = |id| bench.coordinator(0).job(muster_job::JobId(id)).unwrap().assignments == 0;
     assert!([2, 3].into_iter().any(untouched));
 }
@@ -327,12 +343,12 @@ async fn deleted_state_directory_stops_the_manager() {
 async fn run_without_a_file_waits_for_one() {
     let bench = Bench::start(1).await;
     let run = bench.run();
-    run.logged("does not exist; no runner is configured", 1).await;
+    run.wait_for_log("does not exist; no runner is configured", 1).await;
     bench.configure(&bench.entry(0));
     bench.push(0, 1);
-    bench.begun(0, 1).await;
-    bench.let_go(1);
-    assert_eq!(bench.ended(0, 1).await.status, JobStatus::Success);
+    bench.wait_for_start(0, 1).await;
+    bench.release_job(1);
+    assert_eq!(bench.wait_for_end(0, 1).await.status, JobStatus::Success);
     run.signal(Signal::QUIT);
-    assert_eq!(run.code().await, 0);
+    assert_eq!(run.wait_for_exit_code().await, 0);
 }

@@ -10,8 +10,8 @@ use muster_runner_api::wire::JobRequest;
 use serde_json::json;
 
 use super::store::Store;
-use super::{is_unpacked, project, run_in, zip_files};
-use crate::process::Ended;
+use super::{check_unpacked, project, run_in, zip_files};
+use crate::process::CommandResult;
 use crate::runner::support::Home;
 
 const TOKEN: &str = "job-secret-1";
@@ -29,13 +29,13 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
         .await
         .unwrap()
         .job
-        .expect("it is handed out");
+        .expect("the job must be assigned");
     (coordinator, served)
 }
 
-fn command(home: &Home, folder: &str, name: &str, url: &str, more: &[&str]) -> Ended {
-    let own = [name, "--url", url, "--token", TOKEN, "--id", "1"];
-    run_in(home, folder, &[&own, more].concat())
+fn command(home: &Home, directory: &str, name: &str, url: &str, more: &[&str]) -> CommandResult {
+    let common = [name, "--url", url, "--token", TOKEN, "--id", "1"];
+    run_in(home, directory, &[&common, more].concat())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -46,15 +46,16 @@ async fn uploaded_archives_download_unchanged_in_every_format() {
         let flags =
             ["--path", "out", "--artifact-format", format, "--expire-in", "1 day", "--artifact-type", "archive"];
         let url = served.url.as_str();
-        let ended = command(&home, "project", "artifacts-uploader", url, &flags);
-        let words = ["out: found 5 matching artifact files and directories", "Uploading artifacts as \"archive\" to"];
-        ended.check(0, &words).check(0, &["201 Created"]);
+        let result = command(&home, "project", "artifacts-uploader", url, &flags);
+        let messages =
+            ["out: found 5 matching artifact files and directories", "Uploading artifacts as \"archive\" to"];
+        result.check(0, &messages).check(0, &["201 Created"]);
         let (name, query) = coordinator.job(JobId(1)).unwrap().uploads[0].clone();
         assert_eq!(name, if format == "tarzstd" { "artifacts.tar.zst" } else { "artifacts.zip" });
         assert_eq!(query.expire_in.as_deref(), Some("1 day"));
-        let ended = command(&home, "other", "artifacts-downloader", url, &[]);
-        ended.check(0, &["Downloading artifacts from coordinator... ok"]);
-        is_unpacked(&home.path("other"));
+        let result = command(&home, "other", "artifacts-downloader", url, &[]);
+        result.check(0, &["Downloading artifacts from coordinator... ok"]);
+        check_unpacked(&home.path("other"));
     }
 }
 
@@ -83,25 +84,25 @@ async fn transient_failures_are_retried_and_rejections_are_not() {
     let url = served.url.as_str();
     command(&home, "project", "artifacts-uploader", url, &["--path", "out"]).check(0, &["Retrying...", "201 Created"]);
     let store = Store::start().await;
-    for (status, word) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found"), (413, "too large")] {
-        store.answer(&[status]);
-        command(&home, "project", "artifacts-uploader", &store.url, &["--path", "out"]).check(1, &[word]);
-        assert_eq!(store.seen().len(), 1, "{status}");
+    for (status, message) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found"), (413, "too large")] {
+        store.respond_with_statuses(&[status]);
+        command(&home, "project", "artifacts-uploader", &store.url, &["--path", "out"]).check(1, &[message]);
+        assert_eq!(store.take_requests().len(), 1, "{status}");
     }
-    for (status, word) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found")] {
-        store.answer(&[status]);
-        command(&home, "other", "artifacts-downloader", &store.url, &[]).check(1, &[word]);
-        assert_eq!(store.seen().len(), 1, "{status}");
+    for (status, message) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found")] {
+        store.respond_with_statuses(&[status]);
+        command(&home, "other", "artifacts-downloader", &store.url, &[]).check(1, &[message]);
+        assert_eq!(store.take_requests().len(), 1, "{status}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_first_download_attempt_is_direct() {
     let (store, home) = (Store::start().await, Home::new());
-    store.answer(&[503, 500, 502, 500]);
+    store.respond_with_statuses(&[503, 500, 502, 500]);
     let flags = ["--retry", "3", "--retry-time", "1ms", "--direct-download"];
     command(&home, "other", "artifacts-downloader", &store.url, &flags).check(1, &["failed", "Retrying..."]);
-    let targets: Vec<String> = store.seen().into_iter().map(|seen| seen.target).collect();
+    let targets: Vec<String> = store.take_requests().into_iter().map(|request| request.target).collect();
     let plain = "/api/v4/jobs/1/artifacts";
     assert_eq!(targets, [&format!("{plain}?direct_download=true"), plain, plain, plain]);
 }
@@ -110,19 +111,19 @@ async fn only_the_first_download_attempt_is_direct() {
 async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
     project(&home);
-    from.answer_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
+    from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
     command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
-    let seen = to.seen();
-    assert_eq!(seen[0].target, "/api/v4/jobs/1/artifacts");
-    assert_eq!(seen[0].headers["job-token"], TOKEN);
+    let requests = to.take_requests();
+    assert_eq!(requests[0].target, "/api/v4/jobs/1/artifacts");
+    assert_eq!(requests[0].headers["job-token"], TOKEN);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_files_or_credentials_send_nothing() {
     let (store, home) = (Store::start().await, Home::new());
-    let ended = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
-    ended.check(0, &["nothing: no matching files", "No files to upload"]);
-    assert!(store.seen().is_empty());
+    let result = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
+    result.check(0, &["nothing: no matching files", "No files to upload"]);
+    assert!(store.take_requests().is_empty());
     let uploader = |flags: &[&str]| run_in(&home, "project", &[&["artifacts-uploader"], flags].concat());
     uploader(&[]).check(1, &["Missing runner credentials"]);
     uploader(&["--url", &store.url, "--token", "t"]).check(1, &["Missing build ID"]);
@@ -131,7 +132,7 @@ async fn missing_files_or_credentials_send_nothing() {
     // Environment variables replace flags.
     let mut by_variables = home.command(&["artifacts-uploader", "--path", "none"]);
     by_variables.env("CI_SERVER_URL", &store.url).env("CI_JOB_TOKEN", "t").env("CI_JOB_ID", "1");
-    Ended::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);
+    CommandResult::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,11 +140,11 @@ async fn provenance_statement_is_added_to_the_archive() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
     project(&home);
     let url = served.url.as_str();
-    let own = ["--path", "out", "--exclude", "out/sub/**", "--name", "all-$X", "--generate-artifacts-metadata"];
+    let common = ["--path", "out", "--exclude", "out/sub/**", "--name", "all-$X", "--generate-artifacts-metadata"];
     let repo = ["--runner-id", "7", "--repo-url", "https://g/p", "--repo-digest", "abc", "--job-name", "make"];
     let times = ["--started-at", "2025-01-01T00:00:00Z", "--ended-at", "2025-01-01T00:01:00Z"];
     let rest = ["--executor-name", "shell", "--runner-name", "r", "--metadata-parameter", "CI"];
-    let all = [&own[..], &repo, &times, &rest].concat();
+    let all = [&common[..], &repo, &times, &rest].concat();
     command(&home, "project", "artifacts-uploader", url, &all).check(0, &["Generating artifacts metadata"]);
     let files = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["all-.zip"]);
     assert_eq!(files.keys().map(String::as_str).collect::<Vec<_>>(), ["all--metadata.json", "out/a"]);
@@ -157,16 +158,16 @@ async fn provenance_statement_is_added_to_the_archive() {
     assert_eq!(*external, json!({ "CI": "", "entryPoint": "make", "source": "https://g/p" }));
     // The name of the statement must not escape the directory, neither with `..` nor through a link.
     let outside = home.path("outside");
-    std::fs::write(&outside, "as it was").unwrap();
+    std::fs::write(&outside, "unchanged").unwrap();
     std::os::unix::fs::symlink(&outside, home.path("project/escape-metadata.json")).unwrap();
-    let above =
+    let escaping =
         [&["--path", "out", "--name", "../../escape", "--generate-artifacts-metadata"][..], &repo, &times].concat();
-    command(&home, "project", "artifacts-uploader", url, &above).check(0, &["Generating artifacts metadata"]);
-    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "as it was");
+    command(&home, "project", "artifacts-uploader", url, &escaping).check(0, &["Generating artifacts metadata"]);
+    assert_eq!(std::fs::read_to_string(&outside).unwrap(), "unchanged");
     let packed = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["escape.zip"]);
     assert!(packed["escape-metadata.json"].contains("slsa"), "{packed:?}");
-    let wrong = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
-    command(&home, "project", "artifacts-uploader", url, &wrong)
+    let invalid = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
+    command(&home, "project", "artifacts-uploader", url, &invalid)
         .check(1, &["--started-at: `today` is not a valid RFC 3339 time"]);
 }
 
@@ -176,6 +177,6 @@ async fn progress_is_shown_on_standard_output() {
     project(&home);
     let mut command = home.command(&["artifacts-uploader", "--path", "out/a", "--artifact-format", "raw", "--id", "1"]);
     command.args(["--url", &store.url, "--token", "t", "--transfer-meter-frequency", "1s"]);
-    let ended = Ended::of(command.current_dir(home.path("project")).output().unwrap()).check(0, &[]);
-    assert!(ended.stdout.contains("\rUploading artifacts 5 B/5 B ("), "{:?}", ended.stdout);
+    let result = CommandResult::of(command.current_dir(home.path("project")).output().unwrap()).check(0, &[]);
+    assert!(result.stdout.contains("\rUploading artifacts 5 B/5 B ("), "{:?}", result.stdout);
 }

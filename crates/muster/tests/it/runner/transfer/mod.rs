@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 use super::support::Home;
-use crate::process::Ended;
+use crate::process::CommandResult;
 
 /// Creates a project in a home directory: `out/a`, `out/sub/b`, and a link to `a`.
 fn project(home: &Home) {
@@ -20,16 +20,16 @@ fn project(home: &Home) {
 }
 
 /// Checks that the same content was extracted to a directory.
-fn is_unpacked(place: &Path) {
-    let read = |name: &str| std::fs::read_to_string(place.join(name)).unwrap();
+fn check_unpacked(directory: &Path) {
+    let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
     assert_eq!((read("out/a"), read("out/sub/b"), read("out/link")), ("first".into(), "second".into(), "first".into()));
-    assert!(place.join("out/link").is_symlink());
+    assert!(directory.join("out/link").is_symlink());
 }
 
 /// Runs a command in a subdirectory of the home.
-fn run_in(home: &Home, folder: &str, arguments: &[&str]) -> Ended {
-    std::fs::create_dir_all(home.path(folder)).unwrap();
-    Ended::of(home.command(arguments).current_dir(home.path(folder)).output().unwrap())
+fn run_in(home: &Home, directory: &str, arguments: &[&str]) -> CommandResult {
+    std::fs::create_dir_all(home.path(directory)).unwrap();
+    CommandResult::of(home.command(arguments).current_dir(home.path(directory)).output().unwrap())
 }
 
 /// Returns the regular files of a zip archive.

@@ -1,0 +1,191 @@
+//! Inputs of the step that runs other steps in a container (`docs/spec/job-execution.md`, section 5).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Inputs;
+
+/// Creates the containers of a job, with their network and volumes. The steps inside run at an agent in the build container.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DockerContainer {
+    /// Lines for the log, printed before anything else.
+    pub lines: Vec<LogLine>,
+    /// Engine that runs the containers.
+    pub engine: DockerEngine,
+    /// Labels of all containers, networks and volumes of the job.
+    pub labels: BTreeMap<String, String>,
+    /// Container in which the steps run.
+    pub build: ContainerSpec,
+    /// Services, in the order in which they are started before the build container.
+    pub services: Vec<ServiceSpec>,
+    /// Network of the containers.
+    pub network: DockerNetwork,
+    /// Volumes of the build container and the services.
+    pub volumes: Vec<DockerVolume>,
+    /// Registry credentials, by precedence: the first entry for a registry path counts.
+    pub credentials: Vec<RegistryCredentials>,
+    /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
+    pub directories: Vec<String>,
+    /// Project directory of the job in the build container.
+    pub project_dir: String,
+    /// Maximum time to wait until the services accept connections, in milliseconds. 0 means that nothing is checked.
+    pub service_timeout_ms: u64,
+    /// Whether anonymous volumes of removed containers are kept.
+    pub keep_volumes: bool,
+    /// Whether the output of the services is copied to the log (CI_DEBUG_SERVICES).
+    pub log_services: bool,
+    /// Address `host:port` on the agent's side that is reachable in the build container under the same address. Used for a coordinator
+    /// that listens on a loopback address. Empty means none.
+    pub relay: String,
+}
+
+impl Inputs for DockerContainer {
+    const BUILTIN: &'static str = "docker/container";
+}
+
+/// A line of the log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogLine {
+    /// Line without color.
+    Plain(String),
+    /// Notice, in bold green.
+    Info(String),
+    /// Warning.
+    Warning(String),
+}
+
+/// Endpoint of a Docker or Podman engine.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DockerEngine {
+    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, else the usual sockets.
+    pub host: String,
+    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`. Empty means no client certificate.
+    pub cert_path: String,
+    /// Whether the engine's certificate is verified.
+    pub tls_verify: bool,
+}
+
+/// One container.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContainerSpec {
+    /// Name of the container.
+    pub name: String,
+    /// Labels in addition to those of the job.
+    pub labels: BTreeMap<String, String>,
+    /// Image and how to get it.
+    pub image: ImageSpec,
+    /// Entrypoint that replaces the image's. `None` means the image's entrypoint.
+    pub entrypoint: Option<Vec<String>>,
+    /// Command that replaces the image's. The build container ignores it: its command is the agent.
+    pub command: Option<Vec<String>>,
+    /// User and group. Empty means those of the image.
+    pub user: String,
+    /// Host name. Empty means the engine's default.
+    pub hostname: String,
+    /// Environment variables, as `KEY=VALUE`. The build container's steps get the job's variables from the agent instead.
+    pub env: Vec<String>,
+    /// MAC address. Empty means that the engine chooses one.
+    pub mac_address: String,
+    /// `HostConfig` of the Docker API, without binds, mounts and network.
+    pub host_config: Map<String, Value>,
+}
+
+/// A service: a container beside the build container.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServiceSpec {
+    /// Name and version of the service for the log, such as `postgres:16`.
+    pub title: String,
+    /// Container of the service.
+    pub container: ContainerSpec,
+    /// Host names of the service for the other containers of the job.
+    pub aliases: Vec<String>,
+}
+
+/// An image, and how to get it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ImageSpec {
+    /// Reference of the image.
+    pub name: String,
+    /// Pull policies, tried in order: `always`, `if-not-present` or `never`.
+    pub pull_policies: Vec<String>,
+    /// Platform, such as `linux/arm64`. Empty means the engine's default.
+    pub platform: String,
+}
+
+/// Network of a job's containers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DockerNetwork {
+    /// The engine's default bridge. Host names of services are written to `/etc/hosts`.
+    #[default]
+    Bridge,
+    /// `network_mode` of the configuration: `host`, `none`, `container:<id>` or the name of a network.
+    Mode(String),
+    /// Network that exists only for this job.
+    PerJob {
+        /// Name of the network.
+        name: String,
+        /// Whether it has IPv6 addresses.
+        ipv6: bool,
+        /// Maximum transmission unit. 0 means the engine's default.
+        mtu: u32,
+    },
+}
+
+/// A volume of a job's containers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DockerVolume {
+    /// Name of a volume, or an absolute path on the engine's machine. Empty means an anonymous volume.
+    pub source: String,
+    /// Absolute path in the containers.
+    pub destination: String,
+    /// Mount options, such as `ro`. Empty means none.
+    pub mode: String,
+    /// Whether the volume is removed after the job.
+    pub temporary: bool,
+    /// Labels of the volume if it is created, in addition to those of the job.
+    pub labels: BTreeMap<String, String>,
+    /// Driver of the volume if it is created, and the driver's options. Empty means the engine's default.
+    pub driver: String,
+    /// Options of the driver.
+    pub driver_options: BTreeMap<String, String>,
+}
+
+/// Credentials of one registry path.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RegistryCredentials {
+    /// Registry host with an optional path: the longest path that an image begins with counts. Docker Hub is `docker.io`. Empty, with
+    /// `helper`, means every registry: the helper is asked for the host of the image, and counts like an entry for that host.
+    pub registry: String,
+    /// User name. Empty if `helper` is set.
+    pub username: String,
+    /// Password or token.
+    pub password: String,
+    /// Identity token instead of a password. Empty means none.
+    pub identity_token: String,
+    /// Name of the credential helper `docker-credential-<name>` on the agent's machine. Empty means none.
+    pub helper: String,
+    /// Origin of the credentials, for the log, such as `$DOCKER_AUTH_CONFIG`.
+    pub source: String,
+}
+
+impl std::fmt::Debug for RegistryCredentials {
+    /// Omits the password and the token.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegistryCredentials")
+            .field("registry", &self.registry)
+            .field("username", &self.username)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,45 @@
+//! Paths, variables and messages that the creator of a job's container and the agent in the container agree on.
+//!
+//! ```text
+//! agent on the host                          container
+//!   create, attach, start  ----------------> entrypoint of the image --> agent (EXECUTABLE)
+//!   output until STARTED is the entrypoint's <-------- STARTED on both streams
+//!   exec of DIAL, one for each connection <----------- READY on stdout: the agent listens on SOCKET
+//! ```
+
+/// Directory with the executable of the agent. Read-only.
+pub const AGENT_DIR: &str = "/.muster";
+/// Executable of the agent.
+pub const EXECUTABLE: &str = "/.muster/muster-agent";
+/// Directory for the files of the agent. Every user can write to it.
+pub const RUN_DIR: &str = "/.muster-run";
+/// Socket on which the agent listens.
+pub const SOCKET: &str = "/.muster-run/agent.sock";
+/// Spool of the agent.
+pub const SPOOL: &str = "/.muster-run/spool";
+
+/// Arguments with which the executable is the agent of a container.
+pub const SERVE: [&str; 2] = ["agent", "container"];
+/// Arguments with which the executable connects its stdin and stdout to the agent of the container.
+pub const DIAL: [&str; 2] = ["agent", "dial"];
+/// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
+pub const PROBE: [&str; 2] = ["agent", "probe"];
+
+/// Variable that makes the executable the agent of a container if it is called without arguments.
+///
+/// An entrypoint such as `sh -c` passes no arguments on.
+pub const MODE: &str = "MUSTER_AGENT_MODE";
+/// Value of [`MODE`].
+pub const MODE_CONTAINER: &str = "container";
+
+/// Variable with the address `host:port` on which the agent in the container listens, and forwards connections to the relay socket.
+pub const RELAY: &str = "MUSTER_AGENT_RELAY";
+/// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the other agent.
+pub const RELAY_DIR: &str = "/.muster-relay";
+/// Name of the relay socket in its directory.
+pub const RELAY_SOCKET_NAME: &str = "relay.sock";
+
+/// Line that the agent prints on both streams when it starts. The lines before it are from the entrypoint of the image.
+pub const STARTED: &str = "muster-agent: started in the container";
+/// Line that the agent prints on stdout when it accepts connections.
+pub const READY: &str = "muster-agent: ready";

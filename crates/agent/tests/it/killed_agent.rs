@@ -1,0 +1,234 @@
+//! Agents that are killed, and how the next agent recovers their spool.
+
+use std::path::Path;
+use std::process::{Child, Command};
+
+use muster_agent_api::builtin::Checkout;
+use muster_agent_api::plan::Call;
+use muster_agent_api::result::Outcome;
+use muster_job::TerminationCause;
+
+use muster_agent::Options;
+use muster_steps::process::Containment;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::harness::*;
+
+/// Environment variable for an agent whose jobs have no cgroups.
+const NO_CGROUPS_ENV: &str = "AGENT_PROCESS_NO_CGROUPS";
+/// Environment variable with the directory of the agent that the process should run; see [`spawn_agent`].
+pub(crate) const AGENT_DIR_ENV: &str = "AGENT_PROCESS_DIR";
+/// Socket in the agent's directory to which its process connects when it accepts calls.
+const READY_SOCKET: &str = "ready";
+/// Name of the test that runs an agent if [`AGENT_DIR_ENV`] is set.
+pub(crate) const AGENT_TEST: &str = "killed_agent::next_agent_serves_a_finished_job_unchanged";
+
+/// Starts this test program again, as an agent in `dir`.
+fn spawn_agent(dir: &Path) -> Child {
+    spawn_agent_with(dir, Containment::default())
+}
+
+/// Starts an agent in a separate process, and waits until it accepts calls.
+pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
+    let socket = dir.join(READY_SOCKET);
+    let _ = std::fs::remove_file(&socket);
+    let ready = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([AGENT_TEST, "--exact", "--nocapture"]).env(AGENT_DIR_ENV, dir);
+    if containment == Containment::ProcessTree {
+        command.env(NO_CGROUPS_ENV, "1");
+    }
+    let process = command.spawn().unwrap();
+    let timeout = Timespec { tv_sec: i64::try_from(TIMEOUT.as_secs()).unwrap(), tv_nsec: 0 };
+    let events = poll(&mut [PollFd::new(&ready, PollFlags::IN)], Some(&timeout)).unwrap();
+    assert_eq!(events, 1, "the agent does not accept calls");
+    process
+}
+
+#[tokio::test]
+async fn killed_agent_fails_its_running_job_and_ends_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let pids = agent.dir.path().join("pids");
+    let daemon = format!("setsid sh -c 'echo $$ >> {0}; exec sleep 600' & echo $$ >> {0}", pids.display());
+    let wait = format!("until [ $(wc -l < {}) = 2 ]; do sleep 0.01; done; echo ready; sleep 600", pids.display());
+    let plan = agent.plan(vec![script(&[&daemon, &wait])]);
+    agent.run("1-1", &plan, &[variable("A", "1")]).await;
+    let seen = agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    agent.run("1-1", &plan, &[]).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
+    let log = agent.log("1-1").await;
+    assert!(
+        log.starts_with(&seen) && log.contains("ERROR: Job failed (system failure): the agent was killed"),
+        "{log}"
+    );
+    assert_eq!(result.log_bytes, log.len() as u64);
+    for pid in std::fs::read_to_string(&pids).unwrap().lines() {
+        assert!(!is_running(pid), "process {pid} still runs");
+    }
+}
+
+#[tokio::test]
+async fn reboot_fails_the_job_and_spares_new_processes() {
+    // In the common test process, agents of other tests would become the parent of the remaining process and end it.
+    if !runs_in_separate_process("killed_agent::reboot_fails_the_job_and_spares_new_processes") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let pid = agent.dir.path().join("pid");
+    let plan = agent.plan(vec![script(&[&format!("echo $$ > {}; echo ready; exec sleep 600", pid.display())])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    // After a restart of the system, the process ID in the journal may belong to any other process.
+    let rebooted = muster_agent::Options { boot_id: "second".to_owned(), ..options(agent.dir.path()) };
+    let mut agent = Agent::start_with(rebooted, agent.dir).await;
+    agent.run("1-1", &plan, &[]).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::EnvironmentLost)));
+    let log = agent.log("1-1").await;
+    assert!(log.contains("ERROR: Job failed (system failure): the machine was restarted while the job ran"), "{log}");
+    let pid = std::fs::read_to_string(pid).unwrap();
+    assert!(is_running(pid.trim()), "a process that may not belong to the job must survive");
+    let pid = rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn next_agent_serves_a_finished_job_unchanged() {
+    if let Some(dir) = std::env::var_os(AGENT_DIR_ENV) {
+        let no_cgroups = std::env::var_os(NO_CGROUPS_ENV).is_some();
+        let containment = if no_cgroups { Containment::ProcessTree } else { Containment::default() };
+        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let options = Options { containment, ready: Some(ready), ..options(Path::new(&dir)) };
+        let served = tokio::spawn(muster_agent::serve(options));
+        is_ready.await.unwrap();
+        // Nothing listens on this socket unless `spawn_agent_with` started this process.
+        let _ = std::os::unix::net::UnixStream::connect(Path::new(&dir).join(READY_SOCKET));
+        return served.await.unwrap().unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let plan = agent.plan(vec![script(&["echo hello"])]);
+    agent.run("1-1", &plan, &[]).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    assert_eq!((agent.wait("1-1").await, agent.log("1-1").await), (result, log));
+    agent.close("1-1").await;
+    assert!(agent.ids().await.is_empty());
+}
+
+#[tokio::test]
+async fn agent_waits_for_a_leftover_copy_of_the_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut options = options(dir.path());
+    std::fs::create_dir_all(&options.spool).unwrap();
+    let copy = std::fs::File::create(options.spool.join("agent.lock")).unwrap();
+    rustix::fs::flock(&copy, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    options.ready = Some(ready);
+    let shutdown = options.shutdown.clone();
+    // The agent is polled first, so it finds the lock held.
+    let (served, ()) = tokio::join!(muster_agent::serve(options), async {
+        drop(copy);
+        let _ = is_ready.await;
+        shutdown.cancel();
+    });
+    served.unwrap();
+}
+
+#[tokio::test]
+async fn job_before_its_first_command_can_run_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (upstream, sha) = crate::checkout::repository(dir.path());
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    // This git waits until the gate file exists, so that the job is still in its checkout.
+    let bin = agent.dir.path().join("bin");
+    let gate = agent.dir.path().join("gate");
+    std::fs::create_dir(&bin).unwrap();
+    let git = format!(
+        "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexec /usr/bin/env PATH=\"$REAL_PATH\" git \"$@\"\n",
+        gate.display()
+    );
+    std::fs::write(bin.join("git"), git).unwrap();
+    make_executable(&bin.join("git"));
+    let path = std::env::var("PATH").unwrap();
+    let variables = [variable("PATH", &format!("{}:{path}", bin.display())), variable("REAL_PATH", &path)];
+    let counter = agent.dir.path().join("count");
+    let mut plan = agent.plan(vec![script(&[&format!("echo once >> {}", counter.display())])]);
+    plan.header = vec!["header".to_owned()];
+    plan.steps[0].call = Call::builtin(&Checkout {
+        strategy: "clone".to_owned(),
+        repo_url: upstream.to_string_lossy().into_owned(),
+        refspecs: vec!["+refs/heads/*:refs/remotes/origin/*".to_owned()],
+        sha,
+        checkout: true,
+        ..Checkout::default()
+    });
+    agent.run("1-1", &plan, &variables).await;
+    let seen = agent.log_until("1-1", "Fetching changes...").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    assert!(agent.ids().await.is_empty());
+    std::fs::write(gate, "").unwrap();
+    agent.run("1-1", &plan, &variables).await;
+    let log = agent.log("1-1").await;
+    assert!(
+        log.starts_with(&seen)
+            && log.contains("the job, so the job starts again")
+            && log.ends_with("Job succeeded\x1b[0;m\n"),
+        "{log}"
+    );
+    assert_eq!(std::fs::read_to_string(counter).unwrap(), "once\n");
+    assert_eq!(agent.wait("1-1").await.log_bytes, log.len() as u64);
+}
+
+#[tokio::test]
+async fn second_agent_error_names_pid_of_first() {
+    let agent = Agent::start().await;
+    let pid = std::process::id().to_string();
+    let same_spool = muster_agent::serve(options(agent.dir.path())).await.unwrap_err();
+    assert!(same_spool.to_string().contains(&pid), "{same_spool}");
+    let mut other_spool = options(agent.dir.path());
+    other_spool.spool = agent.dir.path().join("other");
+    let same_socket = muster_agent::serve(other_spool).await.unwrap_err();
+    assert!(same_socket.to_string().contains(&pid), "{same_socket}");
+}
+
+#[tokio::test]
+async fn job_that_fills_the_spool_fails_alone() {
+    let dir = Agent::start().await.stop().await;
+    let small = muster_agent::Options { spool_limit: 100_000, ..options(dir.path()) };
+    let mut agent = Agent::start_with(small, dir).await;
+    let plan = agent.plan(vec![script(&["head -c 300000 /dev/zero | tr '\\0' x; sleep 600"])]);
+    agent.run("1-1", &plan, &[]).await;
+    let result = agent.wait("1-1").await;
+    let Outcome::Failed { reason, cause, .. } = &result.outcome else { panic!("{result:?}") };
+    assert_eq!((reason.as_str(), *cause), ("runner_system_failure", Some(TerminationCause::ResourceExhausted)));
+    let log = agent.log("1-1").await;
+    let end = &log[log.len().saturating_sub(600)..];
+    assert!(end.contains("store 100000 bytes together") && end.contains("MUSTER_SPOOL_LIMIT"), "{end}");
+    assert!(end.contains("ERROR: Job failed (system failure): no space left for the job's log"), "{end}");
+    agent.close("1-1").await;
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["echo space again"])])).await;
+    assert!(result.outcome == Outcome::Success && log.contains("space again"), "{log}");
+}

@@ -1,0 +1,179 @@
+//! The volume with the agent's executable, from which every job container of an engine starts its agent.
+//!
+//! The volume has the hash of the executable in its name and is filled once. It is filled through a container that is never started, so
+//! that it works for an engine on another machine, too. The name of this container is a lock: at most one agent fills the volume.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
+use bollard::query_parameters::{
+    ContainerArchiveInfoOptions, CreateContainerOptions, RemoveContainerOptions, UploadToContainerOptions,
+};
+use muster_agent_api::container::{AGENT_DIR, EXECUTABLE};
+use muster_steps::failure::Failure;
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncReadExt;
+use tokio::sync::{Mutex, OnceCell};
+use tokio::time::{Instant, sleep};
+use tokio_util::io::ReaderStream;
+
+use super::create::MANAGED;
+use super::engine::{failed, is_conflict, is_not_found};
+
+/// File of this process's own executable. It stays the same file if the executable is replaced.
+const OWN_EXECUTABLE: &str = "/proc/self/exe";
+/// Name of the executable in the volume.
+const FILE_NAME: &str = "muster-agent";
+/// Mode of the executable in the volume.
+const FILE_MODE: u32 = 0o755;
+/// Number of hexadecimal digits of the hash in the name of the volume.
+const HASH_DIGITS: usize = 12;
+/// Length of a block of a tar archive in bytes.
+const TAR_BLOCK: u64 = 512;
+/// Maximum time to transfer the executable.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time without progress after which another agent that fills the volume counts as dead.
+const STALLED_TIMEOUT: Duration = Duration::from_secs(15);
+/// Interval at which the volume is checked while another agent fills it. Engines report no such event.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Serializes the jobs of this process that find an empty volume.
+static FILLING: Mutex<()> = Mutex::const_new(());
+/// Identity of this process's own executable.
+static OWN: OnceCell<Executable> = OnceCell::const_new();
+
+/// Identity of an executable.
+#[derive(Debug, Clone)]
+struct Executable {
+    hash: String,
+    bytes: u64,
+}
+
+/// Volume with the agent's executable.
+#[derive(Debug)]
+pub(super) struct AgentVolume {
+    /// Name of the volume.
+    pub(super) name: String,
+    bytes: u64,
+}
+
+/// Creates the volume unless it exists. It may be empty.
+pub(super) async fn create(engine: &Docker) -> Result<AgentVolume, Failure> {
+    let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
+    let name = format!("muster-agent-{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
+    let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
+    let request = VolumeCreateRequest { name: Some(name.clone()), labels: Some(labels), ..Default::default() };
+    engine.create_volume(request).await.map_err(failed(format!("failed to create the volume {name}")))?;
+    Ok(AgentVolume { name, bytes: own.bytes })
+}
+
+async fn read_own() -> io::Result<Executable> {
+    let read = tokio::task::spawn_blocking(|| {
+        let mut hasher = Sha256::new();
+        let bytes = io::copy(&mut std::fs::File::open(OWN_EXECUTABLE)?, &mut hasher)?;
+        Ok(Executable { hash: hex::encode(hasher.finalize()), bytes })
+    });
+    read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+}
+
+impl AgentVolume {
+    /// Fills the volume unless it is complete. `container` has it mounted, so the engine does not remove it. `image` is any image.
+    pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
+        if self.found_bytes(engine, container).await? == Some(self.bytes) {
+            return Ok(());
+        }
+        let _filling = FILLING.lock().await;
+        let filler = format!("{}-filler", self.name);
+        let mut progress = (None, Instant::now());
+        loop {
+            let found = self.found_bytes(engine, container).await?;
+            if found == Some(self.bytes) {
+                return Ok(());
+            }
+            if found != progress.0 {
+                progress = (found, Instant::now());
+            }
+            match engine.create_container(Some(named(&filler)), self.filler(image)).await {
+                Ok(_) => {
+                    let sent = self.send(engine, &filler).await;
+                    remove(engine, &filler).await;
+                    sent?;
+                }
+                Err(error) if is_conflict(&error) && progress.1.elapsed() < STALLED_TIMEOUT => {
+                    sleep(POLL_INTERVAL).await
+                }
+                Err(error) if is_conflict(&error) => {
+                    tracing::warn!(
+                        container = filler,
+                        "removing the container of an agent that stopped filling the agent's volume"
+                    );
+                    remove(engine, &filler).await;
+                    progress.1 = Instant::now();
+                }
+                Err(error) => return Err(failed(format!("failed to create the container {filler}"))(error)),
+            }
+        }
+    }
+
+    /// Returns the size of the executable in the volume. `None` means that there is no such file.
+    async fn found_bytes(&self, engine: &Docker, container: &str) -> Result<Option<u64>, Failure> {
+        let options = ContainerArchiveInfoOptions { path: EXECUTABLE.to_owned() };
+        match engine.get_container_archive_info(container, Some(options)).await {
+            Ok(found) => Ok(u64::try_from(found.size).ok()),
+            Err(error) if is_not_found(&error) => Ok(None),
+            Err(error) => Err(failed(format!("failed to inspect the volume {}", self.name))(error)),
+        }
+    }
+
+    fn filler(&self, image: &str) -> ContainerCreateBody {
+        let host_config =
+            HostConfig { binds: Some(vec![format!("{}:{AGENT_DIR}", self.name)]), ..HostConfig::default() };
+        ContainerCreateBody {
+            image: Some(image.to_owned()),
+            // Some images have no command. The container is never started.
+            cmd: Some(vec![EXECUTABLE.to_owned()]),
+            labels: Some(HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())])),
+            host_config: Some(host_config),
+            ..ContainerCreateBody::default()
+        }
+    }
+
+    async fn send(&self, engine: &Docker, filler: &str) -> Result<(), Failure> {
+        let archive = archive(self.bytes).await.map_err(Failure::io("failed to read the agent's executable"))?;
+        let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
+        let engine = engine.clone().with_timeout(TRANSFER_TIMEOUT);
+        let sent = engine.upload_to_container(filler, Some(options), bollard::body_try_stream(archive)).await;
+        sent.map_err(failed(format!("failed to copy the agent to the volume {}", self.name)))
+    }
+}
+
+/// Returns an archive with this process's own executable.
+async fn archive(bytes: u64) -> io::Result<ReaderStream<impl tokio::io::AsyncRead>> {
+    let mut header = tar::Header::new_ustar();
+    header.set_path(FILE_NAME)?;
+    header.set_mode(FILE_MODE);
+    header.set_size(bytes);
+    header.set_mtime(0);
+    header.set_cksum();
+    let file = tokio::fs::File::open(OWN_EXECUTABLE).await?.take(bytes);
+    // The content is padded to whole blocks, and two empty blocks end the archive.
+    let padding = bytes.next_multiple_of(TAR_BLOCK) - bytes + 2 * TAR_BLOCK;
+    let start = io::Cursor::new(header.as_bytes().to_vec());
+    Ok(ReaderStream::with_capacity(start.chain(file).chain(tokio::io::repeat(0).take(padding)), 256 * 1024))
+}
+
+fn named(name: &str) -> CreateContainerOptions {
+    CreateContainerOptions { name: Some(name.to_owned()), ..CreateContainerOptions::default() }
+}
+
+async fn remove(engine: &Docker, container: &str) {
+    let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
+    if let Err(error) = engine.remove_container(container, Some(options)).await
+        && !is_not_found(&error)
+    {
+        tracing::warn!(%error, container, "failed to remove a container");
+    }
+}

@@ -1,0 +1,105 @@
+//! The build container: its entrypoint starts the agent, which runs the steps of the job.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::query_parameters::StartContainerOptions;
+use muster_agent_api::builtin::DockerContainer;
+use muster_agent_api::client::Reach;
+use muster_agent_api::container::{AGENT_DIR, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+
+use super::agent_volume::AgentVolume;
+use super::engine::failed;
+use super::output::{Output, Progress};
+use super::relay::Relay;
+use super::services::{self, Service};
+use super::target::{Container, End};
+use super::{create, network};
+use crate::context::Context;
+
+/// Maximum time until the entrypoint of the image has started the agent, and the agent accepts connections.
+const START_TIMEOUT: Duration = Duration::from_secs(300);
+/// Advice for an image whose entrypoint does not run its arguments.
+const ENTRYPOINT_REMEDY: &str =
+    "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
+
+/// Creates the build container, and returns its ID.
+pub(super) async fn create(
+    engine: &Docker,
+    job: &DockerContainer,
+    image: &str,
+    agent: &AgentVolume,
+    services: &[Service],
+    relay: Option<&Relay>,
+) -> Result<String, Failure> {
+    let mut body = create::body(job, &job.build, image)?;
+    let command = [EXECUTABLE].into_iter().chain(SERVE).map(str::to_owned);
+    body.cmd = Some(command.collect());
+    body.env.get_or_insert_default().push(format!("{MODE}={MODE_CONTAINER}"));
+    let settings = body.host_config.get_or_insert_default();
+    let own = [format!("{}:{AGENT_DIR}:ro", agent.name), format!("{}:{RUN_DIR}", create::run_volume(job))];
+    settings.binds.get_or_insert_default().extend(own);
+    settings.extra_hosts.get_or_insert_default().extend(services::host_names(job, services));
+    let aliases = vec!["build".to_owned(), job.build.name.clone()];
+    body.networking_config = network::endpoint(&job.network, aliases, &job.build.mac_address);
+    if let Some(relay) = relay {
+        relay.add_to(&mut body);
+    }
+    create::container(engine, &job.build, body).await
+}
+
+/// Starts the build container, and waits until its agent answers. Prints what the entrypoint of the image prints before it starts the agent.
+pub(super) async fn start(
+    engine: &Docker,
+    job: &DockerContainer,
+    id: String,
+    context: &Arc<Context>,
+    stop: &StopToken,
+) -> Result<Container, Failure> {
+    let output = Output::attach(engine, &id, context).await?;
+    let name = &job.build.name;
+    let started = engine.start_container(&id, None::<StartContainerOptions>).await;
+    started.map_err(failed(format!("failed to start the container {name}")))?;
+    let container = Container::watch(engine.clone(), id, job, output);
+    let serves = async {
+        container.output.wait_for(Progress::Ready).await;
+        container.reach().await
+    };
+    let failure = tokio::select! {
+        biased;
+        cause = stop.stopped() => Failure::Stopped(cause),
+        reached = tokio::time::timeout(START_TIMEOUT, serves) => match reached {
+            Ok(Ok(_)) => return Ok(container),
+            Ok(Err(error)) => Failure::System(format!("failed to connect to the agent in the container {name}: {error}")),
+            Err(_) => not_started(&container, &format!("did not start within {} s", START_TIMEOUT.as_secs())),
+        },
+        end = container.end() => ended(&container, &end),
+    };
+    container.stop_watching().await;
+    Err(failure)
+}
+
+/// Returns the failure of a container that ended before its agent accepted connections.
+fn ended(container: &Container, end: &End) -> Failure {
+    match end {
+        End::Exited { code: Some(code), out_of_memory: false } => {
+            not_started(container, &format!("did not start: its container exited with code {code}"))
+        }
+        end => Failure::System(format!("the agent in the build container did not start: {}", container.describe(end))),
+    }
+}
+
+fn not_started(container: &Container, how: &str) -> Failure {
+    match container.output.progress() {
+        Progress::Entrypoint => Failure::System(format!(
+            "the entrypoint of the image {} did not run the agent, which {how}; {ENTRYPOINT_REMEDY}",
+            container.image
+        )),
+        Progress::Started | Progress::Ready => {
+            Failure::System(format!("the agent in the build container {how}: {}", container.output.tail()))
+        }
+    }
+}

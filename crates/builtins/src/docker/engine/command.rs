@@ -1,0 +1,111 @@
+//! Connections through a command, such as `ssh HOST docker system dial-stdio`.
+
+use std::ffi::OsString;
+use std::io;
+use std::pin::Pin;
+use std::process::Stdio;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
+use tokio::task::JoinHandle;
+
+/// Maximum number of bytes of the command's messages that are kept.
+const MAX_MESSAGE: usize = 2048;
+
+/// Connection through a running command. The command ends when the connection is dropped.
+pub(super) struct CommandStream {
+    stdin: ChildStdin,
+    stdout: ChildStdout,
+    /// Reads the messages of the command, and returns their end.
+    messages: JoinHandle<String>,
+    /// Whether the other end has sent anything.
+    has_received: bool,
+    _process: Child,
+}
+
+impl CommandStream {
+    /// Starts the command.
+    pub(super) fn open(command: &[OsString]) -> io::Result<Self> {
+        let [program, arguments @ ..] = command else { return Err(io::Error::other("the command is empty")) };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let named = |error| io::Error::other(format!("failed to run {}: {error}", program.to_string_lossy()));
+        let mut process = command.spawn().map_err(named)?;
+        let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
+        let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
+            return Err(io::Error::other("the command has no pipes"));
+        };
+        let messages = tokio::spawn(read_end(stderr));
+        Ok(Self { stdin, stdout, messages, has_received: false, _process: process })
+    }
+}
+
+impl Drop for CommandStream {
+    fn drop(&mut self) {
+        self.messages.abort();
+    }
+}
+
+/// Reads to the end, and returns the last bytes on one line.
+async fn read_end(mut stderr: ChildStderr) -> String {
+    let mut end = Vec::new();
+    // An error ends the messages, too.
+    while let Ok(1..) = stderr.read_buf(&mut end).await {
+        end.drain(..end.len().saturating_sub(MAX_MESSAGE));
+    }
+    String::from_utf8_lossy(&end).trim().replace('\n', "; ")
+}
+
+impl AsyncRead for CommandStream {
+    /// Reads what the other end sends. If the command ends before that, its messages are the error.
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.stdout).poll_read(cx, buf))?;
+        if buf.filled().len() > before || buf.capacity() == before {
+            this.has_received = true;
+        } else if !this.has_received {
+            let messages = ready!(Pin::new(&mut this.messages).poll(cx)).unwrap_or_default();
+            this.has_received = true;
+            return Poll::Ready(Err(io::Error::other(if messages.is_empty() {
+                "the command ended without a connection".to_owned()
+            } else {
+                messages
+            })));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl CommandStream {
+    /// Returns the result of a write. If the command ended without a connection, the next read returns the error.
+    fn written<T>(&self, result: Poll<io::Result<T>>, ignored: T) -> Poll<io::Result<T>> {
+        match result {
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe && !self.has_received => {
+                Poll::Ready(Ok(ignored))
+            }
+            result => result,
+        }
+    }
+}
+
+impl AsyncWrite for CommandStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stdin).poll_write(cx, buf);
+        this.written(written, buf.len())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.stdin).poll_flush(cx);
+        this.written(flushed, ())
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let closed = Pin::new(&mut this.stdin).poll_shutdown(cx);
+        this.written(closed, ())
+    }
+}

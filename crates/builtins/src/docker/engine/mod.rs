@@ -1,0 +1,117 @@
+//! Connection to a Docker or Podman engine.
+
+mod command;
+mod endpoint;
+#[cfg(test)]
+mod tests;
+mod tls;
+mod transport;
+
+use std::path::PathBuf;
+
+use bollard::Docker;
+use bollard::errors::Error as ApiError;
+use muster_agent_api::builtin::DockerEngine;
+use muster_job::error_chain;
+use muster_steps::failure::Failure;
+
+use endpoint::{Endpoint, Variables};
+use transport::Connector;
+
+/// Maximum time in seconds until the engine answers a call.
+const CALL_TIMEOUT_S: u64 = 120;
+/// Status of an answer that rejects the settings of a container.
+const BAD_REQUEST: u16 = 400;
+/// Status of an answer about an object that does not exist.
+const NOT_FOUND: u16 = 404;
+/// Status of an answer that an object exists already, or is in use.
+const CONFLICT: u16 = 409;
+
+/// Reason why an engine cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EngineError {
+    #[error(
+        "`{0}` is not a valid address of a Docker engine; use unix:///path, tcp://host:port or ssh://user@host in `host`"
+    )]
+    Address(String),
+    #[error("failed to use {} for TLS to the Docker engine: {message}; correct `tls_cert_path`", path.display())]
+    Certificate { path: PathBuf, message: String },
+    #[error("failed to reach the Docker engine at {location}: {message}; start it, or set `host` in [runners.docker]")]
+    Unreachable { location: String, message: String },
+    #[error("the Docker engine at {location} runs {os} containers; use an engine that runs Linux containers")]
+    OperatingSystem { location: String, os: String },
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Address(_) | EngineError::Certificate { .. } => Self::Configuration(error.to_string()),
+            EngineError::Unreachable { .. } | EngineError::OperatingSystem { .. } => Self::System(error.to_string()),
+        }
+    }
+}
+
+/// Returns a client of the engine, after the engine has answered.
+///
+/// # Errors
+/// [`EngineError`] if the settings are wrong or the engine does not answer.
+pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineError> {
+    let (endpoint, location) = Endpoint::new(settings, &Variables::of_process())?;
+    let unreachable =
+        |error: ApiError| EngineError::Unreachable { location: location.clone(), message: reason(&error) };
+    let engine = transport::client(Connector::new(endpoint), CALL_TIMEOUT_S).map_err(unreachable)?;
+    let engine = engine.negotiate_version().await.map_err(unreachable)?;
+    let version = engine.version().await.map_err(unreachable)?;
+    match version.os.as_deref() {
+        None | Some("linux") => Ok(engine),
+        Some(os) => Err(EngineError::OperatingSystem { location, os: os.to_owned() }),
+    }
+}
+
+/// Returns the addresses of the engines that this process may use without settings, in the order in which they are tried.
+pub(crate) fn candidates() -> Vec<String> {
+    endpoint::candidates(&Variables::of_process())
+}
+
+/// Returns whether the engine has a socket on this machine, so that it can mount files of this machine.
+///
+/// # Errors
+/// [`EngineError`] if the settings are wrong.
+pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
+    Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
+}
+
+/// Returns the reason of a failed call, without the parts that only say that there was a call.
+pub(crate) fn reason(error: &ApiError) -> String {
+    match error {
+        ApiError::DockerResponseServerError { status_code, message } if message.is_empty() => {
+            format!("the engine answered with status {status_code}")
+        }
+        ApiError::DockerResponseServerError { message, .. } => message.clone(),
+        ApiError::RequestTimeoutError => format!("no answer within {CALL_TIMEOUT_S} s"),
+        other => error_chain(other),
+    }
+}
+
+/// Returns a function that turns the error of a call into a failure. `operation` is the text before the reason.
+///
+/// An engine that rejects the request reports an error in the settings, as in gitlab-runner (docs/spec/job-execution.md, section 5.3).
+pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError) -> Failure {
+    move |error| {
+        let message = format!("{operation}: {}", reason(&error));
+        match error {
+            ApiError::DockerResponseServerError { status_code: BAD_REQUEST, .. } => Failure::Configuration(message),
+            _ => Failure::System(message),
+        }
+    }
+}
+
+/// Returns whether the call failed because the object does not exist.
+pub(crate) fn is_not_found(error: &ApiError) -> bool {
+    matches!(error, ApiError::DockerResponseServerError { status_code: NOT_FOUND, .. })
+}
+
+/// Returns whether the call failed because the object exists already, or is in use.
+pub(crate) fn is_conflict(error: &ApiError) -> bool {
+    matches!(error, ApiError::DockerResponseServerError { status_code: CONFLICT, .. })
+}

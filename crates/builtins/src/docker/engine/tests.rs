@@ -1,0 +1,157 @@
+//! Connections to a Docker Engine: over a command, TCP, and TLS with certificates on both sides.
+
+use std::path::Path;
+
+use muster_test_needs::DockerEngine as TestEngine;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+
+use super::*;
+
+fn settings(host: String) -> DockerEngine {
+    DockerEngine { host, ..DockerEngine::default() }
+}
+
+/// Writes `ca.pem`, `cert.pem` and `key.pem` into two directories, for the engine and for its client. Both trust the same authority.
+fn certificates(engine: &Path, client: &Path) {
+    let mut authority = CertificateParams::new(Vec::new()).unwrap();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    for (dir, usage) in [(engine, ExtendedKeyUsagePurpose::ServerAuth), (client, ExtendedKeyUsagePurpose::ClientAuth)] {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.extended_key_usages = vec![usage];
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        std::fs::write(dir.join("ca.pem"), authority.pem()).unwrap();
+        std::fs::write(dir.join("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(dir.join("key.pem"), key.serialize_pem()).unwrap();
+    }
+}
+
+/// Returns a port that was free a moment ago. An engine does not report the port that it chose.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn engine_is_reached_over_tls_only_with_the_right_certificates() {
+    let dirs = tempfile::tempdir().unwrap();
+    let (engine_dir, client_dir, other_dir) =
+        (dirs.path().join("engine"), dirs.path().join("client"), dirs.path().join("other"));
+    for dir in [&engine_dir, &client_dir, &other_dir] {
+        std::fs::create_dir(dir).unwrap();
+    }
+    certificates(&engine_dir, &client_dir);
+    certificates(&other_dir, &other_dir);
+    let address = format!("tcp://127.0.0.1:{}", free_port());
+    let file = |name: &str| engine_dir.join(name).to_string_lossy().into_owned();
+    let (ca, cert, key) = (file("ca.pem"), file("cert.pem"), file("key.pem"));
+    let arguments = ["--host", &address, "--tlsverify", "--tlscacert", &ca, "--tlscert", &cert, "--tlskey", &key];
+    let Some(_engine) = TestEngine::start(&arguments) else { return };
+
+    let with = |dir: &Path, tls_verify| DockerEngine {
+        host: address.clone(),
+        cert_path: dir.to_string_lossy().into_owned(),
+        tls_verify,
+    };
+    connect(&with(&client_dir, true)).await.unwrap();
+    connect(&with(&client_dir, false)).await.unwrap();
+    let untrusted = connect(&with(&other_dir, true)).await.unwrap_err().to_string();
+    assert!(untrusted.contains("failed to reach the Docker engine at tcp://127.0.0.1:"), "{untrusted}");
+    assert!(untrusted.contains("invalid peer certificate"), "{untrusted}");
+    connect(&with(&other_dir, false)).await.unwrap_err();
+    connect(&settings(address.clone())).await.unwrap_err();
+}
+
+#[tokio::test]
+async fn engine_is_reached_over_tcp() {
+    let address = format!("tcp://127.0.0.1:{}", free_port());
+    let Some(_engine) = TestEngine::start(&["--host", &address, "--tls=false"]) else { return };
+    connect(&settings(address)).await.unwrap();
+}
+
+#[tokio::test]
+async fn engine_is_reached_through_a_command() {
+    let Some(engine) = TestEngine::start(&[]) else { return };
+    let through = |command: &[&str]| {
+        let command = command.iter().map(Into::into).collect();
+        transport::client(Connector::new(Endpoint::Command(command)), CALL_TIMEOUT_S).unwrap()
+    };
+    let client = through(&["docker", "--host", &engine.url(), "system", "dial-stdio"]);
+    let client = client.negotiate_version().await.unwrap();
+    let version = client.version().await.unwrap();
+    assert_eq!(version.os.as_deref(), Some("linux"));
+    assert!(client.client_version().minor_version < bollard::API_DEFAULT_VERSION.minor_version);
+
+    let refused = through(&["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"]);
+    let error = reason(&refused.version().await.unwrap_err());
+    assert!(error.contains("Permission denied (publickey)."), "{error}");
+    let missing = reason(&through(&["muster-test-no-such-program"]).version().await.unwrap_err());
+    assert!(missing.contains("failed to run muster-test-no-such-program"), "{missing}");
+}
+
+#[tokio::test]
+async fn engine_is_reached_over_ssh() {
+    if !muster_test_needs::sshd() || !muster_test_needs::program("docker", "--version", "docker.io") {
+        return;
+    }
+    let Some(engine) = TestEngine::start(&[]) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    for key in ["host", "user"] {
+        let arguments = ["-q", "-t", "ed25519", "-N", "", "-f", &path(key)];
+        assert!(std::process::Command::new("ssh-keygen").args(arguments).status().unwrap().success());
+    }
+    let write = |name: &str, text: String| std::fs::write(path(name), text).unwrap();
+    let public = |key: &str| std::fs::read_to_string(path(&format!("{key}.pub"))).unwrap();
+    write("known_hosts", format!("engine.example {}", public("host")));
+    // The engine of the test has a socket of its own, so the requested command is checked and another one is run.
+    let check = r#"test \"$SSH_ORIGINAL_COMMAND\" = 'docker system dial-stdio'"#;
+    let command = format!("{check} && exec docker --host {} system dial-stdio", engine.url());
+    write("authorized_keys", format!("command=\"{command}\" {}", public("user")));
+    write(
+        "sshd_config",
+        format!(
+            "HostKey {}\nAuthorizedKeysFile {}\nStrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\n",
+            path("host"),
+            path("authorized_keys")
+        ),
+    );
+    write(
+        "ssh_config",
+        format!(
+            "ProxyCommand /usr/sbin/sshd -i -f {}\nIdentityFile {}\nIdentitiesOnly yes\nUserKnownHostsFile {}\nStrictHostKeyChecking yes\n",
+            path("sshd_config"),
+            path("user"),
+            path("known_hosts")
+        ),
+    );
+    let version = async |host: &str| {
+        let settings = settings(format!("ssh://root@{host}"));
+        let (Endpoint::Command(mut command), _) = Endpoint::new(&settings, &Variables::default()).unwrap() else {
+            panic!("{host} is not reached over SSH");
+        };
+        command.splice(1..1, ["-F".into(), path("ssh_config").into()]);
+        let client = transport::client(Connector::new(Endpoint::Command(command)), CALL_TIMEOUT_S).unwrap();
+        client.version().await.map_err(|error| reason(&error))
+    };
+    assert_eq!(version("engine.example").await.unwrap().os.as_deref(), Some("linux"));
+    let unknown_host = version("other.example").await.unwrap_err();
+    assert!(unknown_host.contains("Host key verification failed"), "{unknown_host}");
+}
+
+#[tokio::test]
+async fn certificates_that_cannot_be_used_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = DockerEngine {
+        host: "tcp://127.0.0.1:1".to_owned(),
+        cert_path: dir.path().to_string_lossy().into_owned(),
+        tls_verify: true,
+    };
+    let message = async || connect(&settings).await.unwrap_err().to_string();
+    assert!(message().await.contains("it has none of the files ca.pem, cert.pem and key.pem"));
+    std::fs::write(dir.path().join("ca.pem"), "not a certificate").unwrap();
+    assert!(message().await.contains("ca.pem for TLS to the Docker engine: it contains no certificate"));
+    certificates(dir.path(), dir.path());
+    std::fs::remove_file(dir.path().join("key.pem")).unwrap();
+    assert!(message().await.contains("key.pem is missing beside it"));
+}

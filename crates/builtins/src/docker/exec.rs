@@ -1,0 +1,78 @@
+//! Commands that the engine runs in a container.
+
+use std::io;
+
+use bollard::Docker;
+use bollard::container::LogOutput;
+use bollard::errors::Error as ApiError;
+use bollard::exec::{CreateExecOptions, StartExecResults};
+use bollard::models::ExecConfig;
+use futures::{StreamExt, TryStreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::io::StreamReader;
+
+/// Maximum number of bytes of a command's output that are kept.
+pub(super) const MAX_OUTPUT_BYTES: usize = 64 * 1024;
+
+/// Result of a command.
+#[derive(Debug)]
+pub(super) struct Finished {
+    /// Whether the command exited with status 0.
+    pub(super) succeeded: bool,
+    /// Both output streams. Output beyond [`MAX_OUTPUT_BYTES`] is missing.
+    pub(super) output: Vec<u8>,
+}
+
+/// Starts a command, and returns its stdin and stdout as one stream. What it writes to stderr is logged.
+pub(super) async fn connect(
+    engine: &Docker,
+    container: &str,
+    command: Vec<String>,
+) -> Result<impl AsyncRead + AsyncWrite + Send + Unpin + use<>, ApiError> {
+    let options = CreateExecOptions { attach_stdin: Some(true), cmd: Some(command), ..attached() };
+    let exec = engine.create_exec(container, ExecConfig::from(options)).await?;
+    let StartExecResults::Attached { output, input } = engine.start_exec(&exec.id, None).await? else {
+        return Err(not_attached());
+    };
+    let stdout = output.filter_map(async |chunk| match chunk {
+        Ok(LogOutput::StdErr { message }) => {
+            let message = String::from_utf8_lossy(&message).trim().to_owned();
+            tracing::warn!(message, "message of a connection to the agent in a container");
+            None
+        }
+        chunk => Some(chunk.map(LogOutput::into_bytes)),
+    });
+    Ok(tokio::io::join(StreamReader::new(Box::pin(stdout.map_err(io::Error::other))), input))
+}
+
+/// Runs a command to its end.
+pub(super) async fn run(engine: &Docker, container: &str, command: Vec<String>) -> Result<Finished, ApiError> {
+    let options = CreateExecOptions { cmd: Some(command), ..attached() };
+    let exec = engine.create_exec(container, ExecConfig::from(options)).await?;
+    let StartExecResults::Attached { output, .. } = engine.start_exec(&exec.id, None).await? else {
+        return Err(not_attached());
+    };
+    let output = collect(output).await?;
+    let ended = engine.inspect_exec(&exec.id).await?;
+    Ok(Finished { succeeded: ended.exit_code == Some(0), output })
+}
+
+/// Collects the output of a container or a command.
+pub(super) async fn collect(
+    mut output: impl futures::Stream<Item = Result<LogOutput, ApiError>> + Unpin,
+) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(chunk) = output.try_next().await? {
+        bytes.extend_from_slice(&chunk.into_bytes());
+        bytes.truncate(MAX_OUTPUT_BYTES);
+    }
+    Ok(bytes)
+}
+
+fn attached() -> CreateExecOptions<String> {
+    CreateExecOptions { attach_stdout: Some(true), attach_stderr: Some(true), ..CreateExecOptions::default() }
+}
+
+fn not_attached() -> ApiError {
+    io::Error::other("the engine did not attach to the command").into()
+}

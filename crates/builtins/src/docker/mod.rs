@@ -1,0 +1,121 @@
+//! `builtin://docker/container`: runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
+//!
+//! ```text
+//! engine reached -> images -> volumes, network -> services -> build container, its entrypoint runs the agent
+//!                -> steps at that agent, over `exec` -> everything removed
+//! ```
+//!
+//! The agent in the build container runs all steps. No other container runs code of Muster, and nothing on the engine's side follows
+//! paths in a directory that a job can write to.
+//!
+//! All names of a job's objects follow from the inputs of the step. So an agent that finds the inputs in its spool can remove what a
+//! killed agent left.
+
+mod agent_volume;
+mod build;
+mod cleanup;
+mod create;
+mod directories;
+mod engine;
+mod exec;
+pub(crate) mod images;
+mod network;
+mod output;
+mod relay;
+mod search;
+mod services;
+mod target;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bollard::Docker;
+use muster_agent_api::builtin::{DockerContainer, LogLine};
+use muster_steps::builtin::{DelegateTarget, OpenTarget};
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+use muster_steps::style;
+use tokio::task::JoinSet;
+
+use crate::context::Context;
+use cleanup::Objects;
+use images::Images;
+use relay::Relay;
+pub use search::{NoEngine, find_engine};
+use target::Container;
+
+#[async_trait]
+impl DelegateTarget<Context> for DockerContainer {
+    async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
+        self.lines.iter().for_each(|line| context.print(&styled(line)));
+        let engine = stoppable(stop, async { Ok(engine::connect(&self.engine).await?) }).await?;
+        match create_all(self, &engine, context, stop).await {
+            Ok(container) => Ok(Box::new(container)),
+            Err(failure) => {
+                Objects::of(self).remove(&engine).await;
+                Err(failure)
+            }
+        }
+    }
+
+    async fn remove_leftovers(&self) -> Result<(), Failure> {
+        let engine = engine::connect(&self.engine).await?;
+        Objects::of(self).remove(&engine).await;
+        Ok(())
+    }
+}
+
+/// Creates the objects of a job, and waits until the agent in the build container answers. After a failure, the caller removes them.
+async fn create_all(
+    job: &DockerContainer,
+    engine: &Docker,
+    context: &Arc<Context>,
+    stop: &StopToken,
+) -> Result<Container, Failure> {
+    let printing = Arc::clone(context);
+    let print = move |line: &str| printing.print(line);
+    let relay = Relay::start(job)?;
+    let images = Images::new(engine, &job.credentials, &print, stop);
+    let agent = agent_volume::create(engine).await?;
+    create::volumes(engine, job).await?;
+    check(stop)?;
+    network::create(engine, job).await?;
+    let services = services::start(engine, job, &images, context, stop).await?;
+    let image = images.ensure(&job.build.image).await?.id;
+    check(stop)?;
+    let build = build::create(engine, job, &image, &agent, &services, relay.as_ref()).await?;
+    stoppable(stop, agent.fill(engine, &build, &image)).await?;
+    directories::create(engine, job, &build, &image).await?;
+    check(stop)?;
+    let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
+    let container = build::start(engine, job, build, context, stop).await?.with_helpers(service_logs, relay);
+    let checking = async {
+        services::wait_until_healthy(engine, job, container.id(), &services, context).await;
+        Ok(())
+    };
+    stoppable(stop, checking).await?;
+    Ok(container)
+}
+
+fn styled(line: &LogLine) -> String {
+    match line {
+        LogLine::Plain(text) => style::plain(text),
+        LogLine::Info(text) => style::info(text),
+        LogLine::Warning(text) => style::warning(text),
+    }
+}
+
+/// Returns the result of `work`, unless the step is stopped first. The work is dropped then, so it must not create anything that the
+/// cleanup does not know.
+async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        cause = stop.stopped() => Err(Failure::Stopped(cause)),
+        done = work => done,
+    }
+}
+
+/// Fails if the step was stopped. Calls that create something are not interrupted, so that the cleanup finds what they created.
+fn check(stop: &StopToken) -> Result<(), Failure> {
+    stop.cause().map_or(Ok(()), |cause| Err(Failure::Stopped(cause)))
+}

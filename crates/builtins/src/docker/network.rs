@@ -1,0 +1,103 @@
+//! Network of a job's containers (docs/spec/job-execution.md, section 5.5).
+
+use std::collections::HashMap;
+
+use bollard::Docker;
+use bollard::models::{EndpointSettings, NetworkCreateRequest, NetworkingConfig};
+use bollard::query_parameters::{InspectNetworkOptions, RemoveContainerOptions};
+use muster_agent_api::builtin::{DockerContainer, DockerNetwork};
+use muster_steps::failure::Failure;
+
+use super::create::labels;
+use super::engine::{failed, is_not_found, reason};
+
+/// Option of the bridge driver with the maximum transmission unit.
+const MTU: &str = "com.docker.network.driver.mtu";
+/// Networks that exist on every engine and do not resolve the names of containers.
+const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
+
+/// Creates the network of the job, if it has its own.
+pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
+    let DockerNetwork::PerJob { name, ipv6, mtu } = &job.network else { return Ok(()) };
+    // Engines accept a second network with the same name. An earlier attempt may have left one.
+    remove(engine, name).await;
+    let options = (*mtu > 0).then(|| HashMap::from([(MTU.to_owned(), mtu.to_string())]));
+    let request = NetworkCreateRequest {
+        name: name.clone(),
+        driver: Some("bridge".to_owned()),
+        enable_ipv6: Some(*ipv6),
+        options,
+        labels: Some(labels(job, [])),
+        ..NetworkCreateRequest::default()
+    };
+    engine.create_network(request).await.map_err(failed(format!("failed to create the network {name}")))?;
+    Ok(())
+}
+
+/// Removes a network, with all containers that are still attached to it. Errors are logged.
+pub(super) async fn remove(engine: &Docker, name: &str) {
+    let Err(error) = engine.remove_network(name).await else { return };
+    if is_not_found(&error) {
+        return;
+    }
+    // A job with access to the engine can attach its own containers.
+    let network = engine.inspect_network(name, None::<InspectNetworkOptions>).await;
+    for container in network.ok().and_then(|network| network.containers).unwrap_or_default().into_keys() {
+        let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
+        if let Err(error) = engine.remove_container(&container, Some(options)).await {
+            tracing::warn!(
+                container,
+                network = name,
+                error = reason(&error),
+                "failed to remove a container from the network of a job"
+            );
+        }
+    }
+    if let Err(error) = engine.remove_network(name).await {
+        tracing::warn!(network = name, error = reason(&error), "failed to remove the network of a job");
+    }
+}
+
+/// Returns the mode of the containers' network. `None` means the engine's default.
+pub(super) fn mode(network: &DockerNetwork) -> Option<String> {
+    match network {
+        DockerNetwork::Bridge => None,
+        DockerNetwork::Mode(mode) => Some(mode.clone()),
+        DockerNetwork::PerJob { name, .. } => Some(name.clone()),
+    }
+}
+
+/// Returns whether the containers find each other by names that the engine resolves.
+fn resolves_names(network: &DockerNetwork) -> bool {
+    match network {
+        DockerNetwork::Bridge => false,
+        DockerNetwork::Mode(mode) => !BUILT_IN.contains(&mode.as_str()) && !mode.contains(':'),
+        DockerNetwork::PerJob { .. } => true,
+    }
+}
+
+/// Returns whether the names of services must be written to `/etc/hosts`.
+pub(super) fn needs_host_names(network: &DockerNetwork) -> bool {
+    match network {
+        DockerNetwork::Bridge => true,
+        DockerNetwork::Mode(mode) => mode == "bridge" || mode == "default" || mode.is_empty(),
+        DockerNetwork::PerJob { .. } => false,
+    }
+}
+
+/// Returns whether the containers use the network of the engine's machine.
+pub(super) fn is_host(network: &DockerNetwork) -> bool {
+    *network == DockerNetwork::Mode("host".to_owned())
+}
+
+/// Returns how a container is attached to its network. `None` means without names and settings of its own.
+pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
+    let aliases = resolves_names(network).then_some(aliases);
+    let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());
+    if aliases.is_none() && mac_address.is_none() {
+        return None;
+    }
+    let name = mode(network).filter(|mode| !mode.is_empty()).unwrap_or_else(|| "bridge".to_owned());
+    let settings = EndpointSettings { aliases, mac_address, ..EndpointSettings::default() };
+    Some(NetworkingConfig { endpoints_config: Some(HashMap::from([(name, settings)])) })
+}

@@ -1,0 +1,153 @@
+//! Output of the build container: first of the image's entrypoint, which the job's log shows, then of the agent.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bollard::Docker;
+use bollard::container::LogOutput;
+use bollard::errors::Error as ApiError;
+use bollard::query_parameters::AttachContainerOptions;
+use futures::{Stream as FutureStream, StreamExt};
+use muster_agent_api::container::{READY, STARTED};
+use muster_steps::engine::Job as _;
+use muster_steps::failure::Failure;
+use muster_steps::log::Stream;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::engine::failed;
+use crate::context::Context;
+
+/// Maximum number of bytes of the agent's output that are kept for the message about its end.
+const TAIL_BYTES: usize = 2048;
+/// Maximum length of a line in which a mark is searched, in bytes. Longer lines are passed on in pieces.
+const MAX_LINE_BYTES: usize = 64 * 1024;
+
+/// How far the build container has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Progress {
+    /// The entrypoint of the image runs.
+    Entrypoint,
+    /// The agent has started.
+    Started,
+    /// The agent accepts connections.
+    Ready,
+}
+
+/// Output of a build container, read until the container ends.
+#[derive(Debug)]
+pub(super) struct Output {
+    progress: watch::Receiver<Progress>,
+    tail: Arc<Mutex<Vec<u8>>>,
+    reading: JoinHandle<()>,
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+impl Output {
+    /// Attaches to a container that has not started.
+    pub(super) async fn attach(engine: &Docker, id: &str, context: &Arc<Context>) -> Result<Self, Failure> {
+        let options =
+            AttachContainerOptions { stream: true, stdout: true, stderr: true, ..AttachContainerOptions::default() };
+        let attached = engine.attach_container(id, Some(options)).await;
+        let attached = attached.map_err(failed("failed to attach to the build container"))?;
+        let (report, progress) = watch::channel(Progress::Entrypoint);
+        let tail = Arc::default();
+        let reader = Reader { context: Arc::clone(context), progress: report, tail: Arc::clone(&tail) };
+        let reading = tokio::spawn(reader.read(attached.output));
+        Ok(Self { progress, tail, reading })
+    }
+
+    /// Waits until the container has started this far. Never returns if it ends before. Cancel-safe.
+    pub(super) async fn wait_for(&self, progress: Progress) {
+        if self.progress.clone().wait_for(|reached| *reached >= progress).await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    /// Returns how far the container has started.
+    pub(super) fn progress(&self) -> Progress {
+        *self.progress.borrow()
+    }
+
+    /// Returns the end of the agent's output, on one line.
+    pub(super) fn tail(&self) -> String {
+        String::from_utf8_lossy(&self.tail.lock()).trim().replace('\n', "; ")
+    }
+}
+
+/// Splits the two streams of a container into lines.
+struct Reader {
+    context: Arc<Context>,
+    progress: watch::Sender<Progress>,
+    tail: Arc<Mutex<Vec<u8>>>,
+}
+
+/// One of the two streams.
+#[derive(Default)]
+struct Lines {
+    incomplete: Vec<u8>,
+    /// Whether the agent has started, as far as this stream shows.
+    from_agent: bool,
+}
+
+impl Reader {
+    async fn read(self, mut output: Pin<Box<dyn FutureStream<Item = Result<LogOutput, ApiError>> + Send>>) {
+        let (mut stdout, mut stderr) = (Lines::default(), Lines::default());
+        while let Some(chunk) = output.next().await {
+            match chunk {
+                Ok(LogOutput::StdErr { message }) => self.add(&mut stderr, &message),
+                Ok(chunk) => self.add(&mut stdout, &chunk.into_bytes()),
+                Err(error) => {
+                    tracing::warn!(%error, "failed to read the output of the build container");
+                    break;
+                }
+            }
+        }
+        for lines in [stdout, stderr] {
+            self.take(&lines.incomplete, lines.from_agent);
+        }
+    }
+
+    fn add(&self, lines: &mut Lines, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            lines.incomplete.extend_from_slice(piece);
+            if piece.ends_with(b"\n") || lines.incomplete.len() > MAX_LINE_BYTES {
+                let line = std::mem::take(&mut lines.incomplete);
+                let text = line.trim_ascii_end();
+                if text == STARTED.as_bytes() {
+                    lines.from_agent = true;
+                    self.advance(Progress::Started);
+                } else if lines.from_agent && text == READY.as_bytes() {
+                    self.advance(Progress::Ready);
+                } else {
+                    self.take(&line, lines.from_agent);
+                }
+            }
+        }
+    }
+
+    fn advance(&self, progress: Progress) {
+        self.progress.send_if_modified(|known| {
+            let is_further = progress > *known;
+            *known = progress.max(*known);
+            is_further
+        });
+    }
+
+    fn take(&self, line: &[u8], from_agent: bool) {
+        if !from_agent {
+            self.context.log().write(Stream::Output, line);
+            return;
+        }
+        let mut tail = self.tail.lock();
+        tail.extend_from_slice(line);
+        let excess = tail.len().saturating_sub(TAIL_BYTES);
+        tail.drain(..excess);
+    }
+}

@@ -1,0 +1,152 @@
+//! Relay from the build container to an address on this machine, such as that of `muster ci`, whose coordinator listens on a loopback address.
+//!
+//! ```text
+//! container: connection to 127.0.0.1:PORT --> agent in the container --> RELAY_SOCKET --mounted--> this agent --> 127.0.0.1:PORT
+//! ```
+//! The agent in the container listens on the same address, so that the URLs in the job's variables stay valid.
+
+use std::fs::{DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::time::Duration;
+
+use bollard::models::ContainerCreateBody;
+use muster_agent_api::builtin::{DockerContainer, DockerNetwork};
+use muster_agent_api::container::{RELAY, RELAY_DIR, RELAY_SOCKET_NAME};
+use muster_steps::failure::Failure;
+use tempfile::TempDir;
+use tokio::net::{TcpStream, UnixListener};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::engine;
+
+/// Delay after a connection that cannot be accepted, for example because too many files are open.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// A running relay. Dropping it closes its connections and removes its socket.
+#[derive(Debug)]
+pub(super) struct Relay {
+    dir: TempDir,
+    address: String,
+    /// Has the task that accepts connections.
+    _serving: JoinSet<()>,
+}
+
+impl Relay {
+    /// Starts the relay of a job. `None` means that the job needs none.
+    ///
+    /// # Errors
+    /// [`Failure`] if the engine is on another machine, where it cannot mount a socket of this machine, or the socket cannot be created.
+    pub(super) fn start(job: &DockerContainer) -> Result<Option<Self>, Failure> {
+        let shares_network = matches!(&job.network, DockerNetwork::Mode(mode) if mode == "host");
+        let is_local = engine::is_local(&job.engine)?;
+        if job.relay.is_empty() || is_local && shares_network {
+            return Ok(None);
+        }
+        if !is_local {
+            return Err(Failure::Configuration(format!(
+                "containers of an engine on another machine cannot reach the coordinator at {}; use an engine on this machine, or a \
+                 coordinator at an address that is not a loopback address",
+                job.relay
+            )));
+        }
+        let relay = Self::listen(&job.relay).map_err(Failure::io("failed to create the socket for the coordinator"))?;
+        Ok(Some(relay))
+    }
+
+    fn listen(address: &str) -> io::Result<Self> {
+        // Users of this machine cannot enter the outer directory. The engine mounts the inner one, which every user in the container can enter.
+        let dir = tempfile::Builder::new().prefix("muster-relay-").tempdir()?;
+        let inner = dir.path().join("s");
+        DirBuilder::new().mode(0o700).create(&inner)?;
+        let socket = inner.join(RELAY_SOCKET_NAME);
+        let listener = UnixListener::bind(&socket)?;
+        std::fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
+        std::fs::set_permissions(&inner, Permissions::from_mode(0o711))?;
+        let mut serving = JoinSet::new();
+        serving.spawn(accept(listener, address.to_owned()));
+        Ok(Self { dir, address: address.to_owned(), _serving: serving })
+    }
+
+    /// Adds to the description of the build container what its agent needs.
+    pub(super) fn add_to(&self, body: &mut ContainerCreateBody) {
+        let bind = format!("{}:{RELAY_DIR}:ro", self.dir.path().join("s").display());
+        body.host_config.get_or_insert_default().binds.get_or_insert_default().push(bind);
+        body.env.get_or_insert_default().push(format!("{RELAY}={}", self.address));
+    }
+}
+
+/// Accepts connections until the task is aborted, and their copying with it.
+async fn accept(listener: UnixListener, address: String) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((mut inside, _)) => {
+                    let address = address.clone();
+                    connections.spawn(async move {
+                        let copied = async {
+                            let mut outside = TcpStream::connect(&address).await?;
+                            tokio::io::copy_bidirectional(&mut inside, &mut outside).await
+                        };
+                        if let Err(error) = copied.await {
+                            tracing::debug!(%error, address, "a connection of a container ended");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a connection of a container, retrying");
+                    sleep(RETRY_DELAY).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_agent_api::builtin::DockerEngine;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, UnixStream};
+
+    use super::*;
+
+    fn job(relay: &str, host: &str, network: DockerNetwork) -> DockerContainer {
+        let engine = DockerEngine { host: host.to_owned(), ..DockerEngine::default() };
+        DockerContainer { relay: relay.to_owned(), engine, network, ..DockerContainer::default() }
+    }
+
+    #[tokio::test]
+    async fn bytes_reach_the_address_and_the_socket_is_removed_at_the_end() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = server.local_addr().unwrap().to_string();
+        let relay = Relay::start(&job(&address, "unix:///d.sock", DockerNetwork::Bridge)).unwrap().unwrap();
+        let socket = relay.dir.path().join("s").join(RELAY_SOCKET_NAME);
+        let mut inside = UnixStream::connect(&socket).await.unwrap();
+        inside.write_all(b"ping").await.unwrap();
+        inside.shutdown().await.unwrap();
+        let (mut outside, _) = server.accept().await.unwrap();
+        let mut received = String::new();
+        outside.read_to_string(&mut received).await.unwrap();
+        outside.write_all(b"pong").await.unwrap();
+        drop(outside);
+        let mut answer = String::new();
+        inside.read_to_string(&mut answer).await.unwrap();
+        assert_eq!((received.as_str(), answer.as_str()), ("ping", "pong"));
+        drop(relay);
+        assert!(!socket.exists());
+    }
+
+    #[tokio::test]
+    async fn only_a_local_engine_can_have_a_relay() {
+        let host = DockerNetwork::Mode("host".to_owned());
+        assert!(Relay::start(&job("127.0.0.1:1", "unix:///d.sock", host.clone())).unwrap().is_none());
+        assert!(Relay::start(&job("", "ssh://engine.example", DockerNetwork::Bridge)).unwrap().is_none());
+        for network in [DockerNetwork::Bridge, host] {
+            let failure = Relay::start(&job("127.0.0.1:1", "ssh://engine.example", network)).unwrap_err();
+            assert!(failure.to_string().contains("use an engine on this machine"), "{failure}");
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Services of a job: containers that run beside the build container (docs/spec/job-execution.md, section 5.10).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::models::ContainerInspectResponse;
+use bollard::query_parameters::{LogsOptions, StartContainerOptions, WaitContainerOptions};
+use futures::StreamExt;
+use futures::future::join_all;
+use muster_agent_api::builtin::{DockerContainer, ServiceSpec};
+use muster_agent_api::container::{EXECUTABLE, PROBE};
+use muster_steps::engine::Job as _;
+use muster_steps::failure::Failure;
+use muster_steps::log::Stream;
+use muster_steps::style;
+use tokio::task::JoinSet;
+
+use super::engine::{failed, reason};
+use super::exec::{self, MAX_OUTPUT_BYTES};
+use super::images::Images;
+use super::{check, create, network};
+use crate::context::Context;
+
+/// Length of the short ID of a container, which is one of its host names.
+const SHORT_ID: usize = 12;
+/// Maximum number of ports that are checked: those with the lowest numbers.
+const MAX_PORTS: usize = 20;
+/// Variable of a service with the only port to check.
+const HEALTH_CHECK_PORT: &str = "HEALTHCHECK_TCP_PORT";
+/// Additional time for the check of a service to report its result.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A service that was started.
+#[derive(Debug)]
+pub(super) struct Service {
+    id: String,
+    name: String,
+    aliases: Vec<String>,
+    /// Address in the network of the build container. `None` means that it has none.
+    address: Option<String>,
+    /// Exit code of a service that exited immediately. `None` means that it ran after its start.
+    exited: Option<i64>,
+    /// TCP ports to check.
+    ports: Vec<u16>,
+}
+
+/// Starts the services of the job, in order.
+pub(super) async fn start(
+    engine: &Docker,
+    job: &DockerContainer,
+    images: &Images<'_>,
+    context: &Arc<Context>,
+    stop: &muster_steps::stop::StopToken,
+) -> Result<Vec<Service>, Failure> {
+    let mut started = Vec::new();
+    for service in &job.services {
+        context.print(&style::plain(&format!("Starting service {}...", service.title)));
+        let image = images.ensure(&service.container.image).await?;
+        check(stop)?;
+        started.push(start_one(engine, job, service, &image.id).await?);
+    }
+    Ok(started)
+}
+
+async fn start_one(
+    engine: &Docker,
+    job: &DockerContainer,
+    service: &ServiceSpec,
+    image: &str,
+) -> Result<Service, Failure> {
+    let spec = &service.container;
+    let mut body = create::body(job, spec, image)?;
+    let aliases = service.aliases.iter().chain([&spec.name]).cloned().collect();
+    body.networking_config = network::endpoint(&job.network, aliases, &spec.mac_address);
+    let id = create::container(engine, spec, body).await?;
+    let started = engine.start_container(&id, None::<StartContainerOptions>).await;
+    started.map_err(failed(format!("failed to start the service {}", service.title)))?;
+    let found = engine.inspect_container(&id, None).await;
+    let found = found.map_err(failed(format!("failed to inspect the service {}", service.title)))?;
+    Ok(Service {
+        id,
+        name: spec.name.clone(),
+        aliases: service.aliases.clone(),
+        address: if network::is_host(&job.network) { Some("127.0.0.1".to_owned()) } else { address(&found) },
+        exited: found.state.as_ref().filter(|state| state.running == Some(false)).and_then(|state| state.exit_code),
+        ports: ports(&spec.env, &found),
+    })
+}
+
+/// Returns the address of a container in its network.
+fn address(found: &ContainerInspectResponse) -> Option<String> {
+    let endpoints = found.network_settings.as_ref()?.networks.as_ref()?.values();
+    let addresses = endpoints.flat_map(|endpoint| [&endpoint.ip_address, &endpoint.global_ipv6_address]);
+    addresses.flatten().find(|address| !address.is_empty()).cloned()
+}
+
+/// Returns the TCP ports of a service to check.
+fn ports(env: &[String], found: &ContainerInspectResponse) -> Vec<u16> {
+    let mut chosen =
+        env.iter().filter_map(|entry| entry.strip_prefix(HEALTH_CHECK_PORT)?.strip_prefix('=')?.parse().ok());
+    if let Some(port) = chosen.next_back() {
+        return vec![port];
+    }
+    let exposed = found.config.as_ref().and_then(|config| config.exposed_ports.as_deref()).unwrap_or_default();
+    let mut ports: Vec<u16> = exposed.iter().filter_map(|port| port.strip_suffix("/tcp")?.parse().ok()).collect();
+    ports.sort_unstable();
+    ports.truncate(MAX_PORTS);
+    ports
+}
+
+/// Returns the entries of `/etc/hosts` for the services, as `name:address`.
+pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<String> {
+    if !network::needs_host_names(&job.network) {
+        return Vec::new();
+    }
+    let entries = services.iter().filter_map(|service| {
+        let address = service.address.as_ref()?;
+        let short = service.id.get(..SHORT_ID).unwrap_or(&service.id);
+        let names = service.aliases.iter().map(String::as_str).chain([short]);
+        Some(names.map(|name| format!("{name}:{address}")).collect::<Vec<_>>())
+    });
+    entries.flatten().collect()
+}
+
+/// Waits until each service accepts a connection from the build container. A service that does not is a warning in the log.
+pub(super) async fn wait_until_healthy(
+    engine: &Docker,
+    job: &DockerContainer,
+    build: &str,
+    services: &[Service],
+    context: &Context,
+) {
+    let limit = Duration::from_millis(job.service_timeout_ms);
+    if limit.is_zero() || services.is_empty() {
+        return;
+    }
+    let seconds = limit.as_secs();
+    context.print(&style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
+    join_all(services.iter().map(async |service| {
+        if let Err(error) = service.check(engine, build, limit).await {
+            let logs = service.logs(engine).await;
+            context.print(&error.block(&service.name, &logs));
+        }
+    }))
+    .await;
+}
+
+/// Reason why a service counts as unhealthy.
+#[derive(Debug)]
+struct Unhealthy {
+    message: String,
+    /// Messages of the check. `None` means that it did not run.
+    checked: Option<String>,
+}
+
+impl Unhealthy {
+    fn without_check(message: String) -> Self {
+        Self { message, checked: None }
+    }
+
+    /// Returns the lines for the log, whose wording and order are gitlab-runner's.
+    fn block(&self, name: &str, service_logs: &str) -> String {
+        let warning = format!("{}*** WARNING:{}", style::YELLOW, style::RESET);
+        let checked =
+            self.checked.as_ref().map(|logs| format!("\nHealth check container logs:\n{}\n", logs.trim_end()));
+        format!(
+            "\n{warning} Service {name} probably didn't start properly.\n\nHealth check error:\n{}\n{}\nService container logs:\n{}\n\n\
+             {}*********{}\n\n",
+            self.message,
+            checked.unwrap_or_default(),
+            service_logs.trim_end(),
+            style::YELLOW,
+            style::RESET
+        )
+    }
+}
+
+impl Service {
+    /// Connects to the service from the build container until it accepts a connection.
+    async fn check(&self, engine: &Docker, build: &str, limit: Duration) -> Result<(), Unhealthy> {
+        let name = &self.name;
+        let exited = |code| Unhealthy::without_check(format!("service \"{name}\" exited with code {code}"));
+        if let Some(code) = self.exited {
+            return Err(exited(code));
+        }
+        // Without an address, the service is in a network that the build container cannot reach, as configured.
+        let Some(address) = &self.address else { return Ok(()) };
+        if self.ports.is_empty() {
+            let message = format!(
+                "service \"{name}\" has no exposed ports; set {HEALTH_CHECK_PORT} in its variables to check one"
+            );
+            return Err(Unhealthy::without_check(message));
+        }
+        let ip =
+            address.parse().map_err(|_| Unhealthy::without_check(format!("{address:?} is not a valid address")))?;
+        let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
+        let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
+        let command = [command, vec![limit.as_millis().to_string()], targets.collect()].concat();
+        let checking = tokio::time::timeout(limit + REPORT_TIMEOUT, exec::run(engine, build, command));
+        let checked = tokio::select! {
+            checked = checking => checked,
+            code = self.wait_for_exit(engine) => return Err(exited(code)),
+        };
+        match checked {
+            Ok(Ok(checked)) if checked.succeeded => Ok(()),
+            Ok(Ok(checked)) => Err(Unhealthy {
+                message: format!("service \"{name}\" timeout"),
+                checked: Some(String::from_utf8_lossy(&checked.output).into_owned()),
+            }),
+            Ok(Err(error)) => Err(Unhealthy::without_check(reason(&error))),
+            Err(_) => Err(Unhealthy::without_check(format!("service \"{name}\" timeout"))),
+        }
+    }
+
+    /// Waits until the service has exited. Never returns if that cannot be known.
+    async fn wait_for_exit(&self, engine: &Docker) -> i64 {
+        use bollard::errors::Error::DockerContainerWaitError;
+        match engine.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
+            Some(Ok(end)) => end.status_code,
+            Some(Err(DockerContainerWaitError { code, .. })) => code,
+            Some(Err(_)) | None => std::future::pending().await,
+        }
+    }
+
+    /// Returns the end of the service's output.
+    async fn logs(&self, engine: &Docker) -> String {
+        let options = LogsOptions { stdout: true, stderr: true, tail: "1000".to_owned(), ..LogsOptions::default() };
+        let reading = exec::collect(Box::pin(engine.logs(&self.id, Some(options))));
+        match tokio::time::timeout(REPORT_TIMEOUT, reading).await {
+            Ok(Ok(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
+            Ok(Err(error)) => format!("failed to read the logs: {}", reason(&error)),
+            Err(_) => format!("failed to read the logs within {} s", REPORT_TIMEOUT.as_secs()),
+        }
+    }
+}
+
+/// Copies the output of the services to the log until the returned tasks are dropped (`CI_DEBUG_SERVICES`).
+pub(super) fn copy_logs(engine: &Docker, services: &[Service], context: &Arc<Context>) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    for service in services {
+        let options =
+            LogsOptions { follow: true, stdout: true, stderr: true, timestamps: true, ..LogsOptions::default() };
+        let mut output = Box::pin(engine.logs(&service.id, Some(options)));
+        let (prefix, context) = (service.aliases.join("-"), Arc::clone(context));
+        tasks.spawn(async move {
+            let mut incomplete = Vec::new();
+            while let Some(Ok(chunk)) = output.next().await {
+                incomplete.extend_from_slice(&chunk.into_bytes());
+                while let Some(end) = incomplete.iter().position(|byte| *byte == b'\n') {
+                    let line: Vec<u8> = incomplete.drain(..=end).collect();
+                    context.log().write(Stream::Output, &debug_line(&prefix, &line));
+                }
+                if incomplete.len() > MAX_OUTPUT_BYTES {
+                    context.log().write(Stream::Output, &debug_line(&prefix, &std::mem::take(&mut incomplete)));
+                }
+            }
+        });
+    }
+    tasks
+}
+
+fn debug_line(prefix: &str, line: &[u8]) -> Vec<u8> {
+    format!("\x1b[0;37m[service:{prefix}] {}{}\n", String::from_utf8_lossy(line.trim_ascii_end()), style::RESET)
+        .into_bytes()
+}

@@ -1,0 +1,267 @@
+//! A running build container: connections to its agent, and its end.
+
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use bollard::Docker;
+use bollard::errors::Error as ApiError;
+use bollard::query_parameters::{EventsOptions, WaitContainerOptions};
+use futures::StreamExt;
+use muster_agent_api::builtin::DockerContainer;
+use muster_agent_api::client::{AgentConnection, AgentError, Reach};
+use muster_agent_api::container::{DIAL, EXECUTABLE};
+use muster_steps::builtin::OpenTarget;
+use muster_steps::failure::Failure;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, sleep};
+
+use super::cleanup::Objects;
+use super::engine::{is_not_found, reason};
+use super::exec;
+use super::output::Output;
+use super::relay::Relay;
+
+/// Delay between two attempts to query the state of a container.
+const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
+/// Time without an answer of the engine after which the container counts as lost.
+const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// Maximum time from the end of a killed process to the engine's report.
+const EVENT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
+/// Exit code of a shell whose command was killed.
+const KILLED_EXIT_CODE: i32 = 137;
+/// Advice for a job that exceeds its memory limit.
+const MEMORY_REMEDY: &str = "raise `memory` in [runners.docker], or let the job use less";
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its first process exited. `None` means that the code is not known.
+    Exited { code: Option<i64>, out_of_memory: bool },
+    /// It was removed by someone else.
+    Removed,
+    /// The engine no longer answers.
+    EngineLost(String),
+}
+
+/// A running build container.
+#[derive(Debug)]
+pub(super) struct Container {
+    engine: Docker,
+    id: String,
+    name: String,
+    /// Image of the container, as the job names it.
+    pub(super) image: String,
+    project_dir: PathBuf,
+    /// Memory limit in bytes. `None` means no limit.
+    memory: Option<u64>,
+    objects: Objects,
+    /// Output of the container.
+    pub(super) output: Output,
+    /// Connection that was used last. `None` means that there was no connection yet.
+    connection: Mutex<Option<AgentConnection>>,
+    /// How the container ended. `None` means that it runs.
+    ended: watch::Receiver<Option<End>>,
+    watching: JoinHandle<()>,
+    /// Whether the engine reported that a process was killed because of the memory limit. `None` means that there is no limit.
+    out_of_memory: Option<OutOfMemory>,
+    /// Tasks that copy the output of services to the log of the job.
+    service_logs: JoinSet<()>,
+    /// Connections of the container to this machine. `None` if the job needs none.
+    relay: Option<Relay>,
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+impl Container {
+    /// Watches a container that was started.
+    pub(super) fn watch(engine: Docker, id: String, job: &DockerContainer, output: Output) -> Self {
+        let (report, ended) = watch::channel(None);
+        let (watched, watched_id) = (engine.clone(), id.clone());
+        let watching = tokio::spawn(async move {
+            let end = wait_for_end(&watched, &watched_id).await;
+            report.send_replace(Some(end));
+        });
+        let memory = job.build.host_config.get("Memory").and_then(serde_json::Value::as_u64);
+        let memory = memory.filter(|bytes| *bytes > 0);
+        Self {
+            out_of_memory: memory.map(|_| OutOfMemory::watch(&engine, &id)),
+            engine,
+            id,
+            name: job.build.name.clone(),
+            image: job.build.image.name.clone(),
+            project_dir: job.project_dir.clone().into(),
+            memory,
+            objects: Objects::of(job),
+            output,
+            connection: Mutex::default(),
+            ended,
+            watching,
+            service_logs: JoinSet::new(),
+            relay: None,
+        }
+    }
+
+    /// Waits until the container has ended. Cancel-safe.
+    pub(super) async fn end(&self) -> End {
+        let mut ended = self.ended.clone();
+        let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
+        end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
+    }
+
+    /// Keeps what belongs to the container until its end: the tasks that copy the output of services to the log of the job, and the relay.
+    pub(super) fn with_helpers(mut self, service_logs: JoinSet<()>, relay: Option<Relay>) -> Self {
+        (self.service_logs, self.relay) = (service_logs, relay);
+        self
+    }
+
+    /// Returns the ID of the container.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Stops watching the container.
+    pub(super) async fn stop_watching(mut self) {
+        self.watching.abort();
+        // An abort is not an error.
+        let _ = (&mut self.watching).await;
+    }
+
+    /// Returns a description of the end of the container.
+    pub(super) fn describe(&self, end: &End) -> String {
+        match end {
+            End::Exited { out_of_memory: true, .. } => match self.memory {
+                Some(bytes) => format!(
+                    "the job's container was killed because it exceeded its memory limit of {}; {MEMORY_REMEDY}",
+                    mebibytes(bytes)
+                ),
+                None => "the job's container was killed because the engine's machine ran out of memory".to_owned(),
+            },
+            End::Exited { code, out_of_memory: false } => {
+                let code = code.map_or_else(|| "an unknown code".to_owned(), |code| format!("code {code}"));
+                let tail = self.output.tail();
+                let tail = if tail.is_empty() { tail } else { format!("; the end of its output: {tail}") };
+                format!("the job's container exited with {code}{tail}")
+            }
+            End::Removed => format!("the job's container {} was removed", self.name),
+            End::EngineLost(reason) => format!("the Docker engine does not answer: {reason}"),
+        }
+    }
+}
+
+/// Watches whether the kernel kills a process of a container because of the memory limit.
+#[derive(Debug)]
+struct OutOfMemory {
+    reported: watch::Receiver<bool>,
+    watching: JoinHandle<()>,
+}
+
+impl Drop for OutOfMemory {
+    fn drop(&mut self) {
+        self.watching.abort();
+    }
+}
+
+impl OutOfMemory {
+    fn watch(engine: &Docker, id: &str) -> Self {
+        let filters =
+            [("container", id), ("event", "oom")].map(|(key, value)| (key.to_owned(), vec![value.to_owned()]));
+        let options = EventsOptions { filters: Some(filters.into()), ..EventsOptions::default() };
+        let (report, reported) = watch::channel(false);
+        let mut events = Box::pin(engine.events(Some(options)));
+        let watching = tokio::spawn(async move {
+            if let Some(Ok(_)) = events.next().await {
+                report.send_replace(true);
+            }
+        });
+        Self { reported, watching }
+    }
+
+    /// Returns whether a process was killed. The engine may report that a moment later than the agent.
+    async fn is_reported(&self) -> bool {
+        let mut reported = self.reported.clone();
+        let waiting = reported.wait_for(|reported| *reported);
+        tokio::time::timeout(EVENT_TIMEOUT, waiting).await.is_ok_and(|reported| reported.is_ok())
+    }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    const MEBIBYTE: u64 = 1024 * 1024;
+    if bytes.is_multiple_of(MEBIBYTE) { format!("{} MiB", bytes / MEBIBYTE) } else { format!("{bytes} bytes") }
+}
+
+/// Waits until the container has ended.
+async fn wait_for_end(engine: &Docker, id: &str) -> End {
+    let mut answered = Instant::now();
+    loop {
+        // The answer to this call is the end, but it may be lost, and Podman's answer may take longer than a call may take.
+        let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
+        match engine.inspect_container(id, None).await {
+            Ok(found) => {
+                answered = Instant::now();
+                let state = found.state.unwrap_or_default();
+                if state.running != Some(true) {
+                    return End::Exited { code: state.exit_code, out_of_memory: state.oom_killed == Some(true) };
+                }
+            }
+            Err(error) if is_not_found(&error) => return End::Removed,
+            Err(error) if answered.elapsed() >= SILENCE_TIMEOUT => return End::EngineLost(reason(&error)),
+            Err(error) => tracing::warn!(%error, container = id, "failed to query the state of a container, retrying"),
+        }
+        if !matches!(waited, Some(Err(ApiError::RequestTimeoutError))) {
+            sleep(RETRY_DELAY).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Reach for Container {
+    async fn reach(&self) -> Result<AgentConnection, AgentError> {
+        let known = self.connection.lock().clone().filter(|connection| !connection.is_suspect());
+        if let Some(connection) = known {
+            return Ok(connection);
+        }
+        let command = [EXECUTABLE].into_iter().chain(DIAL).map(str::to_owned);
+        let dialed = exec::connect(&self.engine, &self.id, command.collect()).await;
+        let dialed = dialed.map_err(|error| AgentError::NotReached(reason(&error).into()))?;
+        let opened = AgentConnection::from_stream(format!("container {}", self.name), dialed).await;
+        let connection = opened.map_err(|error| AgentError::NotReached(error.into()))?;
+        *self.connection.lock() = Some(connection.clone());
+        Ok(connection)
+    }
+}
+
+#[async_trait]
+impl OpenTarget for Container {
+    fn project_dir(&self) -> &Path {
+        &self.project_dir
+    }
+
+    async fn lost(&self) -> String {
+        self.describe(&self.end().await)
+    }
+
+    async fn explain(&self, failure: &Failure) -> Option<String> {
+        let is_killed =
+            failure.exit_code() == Some(KILLED_EXIT_CODE) || failure.to_string() == Failure::KILLED.to_string();
+        let (bytes, out_of_memory) = self.memory.zip(self.out_of_memory.as_ref()).filter(|_| is_killed)?;
+        out_of_memory.is_reported().await.then(|| {
+            format!(
+                "a process of the job was killed because the job's container exceeded its memory limit of {}; {MEMORY_REMEDY}",
+                mebibytes(bytes)
+            )
+        })
+    }
+
+    async fn close(&self) {
+        self.watching.abort();
+        *self.connection.lock() = None;
+        self.objects.remove(&self.engine).await;
+    }
+}

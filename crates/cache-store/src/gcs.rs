@@ -1,0 +1,77 @@
+//! Google Cloud Storage.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use muster_config::settings::{GcsCredentials, GcsSettings};
+use object_store::StaticCredentialProvider;
+use object_store::gcp::{
+    GcpCredential, GcpSigningCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, ServiceAccountKey,
+};
+use object_store::path::Path;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use url::Url;
+
+use crate::http::{Transport, retries};
+use crate::{CacheStoreError, SignedUpload, UploadOptions, metadata, object_path, owned, sign};
+
+const DEFAULT_DOMAIN: &str = "googleapis.com";
+/// Characters that are escaped in the path of a URL.
+const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+
+/// A bucket.
+#[derive(Debug)]
+pub(crate) struct Gcs(GoogleCloudStorage);
+
+impl Gcs {
+    pub(crate) fn open(settings: &GcsSettings) -> Result<Self, CacheStoreError> {
+        let domain = settings.domain.as_deref().unwrap_or(DEFAULT_DOMAIN);
+        let builder = GoogleCloudStorageBuilder::new()
+            .with_http_connector(Transport::new()?)
+            .with_retry(retries())
+            .with_bucket_name(&settings.bucket)
+            .with_base_url(&format!("https://storage.{domain}"));
+        let builder = match &settings.credentials {
+            GcsCredentials::Default => match std::env::var("GOOGLE_APPLICATION_CREDENTIALS") {
+                Ok(path) if !path.is_empty() => builder.with_application_credentials(path),
+                _ => builder,
+            },
+            GcsCredentials::File(path) => builder.with_service_account_path(path.to_string_lossy()),
+            GcsCredentials::Key { account, private_key } => {
+                let key = ServiceAccountKey::from_pem(private_key.expose().as_bytes())?;
+                let signing = GcpSigningCredential { email: account.clone(), private_key: Some(key) };
+                builder
+                    .with_signing_credentials(Arc::new(StaticCredentialProvider::new(signing)))
+                    // Only requests by the manager itself would need a token.
+                    .with_credentials(Arc::new(StaticCredentialProvider::new(GcpCredential { bearer: String::new() })))
+            }
+        };
+        Ok(Self(builder.build()?))
+    }
+
+    pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+        sign(&self.0, method, &escaped(name)?, expires_in, &[]).await
+    }
+
+    pub(crate) async fn upload(
+        &self,
+        name: &str,
+        expires_in: Duration,
+        options: UploadOptions<'_>,
+    ) -> Result<SignedUpload, CacheStoreError> {
+        let mut headers = Vec::new();
+        if options.max_bytes > 0 {
+            headers.push(("x-goog-content-length-range", format!("0,{}", options.max_bytes)));
+        }
+        headers.extend(metadata("x-goog-meta-cachekey", options.cache_key));
+        let url = sign(&self.0, Method::PUT, &escaped(name)?, expires_in, &headers).await?;
+        Ok(SignedUpload { url, headers: owned(headers) })
+    }
+}
+
+/// Returns the path of an object as it is written in a URL. The signer does not escape it.
+fn escaped(name: &str) -> Result<Path, CacheStoreError> {
+    object_path(name)?;
+    object_path(&utf8_percent_encode(name, &ESCAPED).to_string())
+}

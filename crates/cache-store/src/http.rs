@@ -1,0 +1,97 @@
+//! HTTP client of the stores: for credentials and roles. The objects themselves are transferred by agents.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::uri::Scheme;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+
+use crate::CacheStoreError;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of an answer.
+const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+
+/// Returns how often requests for credentials are retried. A job waits for them.
+pub(crate) fn retries() -> RetryConfig {
+    let backoff =
+        BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(1), base: 2.0 };
+    RetryConfig { backoff, max_retries: 2, retry_timeout: Duration::from_secs(8) }
+}
+
+/// HTTP client with the manager's certificates and proxies.
+#[derive(Debug, Clone)]
+pub(crate) struct Transport {
+    proxied: reqwest::Client,
+    /// Client for HTTP without TLS: the metadata services of machines, which no proxy reaches.
+    direct: reqwest::Client,
+}
+
+impl Transport {
+    pub(crate) fn new() -> Result<Self, CacheStoreError> {
+        let client = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(REQUEST_TIMEOUT);
+        Ok(Self {
+            proxied: client().build().map_err(CacheStoreError::Client)?,
+            direct: client().no_proxy().build().map_err(CacheStoreError::Client)?,
+        })
+    }
+
+    /// Sends a request and reads the answer.
+    pub(crate) async fn send(&self, request: HttpRequest) -> Result<http::Response<Vec<u8>>, HttpError> {
+        let (parts, body) = request.into_parts();
+        let client = if parts.uri.scheme() == Some(&Scheme::HTTP) { &self.direct } else { &self.proxied };
+        let body = body.as_bytes().cloned().unwrap_or_default();
+        let call = client.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
+        let mut response = call.send().await.map_err(error)?;
+        let mut answer = http::Response::new(Vec::new());
+        *answer.status_mut() = response.status();
+        *answer.headers_mut() = std::mem::take(response.headers_mut());
+        while let Some(chunk) = response.chunk().await.map_err(error)? {
+            answer.body_mut().extend_from_slice(&chunk);
+            if answer.body().len() > MAX_ANSWER_BYTES {
+                let message = format!("the answer is longer than {MAX_ANSWER_BYTES} bytes");
+                return Err(HttpError::new_boxed(HttpErrorKind::Decode, message.into()));
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Returns the region of a bucket, which Amazon tells everyone. `None` if it cannot be reached.
+    pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
+        let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
+        let answer = call.send().await;
+        let answer = answer
+            .inspect_err(
+                |error| tracing::warn!(%error, "failed to query the region of the cache's bucket, using us-east-1"),
+            )
+            .ok()?;
+        Some(answer.headers().get("x-amz-bucket-region")?.to_str().ok()?.to_owned())
+    }
+}
+
+#[async_trait]
+impl HttpService for Transport {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        Ok(self.send(request).await?.map(Into::into))
+    }
+}
+
+impl HttpConnector for Transport {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+fn error(error: reqwest::Error) -> HttpError {
+    let kind = match () {
+        () if error.is_timeout() => HttpErrorKind::Timeout,
+        () if error.is_connect() => HttpErrorKind::Connect,
+        () if error.is_decode() => HttpErrorKind::Decode,
+        () => HttpErrorKind::Request,
+    };
+    HttpError::new(kind, error.without_url())
+}

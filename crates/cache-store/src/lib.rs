@@ -1,0 +1,196 @@
+//! Signs the URLs by which jobs reach their caches in an object store (docs/spec/job-execution.md, section 10.5).
+//!
+//! ```text
+//! [runners.cache] --CacheStore::open--> signer (S3, Google Cloud Storage, Azure) --sign--> URL + headers --plan--> agent
+//! ```
+//!
+//! The manager has the keys of the store. An agent gets URLs that are valid for one object, one method and the time of its job, so no
+//! job can read or change the caches of another project.
+
+mod azure;
+mod gcs;
+mod http;
+mod role;
+mod s3;
+mod stores;
+
+use std::time::Duration;
+
+use ::http::Method;
+use object_store::path::Path;
+use object_store::signer::Signer;
+use url::Url;
+
+use muster_config::settings::CacheStoreSettings;
+
+pub use stores::CacheStores;
+
+/// Longest time for which S3 and Google Cloud Storage sign a URL.
+const MAX_EXPIRY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Longest value of a metadata header. The stores have limits between 2 and 8 KiB for all metadata.
+const MAX_METADATA_BYTES: usize = 1024;
+
+/// Reason why no URL can be signed.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheStoreError {
+    /// The settings are not valid, or the store does not give credentials.
+    #[error("the object store of caches cannot be used")]
+    Store(#[from] object_store::Error),
+    /// The address of the server is not valid.
+    #[error("`{0}` is not a valid server address; set ServerAddress of [runners.cache.s3] to host or host:port")]
+    Server(String),
+    /// The address of the storage account is not valid.
+    #[error(
+        "`{0}` is not a valid address; check AccountName, ContainerName and StorageDomain of [runners.cache.azure]"
+    )]
+    AzureAddress(String),
+    /// The key of the storage account is not valid.
+    #[error("AccountKey of [runners.cache.azure] is not valid Base64")]
+    AzureKey,
+    /// The name of the object is not valid.
+    #[error("`{0}` is not a valid name of an object; choose another cache key")]
+    Name(String),
+    /// A role was not assumed.
+    #[error("failed to assume the role {role}: {reason}")]
+    Role {
+        /// ARN of the role.
+        role: String,
+        /// Reason, from the answer of the server.
+        reason: String,
+    },
+    /// The HTTP client cannot be created.
+    #[error("failed to create the HTTP client")]
+    Client(#[source] reqwest::Error),
+    /// The store did not give credentials in time.
+    #[error("the object store of caches gave no credentials within {} s", stores::SIGN_TIMEOUT.as_secs())]
+    Timeout,
+}
+
+/// URL for an upload, with the headers that the upload must have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SignedUpload {
+    /// URL for PUT.
+    pub url: Url,
+    /// Names and values of headers.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Upload for which a URL is signed.
+#[derive(Debug, Clone, Copy)]
+pub struct UploadOptions<'a> {
+    /// Human-readable key of the cache, for the metadata of the object.
+    pub cache_key: &'a str,
+    /// Maximum size in bytes. 0 means no limit.
+    pub max_bytes: u64,
+}
+
+/// An object store that signs URLs.
+#[derive(Debug)]
+pub struct CacheStore(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    S3(s3::S3),
+    Gcs(gcs::Gcs),
+    Azure(Box<azure::Azure>),
+}
+
+impl CacheStore {
+    /// Opens a store. Only Amazon's S3 without a region is asked, for the region of the bucket.
+    ///
+    /// # Errors
+    /// [`CacheStoreError`] if the settings are not valid.
+    pub async fn open(settings: &CacheStoreSettings) -> Result<Self, CacheStoreError> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        Ok(Self(match settings {
+            CacheStoreSettings::S3(settings) => Kind::S3(s3::S3::open(settings, &variable).await?),
+            CacheStoreSettings::Gcs(settings) => Kind::Gcs(gcs::Gcs::open(settings)?),
+            CacheStoreSettings::Azure(settings) => Kind::Azure(Box::new(azure::Azure::open(settings)?)),
+        }))
+    }
+
+    /// Returns the URL to download an object.
+    ///
+    /// # Errors
+    /// [`CacheStoreError`] if the name is not valid or there are no credentials.
+    pub async fn download_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+        self.read(Method::GET, name, expires_in).await
+    }
+
+    /// Returns the URL to query the age of an object.
+    ///
+    /// # Errors
+    /// As for [`Self::download_url`].
+    pub async fn head_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+        self.read(Method::HEAD, name, expires_in).await
+    }
+
+    async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
+        let expires_in = expires_in.min(MAX_EXPIRY);
+        match &self.0 {
+            Kind::S3(store) => store.read(method, name, expires_in).await,
+            Kind::Gcs(store) => store.read(method, name, expires_in).await,
+            Kind::Azure(store) => store.read(name, expires_in).await,
+        }
+    }
+
+    /// Returns the URL to upload an object.
+    ///
+    /// # Errors
+    /// As for [`Self::download_url`].
+    pub async fn upload_url(
+        &self,
+        name: &str,
+        expires_in: Duration,
+        options: UploadOptions<'_>,
+    ) -> Result<SignedUpload, CacheStoreError> {
+        let expires_in = expires_in.min(MAX_EXPIRY);
+        match &self.0 {
+            Kind::S3(store) => store.upload(name, expires_in, options).await,
+            Kind::Gcs(store) => store.upload(name, expires_in, options).await,
+            Kind::Azure(store) => store.upload(name, expires_in, options).await,
+        }
+    }
+}
+
+/// Returns the path of an object with exactly this name.
+fn object_path(name: &str) -> Result<Path, CacheStoreError> {
+    Path::parse(name)
+        .ok()
+        .filter(|path| path.as_ref() == name && !name.is_empty())
+        .ok_or_else(|| CacheStoreError::Name(name.to_owned()))
+}
+
+/// Signs a URL that needs these headers.
+async fn sign(
+    signer: &dyn Signer,
+    method: Method,
+    path: &Path,
+    expires_in: Duration,
+    headers: &[(&'static str, String)],
+) -> Result<Url, CacheStoreError> {
+    let mut options = object_store::signer::SignedUrlOptions::new();
+    for (name, value) in headers {
+        let Ok(value) = ::http::HeaderValue::from_str(value) else { continue };
+        options = options.with_signed_header(::http::HeaderName::from_static(name), value);
+    }
+    Ok(signer.signed_url_opts(method, path, expires_in, &options).await?)
+}
+
+/// Returns the metadata header with the human-readable key of the cache. `None` if a header cannot contain the key.
+fn metadata(name: &'static str, cache_key: &str) -> Option<(&'static str, String)> {
+    let fits = cache_key.len() <= MAX_METADATA_BYTES
+        && !cache_key.is_empty()
+        && cache_key.trim() == cache_key
+        && !cache_key.contains("  ")
+        && cache_key.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+    fits.then(|| (name, cache_key.to_owned()))
+}
+
+/// Returns headers with owned names.
+fn owned(headers: Vec<(&'static str, String)>) -> Vec<(String, String)> {
+    headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,219 @@
+//! Signed URLs at servers: Azurite verifies signatures; moto has Amazon's S3, roles and the metadata service of machines, but does not
+//! verify signatures.
+//!
+//! The signatures for S3 and Google Cloud Storage are compared with those of Amazon's and Google's own libraries.
+
+use std::sync::Arc;
+
+use muster_test_needs::object_stores::{AZURITE_ACCOUNT, AZURITE_KEY, Server, azurite, moto, python_program};
+use object_store::azure::{AzureAuthorizer, AzureCredential};
+use object_store::client::HttpRequest;
+use reqwest::StatusCode;
+
+use super::*;
+
+/// Names of objects: those of ordinary keys, and one with characters that have a meaning in URLs.
+const NAMES: [&str; 2] = ["runner/abc/project/5/deps-main-protected", "project/5/test job/größe #1+2 50%?=&"];
+
+fn settings(server: &Server) -> S3Settings {
+    S3Settings { server: Some(server.address.clone()), insecure: true, ..s3() }
+}
+
+async fn put(upload: &SignedUpload, body: &str) -> StatusCode {
+    let call = reqwest::Client::new().put(upload.url.clone()).body(body.to_owned());
+    let call = upload.headers.iter().fold(call, |call, (name, value)| call.header(name, value));
+    call.send().await.unwrap().status()
+}
+
+async fn get(url: Url) -> (StatusCode, String) {
+    let answer = reqwest::get(url).await.unwrap();
+    (answer.status(), answer.text().await.unwrap())
+}
+
+async fn status_of_head(url: Url) -> StatusCode {
+    reqwest::Client::new().head(url).send().await.unwrap().status()
+}
+
+fn options() -> UploadOptions<'static> {
+    UploadOptions { cache_key: "deps main", max_bytes: 1000 }
+}
+
+/// Uploads an object, asks for it and downloads it, under ordinary and extraordinary names.
+async fn transfers(store: &CacheStore) {
+    for name in NAMES {
+        assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::NOT_FOUND, "{name}");
+        let upload = store.upload_url(name, HOUR, options()).await.unwrap();
+        let status = put(&upload, name).await;
+        assert!(status.is_success(), "{name}: {status}");
+        assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::OK, "{name}");
+        assert_eq!(get(store.download_url(name, HOUR).await.unwrap()).await, (StatusCode::OK, name.to_owned()));
+    }
+}
+
+/// Prints what the library of a store's owner signs.
+fn signed_by_library(job: &serde_json::Value) -> Option<String> {
+    let output = python_program("python3")?.args(["-c", include_str!("libraries.py")]).arg(job.to_string()).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+}
+
+/// Returns all URLs that a store signs, with the method and the headers of each.
+async fn all_urls(store: &CacheStore, name: &str) -> Vec<(&'static str, Url, serde_json::Value)> {
+    let upload = store.upload_url(name, HOUR, options()).await.unwrap();
+    let headers = upload.headers.into_iter().map(|(name, value)| (name, value.into())).collect();
+    vec![
+        ("GET", store.download_url(name, HOUR).await.unwrap(), serde_json::json!({})),
+        ("HEAD", store.head_url(name, HOUR).await.unwrap(), serde_json::json!({})),
+        ("PUT", upload.url, serde_json::Value::Object(headers)),
+    ]
+}
+
+#[tokio::test]
+async fn signatures_of_s3_are_those_of_amazons_library() {
+    let encrypted = S3Settings { encryption: Some(S3Encryption::Kms(Some("arn:k".to_owned()))), ..s3() };
+    let store = open(CacheStoreSettings::S3(encrypted)).await;
+    for name in NAMES {
+        for (method, url, headers) in all_urls(&store, name).await {
+            let (unsigned, signature) = url.as_str().split_once("&X-Amz-Signature=").unwrap();
+            let time = &query(&url)["X-Amz-Date"];
+            let job = serde_json::json!({
+                "store": "s3", "method": method, "url": unsigned, "headers": headers, "time": time,
+                "key": "AKID", "secret": "the-secret", "region": "us-east-1",
+            });
+            let Some(expected) = signed_by_library(&job) else { return };
+            assert_eq!(signature, expected, "{method} {url}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn signatures_of_google_are_those_of_googles_library() {
+    let credentials = GcsCredentials::Key { account: "me".to_owned(), private_key: Secret::new(private_key()) };
+    let settings = GcsSettings { bucket: "bucket".to_owned(), credentials, domain: None };
+    let store = open(CacheStoreSettings::Gcs(settings)).await;
+    for name in NAMES {
+        for (method, url, headers) in all_urls(&store, name).await {
+            let job = serde_json::json!({
+                "store": "gcs", "method": method, "path": url.path(), "headers": headers, "expires": HOUR.as_secs(),
+                "time": query(&url)["X-Goog-Date"], "key": "me", "secret": private_key(),
+            });
+            let Some(expected) = signed_by_library(&job) else { return };
+            let expected = Url::parse(&expected).unwrap();
+            assert_eq!((url.path(), query(&url)), (expected.path(), query(&expected)), "{method} {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn s3_server_stores_objects_under_their_exact_names() {
+    let Some(server) = moto() else { return };
+    create_bucket(&server).await;
+    transfers(&open(CacheStoreSettings::S3(settings(&server))).await).await;
+    let listing = get(format!("{}/bucket", server.url()).parse().unwrap()).await.1;
+    let listing = roxmltree::Document::parse(&listing).unwrap();
+    let keys = listing.descendants().filter(|node| node.tag_name().name() == "Key").filter_map(|node| node.text());
+    let mut keys: Vec<&str> = keys.collect();
+    keys.sort_unstable();
+    assert_eq!(keys, [NAMES[1], NAMES[0]]);
+}
+
+#[tokio::test]
+async fn azure_server_accepts_the_signatures() {
+    let Some(server) = azurite() else { return };
+    let account = format!("{}/{AZURITE_ACCOUNT}", server.url());
+    let key = object_store::azure::AzureAccessKey::try_new(AZURITE_KEY).unwrap();
+    let mut create = HttpRequest::new(String::new().into());
+    *create.method_mut() = Method::PUT;
+    *create.uri_mut() = format!("{account}/caches?restype=container").parse().unwrap();
+    create.headers_mut().insert("content-length", ::http::HeaderValue::from_static("0"));
+    AzureAuthorizer::new(&AzureCredential::AccessKey(key), AZURITE_ACCOUNT).try_authorize(&mut create).unwrap();
+    let answer = http::Transport::new().unwrap().send(create).await.unwrap();
+    assert!(answer.status().is_success(), "{}", String::from_utf8_lossy(answer.body()));
+    let settings = AzureSettings {
+        account: AZURITE_ACCOUNT.to_owned(),
+        key: Some(Secret::new(AZURITE_KEY)),
+        container: "caches".to_owned(),
+        domain: None,
+    };
+    let store = CacheStore(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
+    transfers(&store).await;
+    for name in NAMES {
+        // A URL for reading cannot be used for writing, nor for another object.
+        let upload = store.upload_url(name, HOUR, options()).await.unwrap();
+        let download = store.download_url(name, HOUR).await.unwrap();
+        let write = SignedUpload { url: download.clone(), headers: upload.headers.clone() };
+        assert_eq!(put(&write, "replaced").await, StatusCode::FORBIDDEN, "{name}");
+        let mut other = download.clone();
+        other.set_path(&format!("{}x", download.path()));
+        assert_eq!(get(other).await.0, StatusCode::FORBIDDEN, "{name}");
+        assert_eq!(get(upload.url).await.0, StatusCode::FORBIDDEN, "{name}");
+    }
+}
+
+async fn create_bucket(server: &Server) {
+    let answer = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
+    assert!(answer.status().is_success(), "{answer:?}");
+}
+
+#[tokio::test]
+async fn upload_has_the_encryption_and_the_metadata_at_the_server() {
+    let Some(server) = moto() else { return };
+    create_bucket(&server).await;
+    let encrypted = S3Settings { encryption: Some(S3Encryption::S3), ..settings(&server) };
+    let store = open(CacheStoreSettings::S3(encrypted)).await;
+    assert_eq!(put(&store.upload_url("a", HOUR, options()).await.unwrap(), "content").await, StatusCode::OK);
+    let answer = reqwest::get(store.download_url("a", HOUR).await.unwrap()).await.unwrap();
+    let header = |name: &str| answer.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+    assert_eq!(header("x-amz-server-side-encryption").as_deref(), Some("AES256"));
+    assert_eq!(header("x-amz-meta-cachekey").as_deref(), Some("deps main"));
+}
+
+#[tokio::test]
+async fn role_is_assumed_once_for_several_urls() {
+    let Some(server) = moto() else { return };
+    create_bucket(&server).await;
+    let role = "arn:aws:iam::123456789012:role/cache";
+    let address = server.url();
+    let variable = |name: &str| (name == "AWS_ENDPOINT_URL_STS").then(|| address.clone());
+    let store =
+        |settings: S3Settings| async move { CacheStore(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap())) };
+    let with_role = store(S3Settings { role: Some(role.to_owned()), ..settings(&server) }).await;
+    let token = |url: &Url| query(url).get("X-Amz-Security-Token").cloned();
+    let first = with_role.download_url("a", HOUR).await.unwrap();
+    assert!(token(&first).is_some(), "{first}");
+    assert_ne!(query(&first)["X-Amz-Credential"].split('/').next(), Some("AKID"));
+    let second = with_role.upload_url("a", HOUR, options()).await.unwrap();
+    assert_eq!(token(&first), token(&second.url), "the credentials are cached");
+    assert_eq!(put(&second, "content").await, StatusCode::OK);
+    let uploads = store(S3Settings { upload_role: Some(role.to_owned()), ..settings(&server) }).await;
+    assert_eq!(token(&uploads.download_url("a", HOUR).await.unwrap()), None);
+    assert!(token(&uploads.upload_url("a", HOUR, options()).await.unwrap().url).is_some());
+    let unreachable = |name: &str| (name == "AWS_ENDPOINT_URL_STS").then(|| "http://127.0.0.1:9".to_owned());
+    let settings = S3Settings { role: Some(role.to_owned()), ..settings(&server) };
+    let store = CacheStore(Kind::S3(s3::S3::open(&settings, &unreachable).await.unwrap()));
+    let error = muster_job::error_chain(&store.download_url("a", HOUR).await.unwrap_err());
+    assert!(error.contains("failed to assume the role arn:aws:iam::123456789012:role/cache"), "{error}");
+}
+
+#[tokio::test]
+async fn credentials_of_the_machine_are_used_without_an_access_key() {
+    let Some(server) = moto() else { return };
+    let address = server.url();
+    let variable = |name: &str| (name == "AWS_EC2_METADATA_SERVICE_ENDPOINT").then(|| address.clone());
+    let settings = S3Settings { access_key: None, ..settings(&server) };
+    let store = CacheStore(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap()));
+    let url = store.download_url("a", HOUR).await.unwrap();
+    assert!(query(&url).contains_key("X-Amz-Security-Token"), "{url}");
+}
+
+#[tokio::test]
+async fn machine_without_metadata_service_is_an_error_in_bounded_time() {
+    let settings = CacheStoreSettings::S3(S3Settings { access_key: None, ..s3() });
+    let variable = |name: &str| (name == "AWS_EC2_METADATA_SERVICE_ENDPOINT").then(|| "http://127.0.0.1:9".to_owned());
+    let CacheStoreSettings::S3(s3_settings) = &settings else { return };
+    let store = Arc::new(CacheStore(Kind::S3(s3::S3::open(s3_settings, &variable).await.unwrap())));
+    let began = std::time::Instant::now();
+    store.download_url("a", HOUR).await.unwrap_err();
+    assert!(began.elapsed() < stores::SIGN_TIMEOUT, "{:?}", began.elapsed());
+}

@@ -1,0 +1,193 @@
+//! Reads `[runners.cache]`.
+
+use muster_job::Secret;
+
+use super::tree::Table;
+use crate::settings::{
+    AzureSettings, CacheSettings, CacheStoreSettings, GcsCredentials, GcsSettings, S3AccessKey, S3Encryption,
+    S3Settings,
+};
+
+/// Host with which gitlab-runner's documentation writes Amazon's server. The server of the bucket's region is used for it.
+const AMAZON: &str = "s3.amazonaws.com";
+
+/// Returns the settings of a runner's caches. Incomplete settings of a store have a problem (C060), and mean caches without a store.
+pub(super) fn read(runner: &Table) -> CacheSettings {
+    let Some(cache) = runner.table("cache") else { return CacheSettings::default() };
+    let store = match cache.str("Type").unwrap_or_default() {
+        "s3" => cache.table("s3").and_then(s3).map(CacheStoreSettings::S3),
+        "gcs" => cache.table("gcs").and_then(gcs).map(CacheStoreSettings::Gcs),
+        "azure" => cache.table("azure").and_then(azure).map(CacheStoreSettings::Azure),
+        _ => None,
+    };
+    CacheSettings {
+        store,
+        path: cache.str("Path").unwrap_or_default().to_owned(),
+        shared: cache.bool("Shared").unwrap_or_default(),
+        max_archive_bytes: cache.int("MaxUploadedArchiveSize").and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
+    }
+}
+
+/// Returns the value of a key. `None` if it is missing or empty.
+fn text(table: &Table, key: &str) -> Option<String> {
+    table.str(key).filter(|value| !value.is_empty()).map(str::to_owned)
+}
+
+fn secret(table: &Table, key: &str) -> Option<Secret> {
+    text(table, key).map(Secret::new)
+}
+
+fn s3(table: &Table) -> Option<S3Settings> {
+    let key = secret(table, "AccessKey").zip(secret(table, "SecretKey"));
+    let access_key = key.filter(|_| has_access_key(table)).map(|(id, secret_key)| S3AccessKey {
+        id,
+        secret: secret_key,
+        session: secret(table, "SessionToken"),
+    });
+    Some(S3Settings {
+        server: text(table, "ServerAddress").filter(|server| server != AMAZON),
+        insecure: table.bool("Insecure").unwrap_or_default(),
+        bucket: text(table, "BucketName")?,
+        region: text(table, "BucketLocation"),
+        access_key,
+        encryption: encryption(table),
+        dual_stack: table.bool("DualStack"),
+        path_style: table.bool("PathStyle"),
+        accelerate: table.bool("Accelerate").unwrap_or_default(),
+        role: text(table, "RoleARN"),
+        upload_role: text(table, "UploadRoleARN"),
+    })
+}
+
+/// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the role of the machine is used.
+///
+/// As in gitlab-runner, a key without `ServerAddress` counts only if `AuthenticationType` says so.
+pub(super) fn has_access_key(s3: &Table) -> bool {
+    match s3.str("AuthenticationType").map(str::to_ascii_lowercase).as_deref() {
+        Some("access-key") => true,
+        Some("iam") => false,
+        _ => ["ServerAddress", "AccessKey", "SecretKey"].iter().all(|key| text(s3, key).is_some()),
+    }
+}
+
+/// Returns the encryption of objects. An unknown one means none, and has a problem (C060).
+fn encryption(s3: &Table) -> Option<S3Encryption> {
+    let key = || text(s3, "ServerSideEncryptionKeyID");
+    match s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase().as_str() {
+        "S3" | "AES256" => Some(S3Encryption::S3),
+        "KMS" | "AWS:KMS" => Some(S3Encryption::Kms(key())),
+        "DSSE-KMS" | "AWS:KMS:DSSE" => Some(S3Encryption::DsseKms(key())),
+        _ => None,
+    }
+}
+
+fn gcs(table: &Table) -> Option<GcsSettings> {
+    let credentials = match (text(table, "CredentialsFile"), text(table, "AccessID"), secret(table, "PrivateKey")) {
+        (Some(file), ..) => GcsCredentials::File(file.into()),
+        (None, Some(account), Some(private_key)) => GcsCredentials::Key { account, private_key },
+        _ => GcsCredentials::Default,
+    };
+    Some(GcsSettings { bucket: text(table, "BucketName")?, credentials, domain: text(table, "UniverseDomain") })
+}
+
+fn azure(table: &Table) -> Option<AzureSettings> {
+    Some(AzureSettings {
+        account: text(table, "AccountName")?,
+        key: secret(table, "AccountKey"),
+        container: text(table, "ContainerName")?,
+        domain: text(table, "StorageDomain"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::from_file::{SettingsContext, settings};
+
+    fn cache(text: &str) -> CacheSettings {
+        let runner = "[[runners]]\nname = \"a\"\nurl = \"https://g.example\"\ntoken = \"t\"\nexecutor = \"shell\"\n";
+        let config = crate::parse(&format!("{runner}[runners.cache]\n{text}\n"), &crate::HostFacts::default());
+        settings(&config.config.unwrap(), &SettingsContext::default()).runners[0].cache.clone()
+    }
+
+    fn s3(text: &str) -> S3Settings {
+        match cache(&format!("Type = \"s3\"\n[runners.cache.s3]\nBucketName = \"b\"\n{text}")).store {
+            Some(CacheStoreSettings::S3(settings)) => settings,
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn runner_without_type_or_with_incomplete_store_has_local_caches() {
+        for text in [
+            "",
+            "Path = \"p\"\n[runners.cache.s3]\nBucketName = \"b\"",
+            "Type = \"s3\"",
+            "Type = \"s3\"\n[runners.cache.s3]\nServerAddress = \"s\"",
+            "Type = \"gcs\"\n[runners.cache.s3]\nBucketName = \"b\"",
+            "Type = \"azure\"\n[runners.cache.azure]\nContainerName = \"c\"",
+            "Type = \"s4\"",
+        ] {
+            assert_eq!(cache(text).store, None, "{text}");
+        }
+        assert!(cache("").is_default());
+        let all = cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5");
+        assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes), ("p", true, 5));
+    }
+
+    #[test]
+    fn access_key_counts_with_a_server_or_if_the_type_says_so() {
+        let keys = "AccessKey = \"k\"\nSecretKey = \"s\"\nSessionToken = \"t\"\n";
+        let key = s3(&format!("{keys}ServerAddress = \"minio:9000\"")).access_key.unwrap();
+        assert_eq!((key.id.expose(), key.secret.expose(), key.session.unwrap().expose()), ("k", "s", "t"));
+        assert_eq!(s3(keys).access_key, None, "without a server, gitlab-runner uses the role of the machine");
+        assert!(s3(&format!("{keys}AuthenticationType = \"Access-Key\"")).access_key.is_some());
+        assert_eq!(s3(&format!("{keys}ServerAddress = \"minio:9000\"\nAuthenticationType = \"iam\"")).access_key, None);
+        assert_eq!(s3("ServerAddress = \"minio:9000\"\nAccessKey = \"k\"").access_key, None);
+        let amazon = s3(&format!("{keys}ServerAddress = \"s3.amazonaws.com\""));
+        assert!(amazon.access_key.is_some() && amazon.server.is_none(), "{amazon:?}");
+    }
+
+    #[test]
+    fn encryption_has_the_names_of_both_adapters_of_gitlab_runner() {
+        let key = || Some("arn:key".to_owned());
+        for (name, expected) in [
+            ("S3", Some(S3Encryption::S3)),
+            ("aes256", Some(S3Encryption::S3)),
+            ("KMS", Some(S3Encryption::Kms(key()))),
+            ("aws:kms", Some(S3Encryption::Kms(key()))),
+            ("DSSE-KMS", Some(S3Encryption::DsseKms(key()))),
+            ("aws:kms:dsse", Some(S3Encryption::DsseKms(key()))),
+            ("rot13", None),
+        ] {
+            let text = format!("ServerSideEncryption = \"{name}\"\nServerSideEncryptionKeyID = \"arn:key\"");
+            assert_eq!(s3(&text).encryption, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn credentials_file_of_gcs_wins_over_the_key() {
+        let gcs = |text: &str| match cache(&format!("Type = \"gcs\"\n[runners.cache.gcs]\nBucketName = \"b\"\n{text}"))
+            .store
+        {
+            Some(CacheStoreSettings::Gcs(settings)) => settings.credentials,
+            other => panic!("{text}: {other:?}"),
+        };
+        let pair = "AccessID = \"a@b\"\nPrivateKey = \"key\"\n";
+        assert_eq!(gcs(""), GcsCredentials::Default);
+        assert_eq!(gcs("AccessID = \"a@b\""), GcsCredentials::Default);
+        let key = GcsCredentials::Key { account: "a@b".to_owned(), private_key: Secret::new("key") };
+        assert_eq!(gcs(pair), key);
+        assert_eq!(gcs(&format!("{pair}CredentialsFile = \"/k.json\"")), GcsCredentials::File("/k.json".into()));
+    }
+
+    #[test]
+    fn settings_of_a_store_survive_state_log() {
+        let key =
+            "ServerAddress = \"minio:9000\"\nAccessKey = \"k\"\nSecretKey = \"s\"\nServerSideEncryption = \"KMS\"";
+        let settings = cache(&format!("Type = \"s3\"\nShared = true\n[runners.cache.s3]\nBucketName = \"b\"\n{key}"));
+        let text = serde_json::to_string(&settings).unwrap();
+        assert_eq!(serde_json::from_str::<CacheSettings>(&text).unwrap(), settings);
+        assert!(!format!("{settings:?}").contains("\"s\""), "{settings:?}");
+    }
+}

@@ -1,0 +1,136 @@
+//! `[runners.cache]`: the object store that shares the caches of jobs among machines (docs/spec/job-execution.md, section 10.5).
+
+use std::path::PathBuf;
+
+use muster_job::Secret;
+use serde::{Deserialize, Serialize};
+
+/// Settings of the caches of a runner's jobs.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheSettings {
+    /// Store of the caches. `None` means that each machine has its own caches.
+    pub store: Option<CacheStoreSettings>,
+    /// Prefix of the names of objects.
+    pub path: String,
+    /// Whether all runners share one cache for each project and key.
+    pub shared: bool,
+    /// Maximum size of an archive in bytes. A larger one is stored only on the machine of the job. 0 means no limit.
+    pub max_archive_bytes: u64,
+}
+
+impl CacheSettings {
+    /// Returns whether these are the settings of a runner without `[runners.cache]`.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Object store of caches, by the `Type` of `[runners.cache]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheStoreSettings {
+    /// Amazon S3, or a server with its protocol.
+    S3(S3Settings),
+    /// Google Cloud Storage.
+    Gcs(GcsSettings),
+    /// Azure Blob Storage.
+    Azure(AzureSettings),
+}
+
+/// `[runners.cache.s3]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct S3Settings {
+    /// Host and optional port of the server. `None` means Amazon's server of the region.
+    pub server: Option<String>,
+    /// Whether the server is reached by HTTP without TLS.
+    pub insecure: bool,
+    /// Bucket.
+    pub bucket: String,
+    /// Region. `None` means that Amazon S3 is asked for the bucket's region.
+    pub region: Option<String>,
+    /// Access key. `None` means the role of this machine.
+    pub access_key: Option<S3AccessKey>,
+    /// Encryption of objects at the server.
+    pub encryption: Option<S3Encryption>,
+    /// Whether Amazon's server is reached by its IPv4 and IPv6 address. `None` means yes.
+    pub dual_stack: Option<bool>,
+    /// Whether the bucket is in the path of URLs instead of the host name. `None` means that the server decides.
+    pub path_style: Option<bool>,
+    /// Whether Amazon's transfer acceleration is used.
+    pub accelerate: bool,
+    /// Role that signs the URLs of downloads and uploads. It is assumed by the access key or by the role of this machine.
+    pub role: Option<String>,
+    /// Role that signs the URLs of uploads only.
+    pub upload_role: Option<String>,
+}
+
+/// Static credentials of S3.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct S3AccessKey {
+    /// ID of the key.
+    pub id: Secret,
+    /// Key.
+    pub secret: Secret,
+    /// Token of a temporary key.
+    #[serde(default)]
+    pub session: Option<Secret>,
+}
+
+/// Encryption of objects by S3.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum S3Encryption {
+    /// With a key of S3.
+    S3,
+    /// With a key of KMS. `None` means the account's default key.
+    Kms(Option<String>),
+    /// Twice, with a key of KMS. `None` means the account's default key.
+    DsseKms(Option<String>),
+}
+
+/// `[runners.cache.gcs]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GcsSettings {
+    /// Bucket.
+    pub bucket: String,
+    /// How the manager identifies itself.
+    pub credentials: GcsCredentials,
+    /// Domain of Google's servers. `None` means `googleapis.com`.
+    pub domain: Option<String>,
+}
+
+/// Credentials for Google Cloud Storage.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GcsCredentials {
+    /// The application default credentials: `GOOGLE_APPLICATION_CREDENTIALS`, or the service account of this machine.
+    #[default]
+    Default,
+    /// File with the JSON key of a service account.
+    File(PathBuf),
+    /// Service account and its private key.
+    Key {
+        /// Email address of the service account.
+        account: String,
+        /// Private key as PEM.
+        private_key: Secret,
+    },
+}
+
+/// `[runners.cache.azure]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AzureSettings {
+    /// Storage account.
+    pub account: String,
+    /// Key of the account. `None` means the managed identity of this machine.
+    pub key: Option<Secret>,
+    /// Container.
+    pub container: String,
+    /// Domain of the storage. `None` means `blob.core.windows.net`.
+    pub domain: Option<String>,
+}

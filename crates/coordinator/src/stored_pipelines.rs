@@ -1,0 +1,99 @@
+//! Reads pipelines that are not in memory: finished ones, and those of a run whose coordinator is no longer running.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::sync::Arc;
+
+use muster_job::{JobId, PipelineId};
+
+use crate::blobs::{ArtifactName, Blobs};
+use crate::error::CoordinatorError;
+use crate::state::CoordinatorState;
+use crate::store::{JobRow, Member, Store};
+use crate::upstream::{Obstacle, UpstreamOutputs, UpstreamResolver};
+use crate::views::{self, JobView, PipelineSummary, PipelineView};
+
+/// Read access to the stored rows and blobs of a coordinator.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredPipelines {
+    store: Arc<dyn Store>,
+    blobs: Arc<dyn Blobs>,
+}
+
+impl StoredPipelines {
+    pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>) -> Self {
+        Self { store, blobs }
+    }
+
+    /// Returns at most `limit` pipelines with ids above `after`, in order.
+    pub(crate) async fn summaries(
+        &self,
+        after: PipelineId,
+        limit: usize,
+    ) -> Result<Vec<PipelineSummary>, CoordinatorError> {
+        let rows = self.store.pipelines(after, limit).await?;
+        Ok(rows.iter().map(|row| views::summary(row, None)).collect())
+    }
+
+    /// Returns a pipeline with its jobs.
+    pub(crate) async fn pipeline(&self, id: PipelineId) -> Result<PipelineView, CoordinatorError> {
+        self.family(Member::Pipeline(id)).await?.pipeline_view(id, None)
+    }
+
+    /// Returns a job.
+    pub(crate) async fn job(&self, id: JobId) -> Result<JobView, CoordinatorError> {
+        let view = self.family(Member::Job(id)).await?.job_view(id);
+        view.ok_or_else(|| not_found(Member::Job(id)))
+    }
+
+    /// Returns the rows of the family that `member` belongs to.
+    pub(crate) async fn family(&self, member: Member) -> Result<CoordinatorState, CoordinatorError> {
+        let contents = self.store.family(member).await?;
+        if contents.pipelines.is_empty() { Err(not_found(member)) } else { Ok(CoordinatorState::read_only(contents)) }
+    }
+
+    /// Opens the content of an artifact.
+    pub(crate) async fn open(&self, name: &ArtifactName) -> Result<File, CoordinatorError> {
+        let missing = || CoordinatorError::NotFound(format!("file `{}` of job {}", name.filename, name.job));
+        self.blobs.open(name).await?.ok_or_else(missing)
+    }
+
+    /// Returns what a job got from earlier jobs. Reads the families of these jobs into `state` if necessary.
+    pub(crate) async fn upstream(
+        &self,
+        state: &mut CoordinatorState,
+        row: &JobRow,
+    ) -> Result<UpstreamOutputs, CoordinatorError> {
+        let now = row.started_at.unwrap_or(row.created_at);
+        let mut absent = BTreeSet::new();
+        loop {
+            let is_loaded_or_absent = |pipeline| state.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
+            let resolver = UpstreamResolver {
+                state,
+                blobs: &*self.blobs,
+                now,
+                is_loaded_or_absent: Box::new(is_loaded_or_absent),
+            };
+            let pipeline = match resolver.outputs_for(row) {
+                Ok(upstream) => return Ok(upstream),
+                // A job without all artifacts that it needs was never assigned, so it got no outputs.
+                Err(Obstacle::Undispatchable(_)) => return Ok(UpstreamOutputs::default()),
+                Err(Obstacle::NotInMemory(pipeline)) => pipeline,
+            };
+            drop(resolver);
+            let contents = self.store.family(Member::Pipeline(pipeline)).await?;
+            if contents.pipelines.is_empty() {
+                absent.insert(pipeline);
+            }
+            state.add_rows(contents);
+        }
+    }
+}
+
+/// Returns the error for a pipeline or job that does not exist.
+pub(crate) fn not_found(member: Member) -> CoordinatorError {
+    CoordinatorError::NotFound(match member {
+        Member::Pipeline(id) => format!("pipeline {id}"),
+        Member::Job(id) => format!("job {id}"),
+    })
+}

@@ -1,0 +1,81 @@
+//! Files of the manager that the containers of a job depend on: credentials for registries, and seccomp profiles.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_config::settings::RunnerSettings;
+
+use crate::lower::docker::seccomp_profiles;
+use crate::lower::{AuthFile, DockerFiles};
+
+/// Docker's files with credentials, relative to a home directory. The first one that exists is used.
+const AUTH_FILES: [&str; 2] = [".docker/config.json", ".dockercfg"];
+/// Maximum size of a file. Larger ones are not what they should be.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Reads the files for a job. They are read for each job, because they change while a manager runs.
+pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
+    if !runner.uses_containers() {
+        return DockerFiles::default();
+    }
+    let (profiles, home) = (seccomp_profiles(runner), home(runner.user.as_deref()).await);
+    let mut files = DockerFiles::default();
+    for path in profiles {
+        let profile = read(Path::new(&path)).await.map_err(|error| error.to_string());
+        files.seccomp.insert(path, profile);
+    }
+    for path in home.iter().flat_map(|home| AUTH_FILES.map(|file| home.join(file))) {
+        match read(&path).await {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            content => {
+                let content = content.map_err(|error| error.to_string());
+                files.auth_file = Some(AuthFile { path: path.display().to_string(), content });
+                break;
+            }
+        }
+    }
+    files
+}
+
+async fn read(path: &Path) -> io::Result<String> {
+    let metadata = tokio::fs::metadata(path).await?;
+    if !metadata.is_file() || metadata.len() > MAX_BYTES {
+        let message = format!("it is not a regular file of at most {} MiB", MAX_BYTES / (1024 * 1024));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+    }
+    tokio::fs::read_to_string(path).await
+}
+
+/// Returns the home directory of a user, or that of this process.
+async fn home(user: Option<&str>) -> Option<PathBuf> {
+    let Some(user) = user else { return std::env::var_os("HOME").map(PathBuf::from) };
+    let passwd = tokio::fs::read_to_string("/etc/passwd").await.unwrap_or_default();
+    home_in(&passwd, user)
+}
+
+/// Returns the home directory of a user in `/etc/passwd`.
+fn home_in(passwd: &str, user: &str) -> Option<PathBuf> {
+    let entry = passwd.lines().find(|line| line.split(':').next() == Some(user))?;
+    entry.split(':').nth(5).filter(|home| !home.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn home_directory_is_that_of_the_user() {
+        let passwd = "root:x:0:0:root:/root:/bin/bash\nci:x:1000:1000::/srv/ci:/bin/sh\n";
+        assert_eq!(home_in(passwd, "ci"), Some("/srv/ci".into()));
+        assert_eq!(home_in(passwd, "c"), None);
+    }
+
+    #[tokio::test]
+    async fn only_regular_files_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("profile.json");
+        std::fs::write(&path, "{}").unwrap();
+        assert_eq!(read(&path).await.unwrap(), "{}");
+        assert!(read(directory.path()).await.unwrap_err().to_string().contains("not a regular file"));
+    }
+}

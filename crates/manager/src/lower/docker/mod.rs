@@ -1,0 +1,289 @@
+//! Lowers a job to a step that runs all its other steps in a container (docs/spec/job-execution.md, section 5). Pure.
+//!
+//! ```text
+//! payload, [runners.docker] --names, images, host_config, volumes, services, credentials--> DockerContainer
+//! plan: [ docker/container [ prepare_script, get_sources, ..., cleanup_file_variables ] ]
+//! ```
+//!
+//! The agent beside the engine creates the containers. The agent in the build container runs the steps inside.
+
+mod credentials;
+mod host_config;
+mod images;
+pub(super) mod names;
+mod services;
+#[cfg(test)]
+mod tests;
+mod volumes;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, Inputs, LogLine};
+use muster_agent_api::plan::{Call, Step};
+use muster_config::settings::{DockerSettings, RunnerSettings};
+use muster_executor::Directories;
+use muster_runner_api::payload::JobPayload;
+use url::{Host, Url};
+
+use super::steps::JobParts;
+use super::{JobContext, LowerError, header, share};
+use host_config::{ContainerFacts, host_config};
+use names::{Names, label};
+use volumes::Volumes;
+
+/// Directory of checkouts in containers.
+const BUILDS_DIR: &str = "/builds";
+/// Directory of caches in containers.
+const CACHE_DIR: &str = "/cache";
+/// Number of attempts to create the containers, if the machine or the engine fails.
+const PREPARE_ATTEMPTS: u32 = 3;
+/// Maximum size of a variable in the environment of a container, and of all variables. The kernel permits little more.
+const MAX_ENTRY_BYTES: usize = 100 * 1024;
+const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
+
+/// Files of the manager that the containers of a job depend on.
+#[derive(Debug, Clone, Default)]
+pub struct DockerFiles {
+    /// Docker's configuration file with credentials. `None` if the file does not exist.
+    pub auth_file: Option<AuthFile>,
+    /// Seccomp profiles by path, or the reason why one cannot be parts.
+    pub seccomp: BTreeMap<String, Result<String, String>>,
+}
+
+/// A file with credentials.
+#[derive(Clone)]
+pub struct AuthFile {
+    /// Path, for the log.
+    pub path: String,
+    /// Content, or the reason why it cannot be parts.
+    pub content: Result<String, String>,
+}
+
+/// The content has passwords, so it is not printed.
+impl std::fmt::Debug for AuthFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthFile").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// Returns the paths of the seccomp profiles that a runner's containers use.
+pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
+    let settings = runner.docker.iter().flat_map(|docker| [&docker.build, &docker.service]);
+    let options = settings.flat_map(|container| &container.security_opt);
+    options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
+}
+
+/// Returns the context of a job inside its container: its directories are those in the container.
+pub(super) fn inside(context: &JobContext) -> JobContext {
+    let runner = &context.runner;
+    let directories = Directories { builds: BUILDS_DIR.into(), cache: CACHE_DIR.into(), shared: false };
+    let directories = directories.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref());
+    let builds = directories.builds.display().to_string();
+    // Other jobs see checkouts that are on the engine's machine, so each slot has its own.
+    let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_mounted_from_host(docker, &builds));
+    JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
+}
+
+/// Returns the context of a job that names no image, at a runner whose other jobs run in containers. `None` means that the runner's settings
+/// apply to the job.
+pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
+    let runner = &context.runner;
+    let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
+    let has_image = payload.image.as_ref().is_some_and(|image| !image.name.trim().is_empty());
+    (applies && !has_image).then(|| {
+        let runner = RunnerSettings { executor: "shell".to_owned(), docker: None, ..RunnerSettings::clone(runner) };
+        JobContext { runner: Arc::new(runner), ..context.clone() }
+    })
+}
+
+/// Returns the directory of the job at the agent beside the engine, which has no checkout.
+pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
+    let token = muster_job::short_token(context.runner.token.expose());
+    let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
+    context.directories.builds.join(token).join(format!("containers-{slot}"))
+}
+
+/// Returns the host name of the build container.
+pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
+    let configured = context.runner.docker.as_ref().map(|docker| docker.hostname.as_str());
+    match configured.filter(|name| !name.is_empty()) {
+        Some(name) => name.to_owned(),
+        None => Names::of(payload, context).project,
+    }
+}
+
+/// Returns the name of the network that the job has for itself. `None` if it has none.
+pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
+    let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers() && per_job)?;
+    docker.network_mode.is_empty().then(|| names::network(payload, context))
+}
+
+/// Returns the step that creates the job's containers and runs the steps inside. Adds warnings for the log.
+///
+/// # Errors
+/// [`LowerError`] if the runner's settings are invalid, or the job requests something that they do not allow.
+pub(super) fn step(
+    parts: &JobParts<'_>,
+    title: &str,
+    inside: Vec<Step>,
+    warnings: &mut Vec<String>,
+) -> Result<Step, LowerError> {
+    let docker = parts.context.runner.docker.as_deref();
+    let docker = docker.ok_or_else(|| LowerError::configuration("missing docker configuration"))?;
+    if let Some(problem) = docker.problems.first() {
+        return Err(LowerError::configuration(problem));
+    }
+    let container = container(parts, docker, warnings)?;
+    let call = Call::Delegate {
+        name: DockerContainer::BUILTIN.to_owned(),
+        // Inputs are plain data. If serialization failed nevertheless, the agent would reject the null and name the step.
+        inputs: serde_json::to_value(&container).unwrap_or_default(),
+        steps: inside,
+    };
+    let mut step = Step::new("docker", title, call);
+    "prepare_executor".clone_into(&mut step.policy.section);
+    step.policy.attempts = PREPARE_ATTEMPTS;
+    Ok(step)
+}
+
+fn container(
+    parts: &JobParts<'_>,
+    docker: &DockerSettings,
+    warnings: &mut Vec<String>,
+) -> Result<DockerContainer, LowerError> {
+    let JobParts { payload, context, paths, variables, settings, flags } = *parts;
+    let names = Names::of(payload, context);
+    let image = payload.image.as_ref();
+    let (name, is_default) = images::build_image(image, docker, variables)?;
+    let mut volumes = Volumes::new(payload, docker, &names);
+    volumes.add_configured(paths, variables)?;
+    volumes.add_builds(&paths.builds_dir, settings.strategy == "fetch");
+    let cache_dir = context.directories.cache.display().to_string();
+    let cache_dir = (!payload.cache.is_empty()).then_some(cache_dir);
+    if let Some(directory) = &cache_dir {
+        volumes.add_caches(directory);
+    }
+    let mut lines: Vec<LogLine> = header::before_containers(context, flags).into_iter().map(LogLine::Plain).collect();
+    if is_default {
+        lines.push(LogLine::Info("Using default image".to_owned()));
+    }
+    lines.push(LogLine::Plain(format!("Using Docker executor with image {name} ...")));
+    if docker.volume_keep {
+        lines.push(LogLine::Warning(
+            "volume_keep is set: the volumes of this job are not removed, so they accumulate on the engine's machine"
+                .to_owned(),
+        ));
+    }
+    let build = build(parts, docker, &names, name, warnings)?;
+    let services = services::services(parts, docker, &names, warnings)?;
+    let credentials = credentials::credentials(payload, variables, &context.docker, warnings)?;
+    let per_job = flags.is_on("FF_NETWORK_PER_BUILD");
+    Ok(DockerContainer {
+        lines,
+        engine: engine(&context.runner, docker),
+        labels: names::labels(payload, context, variables, &docker.container_labels)?,
+        build,
+        services,
+        network: match own_network(payload, context, per_job) {
+            Some(name) => DockerNetwork::PerJob { name, ipv6: docker.enable_ipv6, mtu: docker.network_mtu },
+            None if docker.network_mode.is_empty() => DockerNetwork::Bridge,
+            None => DockerNetwork::Mode(docker.network_mode.clone()),
+        },
+        directories: volumes.directories(paths, cache_dir.as_deref()),
+        volumes: volumes.into_list(),
+        credentials,
+        project_dir: paths.project_dir.clone(),
+        service_timeout_ms: u64::from(docker.wait_for_services_s) * 1000,
+        keep_volumes: docker.volume_keep,
+        log_services: settings.debug_services,
+        relay: relay(&context.runner.url),
+    })
+}
+
+fn build(
+    parts: &JobParts<'_>,
+    docker: &DockerSettings,
+    names: &Names,
+    image: String,
+    warnings: &mut Vec<String>,
+) -> Result<ContainerSpec, LowerError> {
+    let JobParts { payload, context, variables, flags, .. } = *parts;
+    let of_job = payload.image.as_ref().filter(|own| !own.name.trim().is_empty());
+    let privileged = docker.build.privileged && images::may_be_privileged(&image, &docker.allowed_privileged_images);
+    let facts = ContainerFacts {
+        privileged,
+        cgroup_parent: share::container_cgroup(context, None).unwrap_or_else(|| docker.build.cgroup_parent.clone()),
+        devices: Vec::new(),
+        init: flags.is_on("FF_USE_INIT_WITH_DOCKER_EXECUTOR"),
+    };
+    let variables_of_job = variables.resolved().map(|(variable, value)| (variable.key.clone(), value));
+    Ok(ContainerSpec {
+        name: format!("{}-build", names.job),
+        labels: [(label("type"), "build".to_owned())].into(),
+        image: images::spec(image, of_job, docker, variables)?,
+        entrypoint: images::entrypoint(of_job.and_then(|own| own.entrypoint.as_deref()), docker, warnings),
+        command: None,
+        user: user(parts, docker)?,
+        hostname: host_name(payload, context),
+        env: environment(variables_of_job.collect()),
+        mac_address: docker.mac_address.clone(),
+        host_config: host_config(&docker.build, &facts, &context.docker)?,
+    })
+}
+
+/// Returns the user of the build container: that of the configuration, or that of the job.
+fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
+    let of_job = || parts.payload.image.as_ref().and_then(|image| images::option(image, "user", parts.variables));
+    let user = match docker.user.as_str() {
+        "" => of_job().unwrap_or_default(),
+        user => user.to_owned(),
+    };
+    let allowed = &docker.allowed_users;
+    if user.is_empty() || allowed.is_empty() || allowed.contains(&user) {
+        return Ok(user);
+    }
+    let message = format!("user {user:?} is not an allowed user: [{}]", allowed.join(" "));
+    Err(LowerError::of_reason(muster_job::FailureReason::RunnerSystemFailure, message))
+}
+
+/// Returns the engine. On an instance, it is the instance's own, which needs no TLS.
+fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
+    match runner.executor.as_str() {
+        // gitlab-runner replaces the endpoint by that of the machine, too.
+        "docker+machine" => DockerEngine::default(),
+        "docker-autoscaler" => DockerEngine { host: docker.host.clone(), ..DockerEngine::default() },
+        _ => DockerEngine {
+            host: docker.host.clone(),
+            cert_path: docker.tls_cert_path.clone(),
+            tls_verify: docker.tls_verify,
+        },
+    }
+}
+
+/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach otherwise.
+fn relay(coordinator: &Url) -> String {
+    let is_loopback = match coordinator.host() {
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
+    };
+    let address = coordinator.host_str().zip(coordinator.port_or_known_default()).filter(|_| is_loopback);
+    address.map(|(host, port)| format!("{host}:{port}")).unwrap_or_default()
+}
+
+/// Returns the environment of a container, without what the kernel or the engine would reject.
+fn environment(variables: Vec<(String, String)>) -> Vec<String> {
+    let mut total = 0;
+    let mut fits = |key: &str, value: &str| {
+        let size = key.len() + value.len() + 2;
+        let is_valid = !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0');
+        let fits = is_valid && size <= MAX_ENTRY_BYTES && total + size <= MAX_ENVIRONMENT_BYTES;
+        total += if fits { size } else { 0 };
+        fits
+    };
+    let fitting = variables.into_iter().filter(|(key, value)| fits(key, value));
+    fitting.map(|(key, value)| format!("{key}={value}")).collect()
+}

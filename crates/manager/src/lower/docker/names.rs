@@ -1,0 +1,105 @@
+//! Names and labels of what a job has at the engine (docs/spec/job-execution.md, sections 2.9, 5.2 and 5.11).
+
+use std::collections::BTreeMap;
+
+use muster_job::{go_duration, short_token};
+use muster_runner_api::payload::JobPayload;
+use sha2::{Digest, Sha256};
+
+use super::super::settings::job_timeout;
+use super::super::variables::Variables;
+use super::super::{JobContext, LowerError};
+
+/// Prefix of all labels.
+pub(super) const LABEL: &str = "com.gitlab.gitlab-runner";
+/// Maximum length of a host name.
+const MAX_NAME_BYTES: usize = 63;
+/// Number of bytes of a hash in a name.
+const VOLUME_HASH_BYTES: usize = 16;
+const CONTAINER_HASH_BYTES: usize = 8;
+
+/// Names of a job's containers, network and volumes.
+pub(super) struct Names {
+    /// Name that all jobs of the project in the same slot have. Also the default host name.
+    pub(super) project: String,
+    /// Prefix of the volumes that later jobs of the project reuse.
+    pub(super) volumes: String,
+    /// Prefix of the job's containers and temporary volumes.
+    pub(super) job: String,
+}
+
+impl Names {
+    pub(super) fn of(payload: &JobPayload, context: &JobContext) -> Self {
+        let (runner, slot) = (&context.runner, context.slot.project_slot);
+        let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
+        let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
+        // An environment with its own slots uses their numbers, so that it has as many sets of volumes as slots.
+        let volumes = context.share.as_ref().map_or(slot, |share| share.slot);
+        let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
+        // The same job has the same names after a restart of the manager, so that what it left at the engine is found.
+        let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
+        Self {
+            volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),
+            job: format!("{project}-{job}"),
+            project,
+        }
+    }
+}
+
+/// Returns the name of the job's own network.
+pub(in super::super) fn network(payload: &JobPayload, context: &JobContext) -> String {
+    let (token, project_id) = (short_token(context.runner.token.expose()), payload.job_info.project_id);
+    host_name(&format!("runner-{token}-{project_id}-{}-{}", context.slot.project_slot, payload.id.0))
+}
+
+/// Returns the text in lower case, without characters that a host name must not have.
+fn host_name(text: &str) -> String {
+    let text = text.to_ascii_lowercase();
+    text.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(MAX_NAME_BYTES).collect()
+}
+
+fn digest(text: &str, bytes: usize) -> String {
+    Sha256::digest(text).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns the labels of everything that the job has at the engine.
+///
+/// # Errors
+/// [`LowerError`] if a configured label has no name.
+pub(super) fn labels(
+    payload: &JobPayload,
+    context: &JobContext,
+    variables: &Variables,
+    configured: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, String>, LowerError> {
+    let (git, job, runner) = (&payload.git_info, &payload.job_info, &context.runner);
+    let value = |name: &str| variables.get(name).unwrap_or_default();
+    let own = [
+        ("job.id", payload.id.0.to_string()),
+        ("job.url", value("CI_JOB_URL")),
+        ("job.sha", git.sha.clone()),
+        ("job.before_sha", git.before_sha.clone()),
+        ("job.ref", git.ref_name.clone()),
+        ("job.timeout", go_duration(job_timeout(payload))),
+        ("project.id", job.project_id.to_string()),
+        ("project.runner_id", context.slot.project_slot.to_string()),
+        ("pipeline.id", value("CI_PIPELINE_ID")),
+        ("runner.id", short_token(runner.token.expose())),
+        ("runner.local_id", context.slot.id.to_string()),
+        ("runner.system_id", runner.system_id.clone()),
+        ("managed", "true".to_owned()),
+    ];
+    let mut labels: BTreeMap<String, String> = own.map(|(name, value)| (label(name), value)).into();
+    for (name, value) in configured {
+        if name.trim().is_empty() {
+            return Err(LowerError::configuration("container_labels of [runners.docker] has a label without a name"));
+        }
+        labels.insert(name.clone(), variables.expand(value));
+    }
+    Ok(labels)
+}
+
+/// Returns the full name of a label.
+pub(super) fn label(name: &str) -> String {
+    format!("{LABEL}.{name}")
+}

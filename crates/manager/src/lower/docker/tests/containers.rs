@@ -1,0 +1,165 @@
+//! Tests of the host configuration of containers, of services and of the network.
+
+use super::*;
+
+#[test]
+fn privileged_containers_need_settings_and_patterns() {
+    let both = |docker: &mut DockerSettings| (docker.build.privileged, docker.service.privileged) = (true, true);
+    let privileged = |container: DockerContainer| {
+        let of = |spec: &ContainerSpec| spec.host_config.contains_key("Privileged");
+        (of(&container.build), of(&container.services[0].container))
+    };
+    let more = json!({ "image": { "name": "builder:1" }, "services": [{ "name": "docker:dind" }] });
+    assert_eq!(privileged(container(|_| (), more.clone())), (false, false));
+    assert_eq!(privileged(container(both, more.clone())), (true, true));
+    let limited = |docker: &mut DockerSettings| {
+        both(docker);
+        docker.allowed_privileged_images = texts(&["other:*"]);
+        docker.allowed_privileged_services = texts(&["docker:*dind"]);
+    };
+    assert_eq!(privileged(container(limited, more)), (false, true));
+}
+
+#[test]
+fn host_configuration_has_the_names_of_the_docker_api() {
+    let device =
+        |path: &str| Device { on_host: path.to_owned(), in_container: path.to_owned(), permissions: "rw".to_owned() };
+    let map = |key: &str, value: &str| [(key.to_owned(), value.to_owned())].into();
+    let build = ContainerSettings {
+        privileged: true,
+        memory: 1 << 30,
+        memory_swap: -1,
+        memory_reservation: 1 << 20,
+        nano_cpus: 500_000_000,
+        cpuset_cpus: "0-1".to_owned(),
+        cpuset_mems: "0".to_owned(),
+        cpu_shares: 512,
+        cgroup_parent: "ci".to_owned(),
+        cap_add: texts(&["NET_ADMIN"]),
+        cap_drop: texts(&["MKNOD"]),
+        security_opt: texts(&["seccomp=/etc/profile.json", "seccomp=unconfined", "no-new-privileges"]),
+        devices: vec![device("/dev/kvm")],
+        device_cgroup_rules: texts(&["c 1:3 mr"]),
+        gpus: vec![GpuRequest { count: -1, capabilities: texts(&["gpu"]), ..GpuRequest::default() }],
+        dns: vec!["192.0.2.1".parse().unwrap()],
+        dns_search: texts(&["example"]),
+        extra_hosts: texts(&["db:192.0.2.2"]),
+        links: texts(&["other:alias"]),
+        ulimits: vec![Ulimit { name: "nofile".to_owned(), soft: 1, hard: 2 }],
+        shm_size: 64,
+        tmpfs: map("/tmp", "rw"),
+        sysctls: map("net.ipv4.ip_forward", "1"),
+        group_add: texts(&["video"]),
+        userns_mode: "host".to_owned(),
+        ipc_mode: "shareable".to_owned(),
+        pid_mode: "host".to_owned(),
+        runtime: "runsc".to_owned(),
+        oom_kill_disable: true,
+        oom_score_adjust: -5,
+        volume_driver: "local".to_owned(),
+        volumes_from: texts(&["data:ro"]),
+        log_options: map("labels", "a"),
+    };
+    let mut context = with(|docker| docker.build = build);
+    context
+        .docker
+        .seccomp
+        .insert("/etc/profile.json".to_owned(), Ok("{ \"defaultAction\": \"SCMP_ACT_ALLOW\" }".to_owned()));
+    let more = variables(&[("FF_USE_INIT_WITH_DOCKER_EXECUTOR", "true")]);
+    let job = lower(&payload(more.clone()), &context).unwrap();
+    insta::assert_json_snapshot!(inside(&job).0.build.host_config);
+    for profile in [Err("permission denied".to_owned()), Ok("no JSON".to_owned())] {
+        context.docker.seccomp.insert("/etc/profile.json".to_owned(), profile);
+        let error = lower(&payload(more.clone()), &context).unwrap_err().to_string();
+        assert!(error.starts_with("failed to use the seccomp profile /etc/profile.json of security_opt: "), "{error}");
+    }
+}
+
+#[test]
+fn services_of_runner_come_first_and_have_aliases() {
+    let change = |docker: &mut DockerSettings| {
+        let environment = vec![("PASS".to_owned(), "$SECRET".to_owned())];
+        docker.services = vec![DockerService { name: "redis".to_owned(), environment, ..DockerService::default() }];
+        docker.services_devices = [("postgres:*".to_owned(), vec![Device::default()])].into();
+        docker.container_labels = [("team".to_owned(), "of $GITLAB_USER".to_owned())].into();
+    };
+    let more = json!({
+        "variables": [
+            { "key": "SECRET", "value": "hunter22", "masked": true },
+            { "key": "GITLAB_USER", "value": "ada", "public": true },
+            { "key": "CERT", "value": "pem", "public": true, "file": true },
+        ],
+        "services": [
+            { "name": "registry.example:5000/group/postgres:16", "alias": "db, redis\tsql",
+              "variables": [{ "key": "DB", "value": "$GITLAB_USER" }, { "key": "RAW", "value": "$X", "raw": true }] },
+        ],
+    });
+    let (container, job) = lowered(change, more);
+    insta::assert_json_snapshot!(container.services, { "[].container.env" => insta::dynamic_redaction(|list, _| {
+        let own = ["PASS=", "GITLAB_USER=", "CERT=", "DB=", "RAW=", "SECRET="];
+        let list = list.as_slice().unwrap_or_default().iter().filter_map(|entry| entry.as_str().map(str::to_owned));
+        list.filter(|entry| own.iter().any(|name| entry.starts_with(name))).collect::<Vec<_>>().join(" ")
+    })});
+    let warning = "Skipping alias \"redis\" for service \"registry.example:5000/group/postgres:16\" (services[1]): alias is \
+                   already in use by another service.";
+    assert_eq!(job.plan.warnings, [warning]);
+}
+
+#[test]
+fn number_of_services_is_limited() {
+    let more = json!({ "services": [{ "name": "a" }, { "name": "b" }] });
+    let error = refused(|docker| docker.services_limit = Some(1), more.clone());
+    assert_eq!(error, "runner_configuration_error: too many services requested: 2, only 1 allowed");
+    assert_eq!(container(|docker| docker.services_limit = Some(2), more).services.len(), 2);
+}
+
+#[test]
+fn network_is_the_bridge_a_configured_one_or_one_for_the_job() {
+    let flag = || variables(&[("FF_NETWORK_PER_BUILD", "true")]);
+    assert_eq!(container(|_| (), json!({})).network, DockerNetwork::Bridge);
+    let (container_of_job, job) = lowered(|docker| (docker.enable_ipv6, docker.network_mtu) = (true, 1400), flag());
+    let name = "runner-shorttoke-5-1-42".to_owned();
+    assert_eq!(container_of_job.network, DockerNetwork::PerJob { name: name.clone(), ipv6: true, mtu: 1400 });
+    assert_eq!(value(&job, "CI_BUILD_NETWORK_NAME"), Some(name));
+    let (container, job) = lowered(|docker| docker.network_mode = "host".to_owned(), flag());
+    assert_eq!(container.network, DockerNetwork::Mode("host".to_owned()));
+    assert_eq!(value(&job, "CI_BUILD_NETWORK_NAME"), None);
+}
+
+#[test]
+fn slot_cgroups_are_parents_of_containers() {
+    let mut context = with(|docker| {
+        docker.build.cgroup_parent = "configured".to_owned();
+        docker.service_slot_cgroup_template = "services/${slot}".to_owned();
+    });
+    let parents = |context: &JobContext| {
+        let job = lower(&payload(json!({ "services": [{ "name": "a" }] })), context).unwrap();
+        let container = inside(&job).0;
+        let parent = |spec: &ContainerSpec| spec.host_config.get("CgroupParent").cloned().unwrap_or_default();
+        [parent(&container.build), parent(&container.services[0].container)]
+    };
+    assert_eq!(parents(&context), [json!("configured"), Value::Null]);
+    let share = SlotShare { slot: 3, slots: 1, memory_bytes: 0, measured: false, sticky: None, is_exclusive: false };
+    context.share = Some(share);
+    assert_eq!(parents(&context), [json!("configured"), Value::Null]);
+    Arc::make_mut(&mut context.runner).use_slot_cgroups = true;
+    assert_eq!(parents(&context), [json!("gitlab-runner/slot-3"), json!("services/3")]);
+}
+
+#[test]
+fn debug_output_of_services_is_copied_unless_disabled() {
+    let wanted = || variables(&[("CI_DEBUG_SERVICES", "true")]);
+    assert!(container(|_| (), wanted()).log_services);
+    let mut context = with(|_| ());
+    Arc::make_mut(&mut context.runner).debug_trace_disabled = true;
+    assert!(!inside(&lower(&payload(wanted()), &context).unwrap()).0.log_services);
+}
+
+#[test]
+fn environment_leaves_out_what_a_container_cannot_have() {
+    let pair = |key: &str, value: String| (key.to_owned(), value);
+    let large = "x".repeat(200 * 1024);
+    let list =
+        vec![pair("A", "1".to_owned()), pair("LARGE", large), pair("B=C", String::new()), pair("NUL", "\0".to_owned())];
+    assert_eq!(environment(list), ["A=1"]);
+}

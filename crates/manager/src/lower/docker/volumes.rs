@@ -1,0 +1,174 @@
+//! Volumes of a job's containers, and the directories that must exist in them (docs/spec/job-execution.md, section 5.6).
+
+use muster_agent_api::builtin::DockerVolume;
+use muster_config::settings::DockerSettings;
+use muster_runner_api::payload::JobPayload;
+
+use super::super::paths::Paths;
+use super::super::variables::Variables;
+use super::super::{LowerError, paths, share};
+use super::names::{Names, label};
+
+/// Volumes that are mounted in all containers of a job.
+pub(super) struct Volumes<'a> {
+    docker: &'a DockerSettings,
+    names: &'a Names,
+    is_protected: bool,
+    list: Vec<DockerVolume>,
+}
+
+impl<'a> Volumes<'a> {
+    pub(super) fn new(payload: &JobPayload, docker: &'a DockerSettings, names: &'a Names) -> Self {
+        // A cache of protected refs must not be visible to jobs of other refs.
+        let has_protected_key = payload.cache.iter().any(|cache| cache.key.ends_with("-protected"));
+        let is_protected = share::protected(payload).unwrap_or_default() || has_protected_key;
+        Self { docker, names, is_protected, list: Vec::new() }
+    }
+
+    /// Adds the volumes of the configuration. Relative paths are below the project directory.
+    ///
+    /// # Errors
+    /// [`LowerError`] if an entry is invalid, or two have the same path.
+    pub(super) fn add_configured(&mut self, paths: &Paths, variables: &Variables) -> Result<(), LowerError> {
+        for entry in &self.docker.volumes {
+            let invalid = |reason: &str| {
+                LowerError::configuration(format!(
+                    "volumes of [runners.docker]: `{entry}` is not a valid volume: {reason}"
+                ))
+            };
+            let (source, destination, mode) =
+                split(entry).ok_or_else(|| invalid("write PATH, SOURCE:PATH or SOURCE:PATH:MODE"))?;
+            let destination = absolute(&variables.expand(destination), &paths.project_dir);
+            if destination == "/" {
+                return Err(invalid("the root directory cannot be a volume"));
+            }
+            if self.has(&destination) {
+                return Err(invalid(&format!("another entry has the path {destination}")));
+            }
+            match source {
+                Some(source) => self.list.push(DockerVolume {
+                    source: source.to_owned(),
+                    destination,
+                    mode: mode.to_owned(),
+                    ..DockerVolume::default()
+                }),
+                None => self.add_cache(&destination, !self.docker.disable_cache),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the volume for checkouts, unless the configuration has one. Later jobs reuse it if they fetch into the same checkout.
+    pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
+        if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
+            self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
+        }
+    }
+
+    /// Adds a volume for caches that is removed with the job, unless the configuration has one for them.
+    pub(super) fn add_caches(&mut self, cache_dir: &str) {
+        let is_covered = self.list.iter().any(|volume| is_below(cache_dir, &volume.destination));
+        if !is_covered {
+            self.add_cache(cache_dir, false);
+        }
+    }
+
+    fn add_cache(&mut self, destination: &str, is_reusable: bool) {
+        let hash = format!("{:x}", md5::compute(destination));
+        let suffix = if self.is_protected { "-protected" } else { "" };
+        let docker = self.docker;
+        if is_reusable && !docker.cache_dir.is_empty() {
+            let (base, owner) = (docker.cache_dir.trim_end_matches('/'), &self.names.volumes);
+            let source = format!("{base}/{owner}/{hash}{suffix}");
+            self.list.push(DockerVolume { source, destination: destination.to_owned(), ..DockerVolume::default() });
+            return;
+        }
+        let prefix = if is_reusable { &self.names.volumes } else { &self.names.job };
+        let labels = [
+            ("type", "cache".to_owned()),
+            ("destination", destination.to_owned()),
+            ("protected", self.is_protected.to_string()),
+            ("reusable", is_reusable.to_string()),
+        ];
+        self.list.push(DockerVolume {
+            source: format!("{prefix}-cache-{hash}{suffix}"),
+            destination: destination.to_owned(),
+            mode: String::new(),
+            temporary: !is_reusable,
+            labels: labels.map(|(name, value)| (label(name), value)).into(),
+            driver: docker.volume_driver.clone(),
+            driver_options: docker.volume_driver_ops.clone(),
+        });
+    }
+
+    fn has(&self, destination: &str) -> bool {
+        self.list.iter().any(|volume| volume.destination == destination)
+    }
+
+    /// Returns whether a directory is in a directory of the engine's machine.
+    fn is_on_host(&self, directory: &str) -> bool {
+        self.list.iter().any(|volume| volume.source.starts_with('/') && is_below(directory, &volume.destination))
+    }
+
+    /// Returns the directories that must exist in the volumes and be writable for every user.
+    ///
+    /// Directories of the engine's machine that the configuration mounts keep their permissions.
+    pub(super) fn directories(&self, paths: &Paths, cache_dir: Option<&str>) -> Vec<String> {
+        let of_checkout = chain(&paths.builds_dir, &paths.project_dir).chain([paths.temp_dir.clone()]);
+        let of_cache = cache_dir.map(|directory| chain(directory, &paths.cache_dir)).into_iter().flatten();
+        let holds_mount = |directory: &str| {
+            let on_host = self.list.iter().filter(|volume| volume.source.starts_with('/'));
+            on_host.map(|volume| &volume.destination).any(|mounted| is_below(mounted, directory))
+        };
+        of_checkout.chain(of_cache).filter(|directory| !holds_mount(directory)).collect()
+    }
+
+    pub(super) fn into_list(self) -> Vec<DockerVolume> {
+        self.list
+    }
+}
+
+/// Returns whether the configuration mounts a directory of the engine's machine at or above `directory`.
+pub(in super::super) fn is_mounted_from_host(docker: &DockerSettings, directory: &str) -> bool {
+    let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
+    mounts.filter(|(source, ..)| source.is_some_and(|source| source.starts_with('/'))).any(|(_, destination, _)| {
+        paths::clean(destination).is_some_and(|destination| is_below(directory, &destination))
+    })
+}
+
+/// Splits a volume into source, path and mode.
+fn split(entry: &str) -> Option<(Option<&str>, &str, &str)> {
+    let parts: Vec<&str> = entry.split(':').collect();
+    let (source, destination, mode) = match parts.as_slice() {
+        [destination] => (None, *destination, ""),
+        [source, destination] => (Some(*source), *destination, ""),
+        [source, destination, mode] => (Some(*source), *destination, *mode),
+        _ => return None,
+    };
+    (!destination.is_empty() && source.is_none_or(|source| !source.is_empty())).then_some((source, destination, mode))
+}
+
+fn absolute(path: &str, base: &str) -> String {
+    let path = if path.starts_with('/') { path.to_owned() } else { format!("{base}/{path}") };
+    paths::clean(&path).unwrap_or(path)
+}
+
+/// Returns whether `path` is `directory` or below it.
+fn is_below(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory.trim_end_matches('/')).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Returns `base` and all directories from there to `path`, which is below it.
+fn chain(base: &str, path: &str) -> impl Iterator<Item = String> {
+    let rest = path.strip_prefix(base).unwrap_or_default().trim_matches('/');
+    let mut directory = base.to_owned();
+    let below: Vec<String> = rest
+        .split('/')
+        .filter(|segment| !segment.is_empty())
+        .map(|segment| {
+            directory = format!("{}/{segment}", directory.trim_end_matches('/'));
+            directory.clone()
+        })
+        .collect();
+    std::iter::once(base.to_owned()).chain(below)
+}

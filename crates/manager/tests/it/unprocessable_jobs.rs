@@ -1,0 +1,103 @@
+//! Jobs that cannot be lowered or stored: each is reported, and the report contains no secret.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use muster_agent_api::result::Outcome;
+use muster_job::{JobId, JobStatus};
+use muster_manager::ManagerError;
+use muster_runner_api::test_support::Job;
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, JOB, RUN, Running};
+
+/// Runs a job with the fields of `extra` in its payload until it is reported. The job is never started.
+async fn run_until_reported(extra: &Value) -> Job {
+    let bench = Bench::start().await;
+    bench.push(extra);
+    let manager = bench.manager().await;
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!(bench.agent.spool().started, Vec::<String>::new());
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.assert_no_jobs_stored().await;
+    job
+}
+
+#[tokio::test]
+async fn unreadable_payload_is_system_failure() {
+    let reason = "the member `variables[0].value` has the wrong type";
+    let job = run_until_reported(&json!({ "muster": { "trace_interval_ms": 5, "decode_error": reason } })).await;
+    assert!(job.text().contains(&format!("ERROR: Job failed (system failure): {reason}")), "{}", job.text());
+    assert_eq!(job.reports().next().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
+}
+
+#[tokio::test]
+async fn manager_messages_mask_secrets() {
+    let token = json!({ "key": "TOK", "value": "supersecretvalue1", "masked": true });
+    let whole = json!({ "key": "WHOLE", "value": "key-of-${TOK}", "masked": true });
+    let plain = json!({ "key": "PLAIN", "value": "glpat-abcdefgh" });
+    let cache = json!([{ "key": "$WHOLE$PLAIN", "policy": "$TOK", "paths": ["p"] }]);
+    let job = run_until_reported(&json!({ "variables": [token, whole, plain], "cache": cache })).await;
+    let text = job.text();
+    assert!(text.contains("unknown cache policy [MASKED] for ") && !text.contains("supersecret"), "{text}");
+    assert!(!text.contains("glpat-abcdefgh") && !text.contains("key-of-"), "{text}");
+    let report = job.reports().next().unwrap();
+    assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the reported size is that of the masked trace");
+}
+
+/// Returns a manager with two requests at the coordinator and a full disk, and the former limit of its state file.
+async fn manager_with_full_disk(bench: &Bench) -> (Running, u64) {
+    let settings = bench.settings(|runner| {
+        runner.request_concurrency = 2;
+        runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
+    });
+    let manager = bench.manager_with_settings(settings).await;
+    manager.wait_for(|_| bench.coordinator.requests() == 2).await;
+    let limit = manager.state_limit.swap(0, Ordering::Relaxed);
+    (manager, limit)
+}
+
+#[tokio::test]
+async fn job_is_held_until_it_can_be_stored() {
+    let bench = Bench::start().await;
+    let (manager, limit) = manager_with_full_disk(&bench).await;
+    bench.push(&json!({}));
+    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
+    // Longer than the first attempt takes.
+    let started = bench.agent.wait_for(|spool| !spool.started.is_empty());
+    assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
+    assert_eq!(bench.coordinator.requests(), 2, "no more jobs are requested meanwhile");
+    manager.state_limit.store(limit, Ordering::Relaxed);
+    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    bench.agent.finish(RUN, Outcome::Success);
+    let job = bench.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    bench.assert_no_jobs_stored().await;
+}
+
+#[tokio::test]
+async fn unstorable_jobs_are_reported_before_exit() {
+    let bench = Bench::start().await;
+    let (manager, _) = manager_with_full_disk(&bench).await;
+    let other = JobId(8);
+    bench.push(&json!({}));
+    bench.push(&json!({ "id": other.0 }));
+    let error = manager.ended().await.unwrap_err();
+    assert!(matches!(error, ManagerError::Store(_)), "{error}");
+    let message = muster_job::error_chain(&error);
+    for id in [JOB, other] {
+        let job = bench.coordinator.job(id).unwrap();
+        let text = job.text();
+        assert_eq!(job.status, JobStatus::Failed, "{text}");
+        assert!(text.contains(&format!("(system failure): failed to store the job: {message}")), "{text}");
+        assert!(text.contains("/state.log: "), "{text}");
+        let report = job.reports().next().unwrap();
+        assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
+        assert_eq!(report.output.bytesize, Some(job.trace.len() as u64));
+    }
+    assert_eq!(bench.coordinator.requests(), 2, "no more jobs were requested");
+    assert!(bench.agent.spool().started.is_empty());
+}

@@ -1,0 +1,152 @@
+//! The agent in a job's container, and connections to it from outside of the container.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use muster_agent_api::container::{MODE, READY, RELAY, SERVE, SOCKET, SPOOL, STARTED};
+use muster_steps::process::Containment;
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::{RETENTION, bridge, relay};
+
+/// Maximum size of the logs in the container. The agent that created the container limits the log of the job.
+const SPOOL_LIMIT: u64 = 16 << 30;
+/// Maximum time for one attempt to connect to a service.
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Delay between two attempts to connect to a service, which does not announce that it is ready.
+const PROBE_DELAY: Duration = Duration::from_millis(100);
+/// Time without connections after which the agent ends. The agent that created the container connects immediately.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Arguments of `muster agent container`.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct ContainerArgs {
+    /// Loopback address to listen on. Connections are forwarded to the machine of the agent that created the container.
+    #[arg(long, value_name = "HOST:PORT")]
+    relay: Option<String>,
+}
+
+/// Runs `muster agent container`.
+pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
+    if std::env::var_os(MODE).is_some() {
+        return without_mode();
+    }
+    // The output before this line is from the entrypoint of the image, on either stream.
+    let started = writeln!(std::io::stdout(), "{STARTED}").and_then(|()| writeln!(std::io::stderr(), "{STARTED}"));
+    if started.is_err() {
+        return ExitCode::FAILURE;
+    }
+    crate::logging::init_service();
+    let open_files = crate::open_files::raise();
+    crate::runtime::block_on(async {
+        let _relay = match relay::start(args.relay.as_deref()).await {
+            Ok(relay) => relay,
+            Err(error) => {
+                // The other agent shows this line in the log of the job.
+                let _ = writeln!(std::io::stderr(), "{error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        let (ready, is_ready) = oneshot::channel();
+        let options = muster_agent::Options {
+            socket: SOCKET.into(),
+            spool: SPOOL.into(),
+            exit_with_pid: None,
+            ready: Some(ready),
+            retention: RETENTION,
+            spool_limit: SPOOL_LIMIT,
+            boot_id: muster_agent::boot_id(),
+            job_nofile_limit: open_files,
+            idle_timeout: Some(IDLE_TIMEOUT),
+            // The container is the cgroup of the job.
+            containment: Containment::ProcessTree,
+            shutdown: CancellationToken::new(),
+        };
+        let announce = async {
+            if is_ready.await.is_ok() {
+                // If this fails, the other agent has closed the stream and removes the container.
+                let _ = writeln!(std::io::stdout(), "{READY}");
+            }
+        };
+        let (served, ()) = tokio::join!(muster_agent::serve(options), announce);
+        match served {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!(error = muster_job::error_chain(&error), "the agent ended");
+                ExitCode::FAILURE
+            }
+        }
+    })
+}
+
+/// Replaces this process by one without the variables that are for the agent only, so that jobs do not inherit them.
+fn without_mode() -> ExitCode {
+    let error = match std::env::current_exe() {
+        Ok(own) => {
+            let relay = std::env::var_os(RELAY).into_iter().flat_map(|address| [OsString::from("--relay"), address]);
+            Command::new(own).args(SERVE).args(relay).env_remove(MODE).env_remove(RELAY).exec()
+        }
+        Err(error) => error,
+    };
+    // Nothing reads the log of this process yet but the job's log, which shows this line.
+    let _ = writeln!(std::io::stderr(), "failed to start the agent in the container: {error}");
+    ExitCode::FAILURE
+}
+
+/// Runs `muster agent dial`.
+pub(super) fn dial() -> ExitCode {
+    match UnixStream::connect(SOCKET) {
+        Ok(socket) => bridge(socket),
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "failed to connect to {SOCKET}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Arguments of `muster agent probe`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ProbeArgs {
+    /// Milliseconds until the command fails.
+    timeout_ms: u64,
+    /// Addresses, such as `172.17.0.2:5432`.
+    #[arg(required = true)]
+    addresses: Vec<SocketAddr>,
+}
+
+/// Runs `muster agent probe`: succeeds as soon as one of the addresses accepts a connection.
+pub(super) fn probe(args: &ProbeArgs) -> ExitCode {
+    crate::runtime::block_on_one_thread(async {
+        let attempts = args.addresses.iter().map(|address| Box::pin(connect_until_accepted(*address)));
+        let connected = futures::future::select_all(attempts);
+        let connected = tokio::time::timeout(Duration::from_millis(args.timeout_ms), connected).await;
+        if connected.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    })
+}
+
+/// Connects to an address until it accepts. Prints each error once.
+async fn connect_until_accepted(address: SocketAddr) {
+    let mut last = String::new();
+    // The reader may have closed the output already.
+    let print = |line: &str| drop(writeln!(std::io::stdout(), "{line}"));
+    print(&format!("waiting for a connection to {address}"));
+    loop {
+        let error = match tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(address)).await {
+            Ok(Ok(_)) => return print(&format!("connected to {address}")),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} s", DIAL_TIMEOUT.as_secs()),
+        };
+        if error != last {
+            print(&format!("failed to connect to {address}: {error}"));
+            last = error;
+        }
+        tokio::time::sleep(PROBE_DELAY).await;
+    }
+}

@@ -1,0 +1,105 @@
+//! `muster ci run` with jobs in containers of a real Docker Engine.
+
+use std::process::Command;
+
+use muster_test_needs::DockerEngine;
+
+use super::{CommandOutput, Project};
+
+/// Image of the tests: busybox, without git.
+const IMAGE: &str = "muster-test/ci-busybox:1";
+
+/// Runs `muster ci` with this engine as `DOCKER_HOST`.
+fn ci(project: &Project, engine: &str, arguments: &[&str]) -> CommandOutput {
+    CommandOutput::from(project.command(arguments).env("DOCKER_HOST", engine).output().unwrap())
+}
+
+/// Returns the URL of an engine that has the image. `None` means that the machine has no engine.
+fn engine() -> Option<String> {
+    let engine = DockerEngine::shared()?;
+    engine.create_image(IMAGE, &[]).then(|| engine.url())
+}
+
+#[test]
+fn job_with_an_image_runs_in_a_container_and_all_others_on_this_machine() {
+    let Some(engine) = engine() else { return };
+    let project = Project::new(&format!(
+        "inside:\n  image: {IMAGE}\n  variables: {{GIT_STRATEGY: empty}}\n  script:\n    - cat /proc/1/cmdline | tr '\\0' ' '\n    \
+         - wget -q -O - $CI_SERVER_URL/no/such/page || echo answered\n    - mkdir out && echo content > out/file\n  artifacts: {{paths: [out]}}\n\
+         outside:\n  stage: deploy\n  script: ['cat out/file', 'git log -1 --format=%s']\n"
+    ));
+    let output = ci(&project, &engine, &["run", "--log", "all"]).code(0);
+    output.warns("jobs with `image:` run in containers of unix://");
+    output
+        .prints("Using Docker executor with image muster-test/ci-busybox:1")
+        .prints("/.muster/muster-agent agent container");
+    output.prints("404").prints("answered").prints("content").prints("First commit");
+}
+
+#[test]
+fn image_without_git_fails_the_checkout_with_a_remedy() {
+    let Some(engine) = engine() else { return };
+    let project = Project::new("job: {script: ['true']}\n");
+    let arguments = ["run", "--executor", "docker", "--image", IMAGE, "--log", "all"];
+    let output = ci(&project, &engine, &arguments).code(1);
+    output.prints("there is no `git` here; use an image that has git");
+    output.warns("jobs run in containers of unix://");
+}
+
+#[test]
+fn sources_are_fetched_from_this_machine() {
+    let Some(image) = image_with_git() else { return };
+    let project =
+        Project::new(&format!("job:\n  image: {image}\n  script: ['git log -1 --format=%s', 'cat new-file']\n"));
+    project.write("new-file", "not committed yet\n");
+    let engine = DockerEngine::shared().map(DockerEngine::url).unwrap();
+    let output = ci(&project, &engine, &["run", "--log", "all"]).code(0);
+    output.prints("Fetching changes").prints("not committed yet");
+}
+
+/// Adds this machine's git, with the libraries that it needs, to the image of the tests. `None` means that there is no engine or no git.
+fn image_with_git() -> Option<&'static str> {
+    const NAME: &str = "muster-test/ci-git";
+    engine()?;
+    let docker = DockerEngine::shared()?;
+    let command = "set -e; core=$(git --exec-path); files=\"$(command -v git) $core/git-remote-http\"; \
+                   tar -chf - $files $(ldd $files | grep -o '/[^ :]*\\.so[^ ]*' | sort -u)";
+    let archive = Command::new("sh").args(["-c", command]).output().unwrap();
+    assert!(archive.status.success(), "{}", String::from_utf8_lossy(&archive.stderr));
+    let call = |method: &str, path: &str, body: &[u8]| {
+        let (status, answer) = docker.call(method, path, body);
+        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
+    };
+    call(
+        "POST",
+        "/containers/create?name=ci-git",
+        format!("{{\"Image\": \"{IMAGE}\", \"Cmd\": [\"true\"]}}").as_bytes(),
+    );
+    call("PUT", "/containers/ci-git/archive?path=/", &archive.stdout);
+    call("POST", &format!("/commit?container=ci-git&repo={NAME}&tag=1"), b"{}");
+    call("DELETE", "/containers/ci-git", b"");
+    Some("muster-test/ci-git:1")
+}
+
+#[test]
+fn missing_engine_is_an_error_only_if_containers_were_requested() {
+    let project = Project::new("job: {image: busybox, variables: {GIT_STRATEGY: none}, script: ['echo ran here']}\n");
+    let nowhere = "unix:///no/such/docker.sock";
+    ci(&project, nowhere, &["run", "--executor", "docker"])
+        .code(2)
+        .warns("/no/such/docker.sock")
+        .warns("--executor host");
+    let fallback = ci(&project, nowhere, &["run", "--log", "all"]).code(0);
+    fallback.warns("`image:` of job `job` is ignored").warns("/no/such/docker.sock");
+    fallback.prints("ran here");
+    ci(&project, "ssh://engine.example", &["run", "--executor", "docker"])
+        .code(2)
+        .warns("not a socket of this machine");
+}
+
+#[test]
+fn job_without_an_image_needs_a_default_image_in_containers() {
+    let project = Project::new("job: {script: ['true']}\n");
+    project.ci(&["run", "--executor", "docker"]).code(2).warns("job `job` has no `image:`").warns("--image");
+    project.ci(&["run", "--image", "busybox"]).code(2).warns("`--image` has no effect");
+}

@@ -1,0 +1,208 @@
+//! An agent as its own process, beside a Docker Engine that the tests share.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use muster_agent_api::builtin::{
+    ContainerSpec, DockerContainer, DockerEngine, DockerVolume, ImageSpec, Inputs as _, Script,
+};
+use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
+use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::step_runner::{Job, RunRequest, Variable};
+use muster_test_needs::DockerEngine as TestEngine;
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use tokio::net::UnixStream;
+
+use crate::process::until;
+
+/// Image of the tests: busybox.
+pub(crate) const IMAGE: &str = "muster-test/busybox:1";
+/// ID of the job of a test.
+const ID: &str = "1-1";
+/// Timeout that is longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An agent that runs as its own process, and the engine for its jobs.
+pub(crate) struct Host {
+    pub(crate) docker: &'static TestEngine,
+    dir: TempDir,
+    process: Mutex<Child>,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let mut process = self.process.lock();
+        let _ = process.kill();
+        let _ = process.wait();
+    }
+}
+
+impl Host {
+    /// Starts an agent. `None` means that the machine has no engine.
+    pub(crate) async fn start() -> Option<Self> {
+        static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
+        let docker = TestEngine::shared()?;
+        if !IMAGE_EXISTS.get_or_init(|| docker.create_image(IMAGE, &[])) {
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let host = Self { docker, process: Mutex::new(spawn(&dir)), dir };
+        until(async || host.reach().await.map_err(|error| error.to_string())).await;
+        Some(host)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("agent.sock")
+    }
+
+    /// Runs steps in the container to their end. Returns the log and the result.
+    pub(crate) async fn run(&self, job: &DockerContainer, steps: Vec<Step>) -> (String, JobResult) {
+        self.start_job(job, steps).await;
+        self.finish().await
+    }
+
+    /// Starts a job whose steps run in the container.
+    pub(crate) async fn start_job(&self, job: &DockerContainer, steps: Vec<Step>) {
+        self.start_job_with(job, steps, Duration::ZERO).await;
+    }
+
+    /// Starts a job with this timeout, whose steps run in the container.
+    pub(crate) async fn start_job_with(&self, job: &DockerContainer, steps: Vec<Step>, timeout: Duration) {
+        let mut job = job.clone();
+        job.engine = DockerEngine { host: self.docker.url(), ..DockerEngine::default() };
+        let inputs = serde_json::to_value(&job).unwrap();
+        let inside = Call::Delegate { name: DockerContainer::BUILTIN.to_owned(), inputs, steps };
+        let plan = JobPlan {
+            project_dir: self.dir.path().join("builds/p").to_string_lossy().into_owned(),
+            builds_dir: self.dir.path().join("builds").to_string_lossy().into_owned(),
+            steps: vec![Step::new("prepare_executor", "Preparing the \"docker\" executor", inside)],
+            grace_ms: 300,
+            timeout_ms: u64::try_from(timeout.as_millis()).unwrap(),
+            ..JobPlan::default()
+        };
+        let variable = Variable { key: "A".to_owned(), value: "handed on".to_owned(), file: false, masked: false };
+        let request = RunRequest {
+            id: ID.to_owned(),
+            steps: job_steps(&plan).unwrap(),
+            job: Some(Job { variables: vec![variable], build_dir: plan.project_dir.clone() }),
+            ..RunRequest::default()
+        };
+        self.reach().await.unwrap().run(request).await.unwrap();
+    }
+
+    /// Waits for the end of the job. Returns the log and the result.
+    pub(crate) async fn finish(&self) -> (String, JobResult) {
+        let mut log = Vec::new();
+        let following = client::follow_to_end(self, ID, PATIENCE, |bytes| log.extend_from_slice(bytes));
+        let result = tokio::time::timeout(PATIENCE, following).await.unwrap().unwrap();
+        (String::from_utf8(log).unwrap(), result)
+    }
+
+    /// Reads the log until it contains this text.
+    pub(crate) async fn log_until(&self, text: &str) {
+        let mut log = String::new();
+        let reading = async {
+            let mut chunks = self.reach().await.unwrap().follow(ID, 0).await.unwrap();
+            while !log.contains(text) {
+                let chunk = chunks.message().await.unwrap().unwrap_or_else(|| panic!("{text:?} is not in {log}"));
+                log.push_str(&String::from_utf8_lossy(&chunk.data));
+            }
+        };
+        assert!(tokio::time::timeout(PATIENCE, reading).await.is_ok(), "{text:?} is not in {log}");
+    }
+
+    /// Cancels the job.
+    pub(crate) async fn cancel(&self) {
+        self.reach().await.unwrap().cancel(ID).await.unwrap();
+    }
+
+    /// Deletes the job, so that another one can run.
+    pub(crate) async fn close(&self) {
+        self.reach().await.unwrap().close(ID).await.unwrap();
+    }
+
+    /// Kills the agent, and starts another one with the same spool.
+    pub(crate) async fn restart(&mut self) {
+        let process = self.process.get_mut();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        *process = spawn(&self.dir);
+        until(async || self.reach().await.map_err(|error| error.to_string())).await;
+    }
+
+    /// Waits until no object of the engine has a name that begins with this text.
+    pub(crate) async fn until_no_objects(&self, name: &str) {
+        until(async || {
+            Some(self.objects(name)).filter(String::is_empty).ok_or("objects of the job are left".to_owned())
+        })
+        .await;
+    }
+
+    /// Returns the names of the containers, volumes and networks whose names begin with this text.
+    pub(crate) fn objects(&self, name: &str) -> String {
+        let lists =
+            ["/containers/json?all=1", "/volumes", "/networks"].map(|path| self.docker.call("GET", path, &[]).1);
+        let words = lists.iter().flat_map(|list| list.split('"'));
+        words.filter(|word| word.trim_start_matches('/').starts_with(name)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn spawn(dir: &TempDir) -> Child {
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_muster-agent"));
+    agent.args(["agent", "serve", "--no-cgroups", "--socket"]).arg(dir.path().join("agent.sock"));
+    agent.arg("--spool").arg(dir.path().join("spool"));
+    agent.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+}
+
+#[async_trait::async_trait]
+impl Reach for Host {
+    async fn reach(&self) -> Result<AgentConnection, AgentError> {
+        let socket = self.socket();
+        let location = socket.display().to_string();
+        let opened = AgentConnection::open(location, move || UnixStream::connect(socket.clone())).await;
+        opened.map_err(|error| AgentError::NotReached(error.into()))
+    }
+}
+
+/// Returns a job in a container whose objects have this name.
+pub(crate) fn job(name: &str) -> DockerContainer {
+    DockerContainer {
+        build: ContainerSpec {
+            name: format!("{name}-build"),
+            image: ImageSpec {
+                name: IMAGE.to_owned(),
+                pull_policies: vec!["if-not-present".to_owned()],
+                ..ImageSpec::default()
+            },
+            hostname: format!("{name}-host"),
+            ..ContainerSpec::default()
+        },
+        volumes: vec![DockerVolume {
+            source: format!("{name}-builds"),
+            destination: "/builds".to_owned(),
+            temporary: true,
+            ..DockerVolume::default()
+        }],
+        directories: vec!["/builds".to_owned(), "/cache".to_owned()],
+        project_dir: "/builds/group/project".to_owned(),
+        ..DockerContainer::default()
+    }
+}
+
+/// Returns a step with these commands.
+pub(crate) fn script(commands: &[&str]) -> Step {
+    let commands = commands.iter().map(ToString::to_string).collect();
+    Step::new("step_script", "", Call::builtin(&Script { commands, ..Script::default() }))
+}
+
+/// Returns the reason and the exit code of a failed job.
+pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
+    match &result.outcome {
+        Outcome::Success => panic!("the job passed"),
+        Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),
+    }
+}

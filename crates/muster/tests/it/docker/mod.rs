@@ -1,0 +1,50 @@
+//! Steps in a container of a real Docker Engine, at an agent that runs as its own process.
+
+mod ends;
+mod harness;
+mod images;
+mod services;
+
+use muster_agent_api::result::Outcome;
+
+use harness::{Host, failed, job, script};
+
+#[tokio::test]
+async fn steps_run_in_a_container_that_is_removed_afterwards() {
+    let Some(host) = Host::start().await else { return };
+    let job = job("first");
+    let commands =
+        "echo \"$A on $(hostname) in $PWD\"; ls /.muster; echo 'a log line' >&2; tr '\\0' '\\n' < /proc/1/cmdline; env";
+    let (log, result) = host.run(&job, vec![script(&[commands])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("handed on on first-host in /builds/group/project\n"), "{log}");
+    assert!(log.contains("\nmuster-agent\na log line\n"), "{log}");
+    assert!(log.contains("/.muster/muster-agent\nagent\ncontainer\n"), "{log}");
+    assert!(!log.contains("MUSTER_AGENT_MODE"), "the job inherits a variable of the agent: {log}");
+    assert_eq!(host.objects("first"), "", "objects of the job are left");
+}
+
+#[tokio::test]
+async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
+    let Some(host) = Host::start().await else { return };
+    let (log, result) = host.run(&job("exits"), vec![script(&["exit 7"])]).await;
+    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)), "{log}");
+    assert_eq!(host.objects("exits"), "", "objects of the job are left");
+}
+
+#[tokio::test]
+async fn volumes_are_kept_for_the_next_job_unless_they_are_temporary() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = job("vols");
+    let mut kept = job.volumes.first().unwrap().clone();
+    (kept.source, kept.destination, kept.temporary) = ("kept-cache".to_owned(), "/cache".to_owned(), false);
+    job.volumes.push(kept);
+    let (log, result) = host.run(&job, vec![script(&["touch /cache/file /builds/file; ls -ld /cache /builds"])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert_eq!(log.matches("drwxrwxrwx").count(), 2, "{log}");
+    let host = Host::start().await.unwrap();
+    let (log, result) = host.run(&job, vec![script(&["ls /cache /builds"])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert_eq!(log.matches("file\n").count(), 1, "{log}");
+    assert_eq!(host.objects("vols"), "", "objects of the job are left");
+}

@@ -1,0 +1,91 @@
+//! Services beside the build container, on the default bridge and on other networks.
+
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ImageSpec, ServiceSpec};
+use muster_agent_api::result::Outcome;
+
+use super::harness::{Host, job, script};
+
+/// Serves files on port 8080.
+const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
+
+/// Returns a job with a service that runs this command, and whose image exposes the port 8080.
+fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
+    const IMAGE: &str = "muster-test/service:1";
+    assert!(host.docker.create_image(IMAGE, &["EXPOSE 8080/tcp 53/udp"]));
+    let mut job = job(name);
+    job.services.push(ServiceSpec {
+        title: "muster-test/service:1".to_owned(),
+        container: ContainerSpec {
+            name: format!("{name}-service-0"),
+            image: ImageSpec {
+                name: IMAGE.to_owned(),
+                pull_policies: vec!["never".to_owned()],
+                ..ImageSpec::default()
+            },
+            command: Some(["/bin/sh", "-c", command].map(str::to_owned).to_vec()),
+            ..ContainerSpec::default()
+        },
+        aliases: vec!["web".to_owned(), "muster-test-service".to_owned()],
+    });
+    job.service_timeout_ms = 30_000;
+    job
+}
+
+const FETCH: &str = "wget -q -O - http://web:8080/; wget -q -O - http://muster-test-service:8080/";
+
+#[tokio::test]
+async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
+    let Some(host) = Host::start().await else { return };
+    let per_job = DockerNetwork::PerJob { name: "net-per-job".to_owned(), ipv6: false, mtu: 1400 };
+    let shared = br#"{"Name": "shared"}"#;
+    assert_eq!(host.docker.call("POST", "/networks/create", shared).0, 201);
+    for network in [DockerNetwork::Bridge, per_job, DockerNetwork::Mode("shared".to_owned())] {
+        let mut job = with_service(&host, "net", SERVER);
+        job.network = network;
+        let (log, result) = host.run(&job, vec![script(&[FETCH])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        assert!(log.contains("Starting service muster-test/service:1..."), "{log}");
+        assert!(log.contains("Waiting for services to be up and running (timeout 30 seconds)..."), "{log}");
+        assert!(log.ends_with("served\nserved\n\u{1b}[32;1mJob succeeded\u{1b}[0;m\n"), "{log}");
+        assert!(!log.contains("WARNING"), "{log}");
+        assert_eq!(host.objects("net-"), "", "objects of the job are left");
+        host.close().await;
+    }
+}
+
+#[tokio::test]
+async fn service_that_exits_is_a_warning_with_its_output() {
+    let Some(host) = Host::start().await else { return };
+    let job = with_service(&host, "exiting", "echo no database here; exit 3");
+    let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(
+        log.contains("*** WARNING:\u{1b}[0;m Service exiting-service-0 probably didn't start properly.\n"),
+        "{log}"
+    );
+    assert!(log.contains("Health check error:\nservice \"exiting-service-0\" exited with code 3\n"), "{log}");
+    assert!(log.contains("Service container logs:\nno database here\n"), "{log}");
+}
+
+#[tokio::test]
+async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = with_service(&host, "silent", "sleep 600");
+    job.service_timeout_ms = 500;
+    let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("Health check error:\nservice \"silent-service-0\" timeout\n"), "{log}");
+    assert!(log.contains("Health check container logs:\nwaiting for a connection to 172."), "{log}");
+    assert!(log.contains(":8080: Connection refused"), "{log}");
+}
+
+#[tokio::test]
+async fn output_of_services_is_in_the_log_if_they_are_debugged() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = with_service(&host, "debugged", SERVER);
+    job.log_services = true;
+    let (log, result) = host.run(&job, vec![script(&[FETCH])]).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let line = log.lines().find(|line| line.contains("serving")).unwrap();
+    assert!(line.starts_with("\u{1b}[0;37m[service:web-muster-test-service] 20"), "{line:?}");
+}

@@ -1,0 +1,184 @@
+//! Caches in an S3 server: shared among machines, with gitlab-runner, and without the server.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::Job;
+use muster_test_needs::object_stores::{Server, moto};
+use serde_json::{Value, json};
+
+use super::bench::{Bench, ManagerProcess};
+
+const SECRET: &str = "the-secret-key-of-the-store";
+/// Script that shows whether the cache was restored, and fills it.
+const FILL: &str =
+    "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
+
+/// A store with a bucket.
+async fn store() -> Option<Server> {
+    let server = moto()?;
+    let created = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
+    assert!(created.status().is_success());
+    Some(server)
+}
+
+/// Returns a configuration with the bucket.
+fn config(bench: &Bench, store: &Server, more: &str) -> String {
+    format!(
+        "check_interval = 1\n{}[runners.cache]\nType = \"s3\"\n{more}\n[runners.cache.s3]\nServerAddress = \"{}\"\n\
+         AccessKey = \"the-access-key\"\nSecretKey = \"{SECRET}\"\nBucketName = \"bucket\"\nBucketLocation = \"us-east-1\"\n\
+         Insecure = true\n",
+        bench.entry(0),
+        store.address
+    )
+}
+
+/// A machine whose runner uses the bucket.
+async fn machine(store: &Server, more: &str) -> (Bench, ManagerProcess) {
+    let bench = Bench::start(1).await;
+    bench.configure(&config(&bench, store, more));
+    let run = bench.run();
+    (bench, run)
+}
+
+fn payload(id: i64, script: &str, more: Value) -> Value {
+    let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false"), ("CI_JOB_ID", &id.to_string())];
+    let mut cache = json!({ "key": "deps-main", "paths": ["vendor/"], "policy": "pull-push", "when": "on_success" });
+    for (key, value) in more.as_object().unwrap() {
+        cache[key] = value.clone();
+    }
+    json!({
+        "id": id, "token": format!("job-secret-{id}"),
+        "job_info": { "name": "test", "stage": "test", "project_id": 7, "project_name": "project" },
+        "git_info": {
+            "repo_url": "http://127.0.0.1/group/project.git", "sha": "0123456789abcdef", "before_sha": "0",
+            "ref": "main", "ref_type": "branch"
+        },
+        "runner_info": { "timeout": 600 },
+        "variables": variables.map(|(key, value)| json!({ "key": key, "value": value, "public": true })),
+        "steps": [{ "name": "script", "script": [script], "timeout": 600, "when": "on_success" }],
+        "cache": [cache],
+        "features": { "failure_reasons": [] }
+    })
+}
+
+/// Runs a job with the cache to its end. The job must succeed.
+async fn job(bench: &Bench, id: i64, script: &str, cache: Value) -> String {
+    bench.coordinator(0).enqueue(serde_json::from_value(payload(id, script, cache)).unwrap());
+    let job: Job = bench.coordinator(0).wait_for_end(JobId(id)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+    job.text()
+}
+
+/// Returns the names of the objects in the bucket.
+async fn objects(store: &Server) -> Vec<String> {
+    let listing = reqwest::get(format!("{}/bucket", store.url())).await.unwrap().text().await.unwrap();
+    listing.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap().to_owned()).collect()
+}
+
+fn contains(log: &str, texts: &[&str]) {
+    for text in texts {
+        assert!(log.contains(text), "{text:?} is missing in {log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cache_of_one_machine_is_restored_on_another() {
+    let Some(store) = store().await else { return };
+    let (first, _run) = machine(&store, "Path = \"ci\"").await;
+    let log = job(&first, 1, FILL, json!({})).await;
+    contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
+    contains(&log, &[&format!("Uploading cache.zip to {}/bucket/ci/runner/", store.url())]);
+    let names = objects(&store).await;
+    assert!(matches!(&names[..], [name] if name.ends_with("/project/7/deps-main")), "{names:?}");
+
+    let (second, _run) = machine(&store, "Path = \"ci\"").await;
+    let log = job(&second, 2, &format!("{FILL}; env"), json!({})).await;
+    contains(&log, &["Checking cache for deps-main...", "Downloading cache from http", "Successfully extracted cache"]);
+    contains(&log, &["\nfound 1\n", "Archive is up to date!", "skipping upload", "Created cache"]);
+    for secret in [SECRET, "the-access-key", "X-Amz-Signature"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
+    // Files with new times and the same contents are not uploaded again; other files are.
+    let log = job(&second, 3, "cp vendor/lib copy && mv copy vendor/lib", json!({})).await;
+    contains(&log, &["cache.zip is up to date", "Archive is up to date!"]);
+    let log = job(&second, 4, "rm vendor/lib; echo 4 > vendor/other", json!({})).await;
+    contains(&log, &["Uploading cache.zip to"]);
+    let (third, _run) = machine(&store, "Path = \"ci\"").await;
+    let log = job(&third, 5, "ls vendor", json!({})).await;
+    contains(&log, &["\nother\n", "Successfully extracted cache"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
+    let Some(store) = store().await else { return };
+    let (first, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
+    job(&first, 1, FILL, json!({ "key": "main" })).await;
+    let (second, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
+    let fallback = json!({ "key": "branch", "fallback_keys": ["missing", "main"], "policy": "pull" });
+    let log = job(&second, 2, FILL, fallback).await;
+    contains(&log, &["Checking cache for branch...", "Checking cache for missing...", "Checking cache for main..."]);
+    contains(&log, &["\nfound 1\n", "Not uploading cache branch due to policy"]);
+    let log =
+        job(&second, 3, "mkdir -p vendor; head -c 200000 /dev/urandom > vendor/large", json!({ "key": "large" })).await;
+    contains(&log, &["is too big (Limit is set to 100000). Cache will be stored only locally."]);
+    assert_eq!(objects(&store).await, ["project/7/main"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_succeeds_with_warnings_if_the_store_is_killed() {
+    let Some(mut store) = store().await else { return };
+    let (bench, _run) = machine(&store, "").await;
+    job(&bench, 1, FILL, json!({})).await;
+    store.kill();
+    let log = job(&bench, 2, "mkdir -p vendor; echo new > vendor/lib; echo the script ran", json!({})).await;
+    contains(
+        &log,
+        &["Checking cache for deps-main...", "Retrying...", "Failed to extract cache", "\nthe script ran\n"],
+    );
+    contains(&log, &["Creating cache deps-main...", "Failed to create cache"]);
+}
+
+/// gitlab-runner. It is killed when it is dropped.
+struct Stock(Child);
+
+impl Stock {
+    fn run(program: &Path, bench: &Bench, store: &Server) -> Self {
+        let (home, config_file) = (bench.home.path("stock"), bench.home.path("stock.toml"));
+        std::fs::create_dir(&home).unwrap();
+        std::fs::write(&config_file, config(bench, store, "").replace("\"sh\"", "\"bash\"")).unwrap();
+        let mut command = Command::new(program);
+        command.arg("run").arg("--config").arg(&config_file).arg("--working-directory").arg(&home);
+        command.env_clear().env("HOME", &home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(&home);
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Stock {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
+    let Some(stock) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else { return };
+    let Some(store) = store().await else { return };
+    let theirs = Bench::start(1).await;
+    let _stock = Stock::run(Path::new(&stock), &theirs, &store);
+    let (ours, _run) = machine(&store, "").await;
+    for (index, (from, to)) in [(&theirs, &ours), (&ours, &theirs)].into_iter().enumerate() {
+        let id = i64::try_from(index).unwrap() * 10;
+        let cache = || json!({ "key": format!("größe {index}/main") });
+        let fill = "rm -rf vendor; mkdir vendor; echo $CI_JOB_ID > vendor/lib";
+        let log = job(from, id + 1, fill, cache()).await;
+        contains(&log, &["Uploading cache.zip to", "Created cache"]);
+        let log = job(to, id + 2, "echo found $(cat vendor/lib)", cache()).await;
+        contains(&log, &["Downloading cache from", "Successfully extracted cache"]);
+        contains(&log, &[&format!("\nfound {}\n", id + 1), "Archive is up to date!"]);
+    }
+    let names = objects(&store).await;
+    assert_eq!(names.len(), 2, "both programs use the same names: {names:?}");
+}

@@ -1,0 +1,117 @@
+//! Jobs of the executor `docker`, from the answer of a coordinator to the trace, with a real Docker Engine.
+
+use muster_test_needs::DockerEngine;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::bench::Bench;
+
+/// Image of the jobs and of their service: busybox.
+const IMAGE: &str = "muster-test/runner:1";
+
+impl Bench {
+    /// Configures a runner with the executor `docker`. Returns `None` if the machine has no engine.
+    fn configure_docker(&self, settings: &str) -> Option<&'static DockerEngine> {
+        let engine = DockerEngine::shared()?;
+        if !engine.create_image(IMAGE, &["EXPOSE 8080/tcp"]) {
+            return None;
+        }
+        let entry = self.entry(0).replace("executor = \"shell\"", "executor = \"docker\"");
+        let docker = format!("[runners.docker]\nhost = \"{}\"\npull_policy = \"never\"\n{settings}", engine.url());
+        self.configure(&format!("concurrent = 2\n{entry}{docker}\n"));
+        Some(engine)
+    }
+
+    fn push_container(&self, id: i64, commands: &[&str], more: &Value) {
+        let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false"), ("FF_NETWORK_PER_BUILD", "true")];
+        let mut payload = json!({
+            "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": id },
+            "git_info": { "repo_url": "https://gitlab.example/group/project.git", "sha": "0123456789abcdef", "ref": "main" },
+            "runner_info": { "timeout": 600 },
+            "variables": variables.map(|(key, value)| json!({ "key": key, "value": value, "public": true })),
+            "steps": [{ "name": "script", "script": commands }],
+            "features": { "trace_sections": true, "failure_reasons": ["runner_configuration_error"] },
+            "muster": { "trace_interval_ms": 20 }
+        });
+        for (key, value) in more.as_object().unwrap() {
+            payload[key] = value.clone();
+        }
+        self.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+    }
+}
+
+/// Returns the names of containers and networks at the engine that belong to the first job.
+fn objects_left(engine: &DockerEngine) -> String {
+    let lists = ["/containers/json?all=1", "/networks"].map(|path| engine.call("GET", path, &[]).1);
+    let names = lists
+        .iter()
+        .flat_map(|list| list.split('"'))
+        .filter(|text| text.contains("-project-1-") || text.ends_with("-1-0-1"));
+    names.collect::<Vec<_>>().join(" ")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_with_image_and_service_runs_in_containers() {
+    let bench = Bench::start(1).await;
+    let Some(engine) = bench.configure_docker("user = \"1000\"\nmemory = \"256m\"\n") else { return };
+    let run = bench.run();
+    let server = "mkdir /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
+    let commands = [
+        "echo \"user $(id -u) in $PWD on $(hostname)\"",
+        "wget -q -O - http://web:8080/",
+        "echo kept > ../kept; exit 7",
+    ];
+    let more = json!({
+        "image": { "name": IMAGE },
+        "services": [{ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", server] }]
+    });
+    bench.push_container(1, &commands, &more);
+    let job = bench.wait_for_end(0, 1).await;
+    let trace = job.text();
+    for expected in [
+        "\u{1b}[36;1mPreparing the \"docker\" executor\u{1b}[0;m",
+        &format!("Using Docker executor with image {IMAGE} ..."),
+        &format!("Starting service {IMAGE}..."),
+        "user 1000 in /builds/group/project on runner-",
+        "\nserved\n",
+        "ERROR: Job failed: exit ",
+    ] {
+        assert!(trace.contains(expected), "{expected} is missing in {trace}\n{}", run.log());
+    }
+    let position = |text: &str| trace.find(text).unwrap_or_else(|| panic!("{text} is missing in {trace}"));
+    assert!(position("section_end:") < position("Preparing environment"), "{trace}");
+    assert_eq!(objects_left(engine), "", "objects of the job are left");
+    // With the strategy `none`, the volume of the checkout is removed with its job.
+    let same_project = json!({ "image": { "name": IMAGE }, "job_info": { "name": "test", "project_id": 1 } });
+    bench.push_container(2, &["cat ../kept"], &same_project);
+    let job = bench.wait_for_end(0, 2).await;
+    assert!(!job.text().contains("\nkept\n"), "{}", job.text());
+    run.signal(Signal::QUIT);
+    assert_eq!(run.wait_for_exit_code().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_that_settings_do_not_allow_fails_with_the_lines_of_gitlab_runner() {
+    let bench = Bench::start(1).await;
+    let settings = format!("image = \"{IMAGE}\"\nallowed_images = [\"ruby:*\"]\n");
+    if bench.configure_docker(&settings).is_none() {
+        return;
+    }
+    let run = bench.run();
+    bench.push_container(3, &["echo runs"], &json!({ "image": { "name": "group/ruby:3" } }));
+    let refused = bench.wait_for_end(0, 3).await;
+    let lines =
+        "ERROR: The \"group/ruby:3\" image is not present on list of allowed images:\u{1b}[0;m\n\u{1b}[0K- ruby:*";
+    assert!(refused.text().contains(lines), "{}", refused.text());
+    assert!(
+        refused.text().ends_with("ERROR: Job failed (system failure): disallowed image\u{1b}[0;m\n"),
+        "{}",
+        refused.text()
+    );
+    bench.push_container(4, &["echo runs"], &json!({}));
+    let job = bench.wait_for_end(0, 4).await;
+    assert!(job.text().contains("Using default image"), "{}", job.text());
+    assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
+    run.signal(Signal::QUIT);
+    assert_eq!(run.wait_for_exit_code().await, 0);
+}

@@ -1,0 +1,232 @@
+//! Runs Debian's Docker Engine or Podman, and makes a root file system for images.
+
+#![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use crate::missing;
+
+/// Static shell and tools of Debian's package busybox-static.
+const BUSYBOX: &str = "/bin/busybox";
+/// Name of the engine's socket in its directory.
+const SOCKET: &str = "docker.sock";
+/// Runs a program until its own input ends, then sends it the signal, and removes its directory. The input also ends if the test is killed.
+const SUPERVISE: &str =
+    r#"dir=$1 signal=$2; shift 2; "$@" & exec 2>&-; read -r _; kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
+/// Runs a program in its own network, where it can have a bridge that no other engine uses. Its processes end with it.
+const ISOLATE: [&str; 10] = [
+    "unshare",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+    "sh",
+    "-c",
+    "ip link set lo up; exec \"$0\" \"$@\"",
+];
+
+/// Messages about missing engines.
+const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
+const NO_PODMAN: &str = "podman cannot run here (Debian: podman; as root)";
+/// Podman's settings: registries on this machine have no TLS.
+const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
+
+/// A running Docker Engine, or Podman as one, with its own data. Dropping it ends the process.
+#[derive(Debug)]
+pub struct DockerEngine {
+    supervisor: Child,
+    dir: PathBuf,
+}
+
+impl Drop for DockerEngine {
+    fn drop(&mut self) {
+        drop(self.supervisor.stdin.take());
+        let _ = self.supervisor.wait();
+    }
+}
+
+impl DockerEngine {
+    /// Starts an engine without the default bridge, so that several engines can run on one machine. `arguments` are added to its command line.
+    /// Returns `None` if an engine cannot run here.
+    ///
+    /// # Panics
+    /// The temporary directory of the engine cannot be created.
+    #[track_caller]
+    #[must_use]
+    pub fn start(arguments: &[&str]) -> Option<Self> {
+        let local = ["--bridge=none", "--iptables=false", "--storage-driver=vfs"];
+        Self::dockerd("TERM", &[], &[&local, arguments].concat()).map_err(missing).ok()
+    }
+
+    /// Returns an engine that the tests of this process share. It has its own network, which other engines and tests cannot reach, with the
+    /// default bridge. Returns `None` if an engine cannot run here.
+    ///
+    /// # Panics
+    /// The temporary directory of the engine cannot be created.
+    #[track_caller]
+    #[must_use]
+    pub fn shared() -> Option<&'static Self> {
+        static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
+        // All processes of the engine end with the first process of their namespace.
+        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &ISOLATE, &[]));
+        shared.as_ref().map_err(missing).ok()
+    }
+
+    /// Starts Podman's service, which is compatible with Docker Engine. Returns `None` if Podman cannot run here.
+    ///
+    /// # Panics
+    /// The temporary directory of the engine cannot be created.
+    #[track_caller]
+    #[must_use]
+    pub fn podman() -> Option<Self> {
+        let started = Self::run("TERM", "API service listening on", |dir| {
+            let path = |name: &str| dir.join(name).into_os_string();
+            std::fs::write(path("registries.conf"), REGISTRIES).expect("failed to write Podman's settings");
+            let mut command: Vec<OsString> =
+                ["podman", "--log-level=info", "--storage-driver=vfs"].map(Into::into).into();
+            command.extend(["--root".into(), path("data"), "--runroot".into(), path("exec")]);
+            command.extend(["system", "service", "--time=0"].map(Into::into));
+            command.push(format!("unix://{}", dir.join(SOCKET).display()).into());
+            (command, vec![("CONTAINERS_REGISTRIES_CONF", path("registries.conf"))])
+        });
+        started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
+    }
+
+    fn dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
+        let started = Self::run(signal, "API listen on", |dir| {
+            let mut command: Vec<OsString> = wrapper.iter().chain(&["dockerd"]).map(Into::into).collect();
+            for (option, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {
+                command.extend([option.into(), dir.join(name).into_os_string()]);
+            }
+            command.extend(["--host".into(), format!("unix://{}", dir.join(SOCKET).display()).into()]);
+            command.extend(arguments.iter().map(Into::into));
+            (command, Vec::new())
+        });
+        started.map_err(|error| format!("{NO_DOCKER}: {error}"))
+    }
+
+    /// Runs the engine until it writes `ready` to its log. The error is the last line of the log. `describe` returns the command and the
+    /// environment variables for a directory.
+    fn run(
+        signal: &str,
+        ready: &str,
+        describe: impl FnOnce(&Path) -> (Vec<OsString>, Vec<(&'static str, OsString)>),
+    ) -> Result<Self, String> {
+        let dir = tempfile::tempdir().expect("failed to create a directory for the engine").keep();
+        let (program, env) = describe(&dir);
+        let mut command = Command::new("sh");
+        command.args(["-c", SUPERVISE, "sh"]).arg(&dir).arg(signal).args(program).envs(env);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut supervisor = command.spawn().expect("failed to run sh");
+        let stderr = supervisor.stderr.take().expect("the engine has no pipe for its log");
+        let mut lines = BufReader::new(stderr).lines().map_while(Result::ok);
+        let mut last = String::new();
+        let is_ready = lines.any(|line| {
+            last = line;
+            last.contains(ready)
+        });
+        std::thread::spawn(move || lines.for_each(drop));
+        let engine = Self { supervisor, dir };
+        if is_ready { Ok(engine) } else { Err(last) }
+    }
+
+    /// Returns the path of the engine's socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join(SOCKET)
+    }
+
+    /// Returns the directory of the engine.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the URL of the engine.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// Calls the engine's API. Returns the status and the body of the answer.
+    ///
+    /// # Panics
+    /// The engine does not answer.
+    #[must_use]
+    pub fn call(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = UnixStream::connect(self.socket()).expect("the engine does not listen");
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).expect("the engine reads no request");
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("the engine does not answer");
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.unwrap_or_default(), body.to_owned())
+    }
+
+    /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether busybox exists.
+    ///
+    /// # Panics
+    /// The engine rejects the image.
+    #[track_caller]
+    #[must_use]
+    pub fn create_image(&self, name: &str, instructions: &[&str]) -> bool {
+        let Some(archive) = busybox_root() else { return false };
+        let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
+        let changes: String = instructions.iter().map(|line| format!("&changes={}", encode(line))).collect();
+        let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
+        let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}{changes}");
+        let (status, answer) = self.call("POST", &path, &archive);
+        assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
+        true
+    }
+}
+
+/// Returns a root file system with a shell and all tools of busybox, as a tar archive for an import into an engine. Returns `None` if busybox is
+/// missing.
+///
+/// # Panics
+/// Busybox cannot be read.
+#[track_caller]
+#[must_use]
+pub fn busybox_root() -> Option<Vec<u8>> {
+    let Ok(busybox) = std::fs::read(BUSYBOX) else {
+        missing(format_args!("there is no {BUSYBOX} (Debian: busybox-static)"));
+        return None;
+    };
+    let mut tar = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    for (name, mode) in [("bin/", 0o755), ("etc/", 0o755), ("tmp/", 0o1777)] {
+        header.set_entry_type(tar::EntryType::Directory);
+        header.set_mode(mode);
+        header.set_size(0);
+        tar.append_data(&mut header, name, std::io::empty()).expect("failed to write to memory");
+    }
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_mode(0o755);
+    header.set_size(busybox.len() as u64);
+    tar.append_data(&mut header, "bin/busybox", busybox.as_slice()).expect("failed to write to memory");
+    header.set_entry_type(tar::EntryType::Symlink);
+    header.set_size(0);
+    let list = Command::new(BUSYBOX).arg("--list").output().expect("busybox does not run").stdout;
+    for applet in String::from_utf8_lossy(&list).lines().filter(|applet| *applet != "busybox") {
+        tar.append_link(&mut header, format!("bin/{applet}"), "busybox").expect("failed to write to memory");
+    }
+    let passwd = b"root:x:0:0:root:/:/bin/sh\nuser:x:1000:1000:user:/tmp:/bin/sh\n".as_slice();
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_mode(0o644);
+    header.set_size(passwd.len() as u64);
+    tar.append_data(&mut header, "etc/passwd", passwd).expect("failed to write to memory");
+    Some(tar.into_inner().expect("failed to write to memory"))
+}

@@ -1,0 +1,87 @@
+//! A script that records its starts and writes a known log, and checks of jobs that ran it.
+
+use muster_job::invariants::{self, LogExtent, Violation};
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::Job;
+use muster_tests::bench::{Bench, SECRET};
+use rand::Rng;
+use rand::rngs::StdRng;
+
+/// Returns the seeds to run: `MUSTER_TEST_RUNS` consecutive seeds, beginning with `MUSTER_TEST_SEED`.
+///
+/// Without these variables, returns `default_runs` seeds, beginning with a random one.
+pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
+    let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let first = variable("MUSTER_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
+    let runs = variable("MUSTER_TEST_RUNS").unwrap_or(default_runs);
+    println!("MUSTER_TEST_SEED={first} MUSTER_TEST_RUNS={runs}");
+    first..first + runs
+}
+
+/// Output of a script, given by its number of lines. The lines have different lengths, and some follow a pause.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lines(u32);
+
+impl Lines {
+    pub(crate) fn random(rng: &mut StdRng) -> Self {
+        Self(rng.random_range(5..60))
+    }
+
+    /// Returns a script that records its start, prints the secret, prints the lines and records its end.
+    pub(crate) fn script(self) -> String {
+        let count = self.0;
+        format!(
+            "echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\"; echo \"[$SECRET]\"\n\
+             i=0; while [ $i -lt {count} ]; do i=$((i + 1)); printf 'line %d %0*d\\n' $i $((i * 7 % 90 + 1)) 0\n\
+             [ $((i % 5)) != 0 ] || sleep 0.01; done\n\
+             date +%s%N > \"$MARKS/ended-$CI_JOB_ID\""
+        )
+    }
+
+    /// Returns the exact output that the trace must contain.
+    pub(crate) fn text(self) -> String {
+        let lines = (1..=self.0).map(|number| format!("line {number} {:0>1$}\n", 0, number as usize * 7 % 90 + 1));
+        format!("[[MASKED]]\n{}", lines.collect::<String>())
+    }
+}
+
+/// Checks the invariants J1, J2, J3 and J6 (ARCHITECTURE.md) for one finished job.
+pub(crate) fn check_job(bench: &Bench, id: JobId, job: &Job) -> Result<(), Violation> {
+    invariants::reported_once(id, job.reports().count())?;
+    invariants::started_at_most_once(id, bench.start_count(id))?;
+    let output = &job.reports().last().unwrap().output;
+    let trace = LogExtent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
+    let checksum =
+        output.checksum.as_ref().map(|text| u32::from_str_radix(text.trim_start_matches("crc32:"), 16).unwrap());
+    // If the manager has lost its agent, it has no checksum of the log.
+    let log = LogExtent { bytes: output.bytesize.unwrap(), crc32: checksum.unwrap_or(trace.crc32) };
+    invariants::trace_equals_log(id, log, trace)?;
+    invariants::no_secret(&format!("trace of job {id}"), &job.trace, [SECRET.as_bytes()])
+}
+
+/// Checks that a job succeeded, started once, and has its complete log.
+pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+    check_job(bench, id, job).unwrap();
+    assert_eq!(bench.start_count(id), 1, "{}", job.text());
+    assert!(job.text().contains(&lines.text()), "the log differs from the output of the script:\n{}", job.text());
+}
+
+/// Checks the invariants J1, J4, J5 and J6 for a whole test environment, after all jobs have ended.
+///
+/// J4 is only checked for jobs whose scripts recorded their end.
+pub(crate) async fn check_all_jobs(bench: &Bench, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
+    let (assigned, ended) = bench.coordinator.assigned_and_ended();
+    println!("{assigned} jobs assigned, {ended} ended");
+    assert_eq!(assigned, ended, "J1: each job is assigned once and ends\n{}", bench.log());
+    invariants::no_leftovers(bench.leftovers().await).unwrap();
+    for (source, content) in bench.readable_by_others() {
+        invariants::no_secret(&source, &content, [SECRET.as_bytes()]).unwrap();
+    }
+    let read_time = |name: String| std::fs::read_to_string(bench.path(&name)).ok()?.trim().parse::<u128>().ok();
+    let spans = jobs.into_iter().filter_map(|id| {
+        let ended = read_time(format!("ended-{id}"))?;
+        Some((read_time(format!("started-{id}"))?, Some(ended)))
+    });
+    invariants::at_most(concurrent, spans).unwrap();
+}

@@ -1,0 +1,76 @@
+//! Normalizes results: replaces times, names, paths and numbers that differ between two runs.
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+/// Patterns and replacements, applied in this order.
+static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    [
+        // Section markers are put on separate lines, so that lines can be compared.
+        (r"section_(start|end):[0-9]+:([^\r\n]*\r\x1b\[0K)", "section_$1:TIME:$2\n"),
+        // Builds directory of a job, which contains the runner's token and the slot.
+        (r"HOME/builds/[A-Za-z0-9_-]+/[0-9]+/group", "BUILDS"),
+        (r"HOME/repos/group", "REPOS"),
+        (r"HOME/cache/group", "CACHE"),
+        // Messages of a shell contain its process ID and a line number of the script, which differs between the runners.
+        (r"bash: (eval: )?line [0-9]+: ( *[0-9]+ )?", "bash: ${1}line N: "),
+        // The helpers of gitlab-runner are programs with their own log format: padding, colors and fields.
+        (r"\x1b\[0;m=", "="),
+        (r" *\x1b\[0;m +([a-z]+=)", " $1"),
+        (r" +\x1b\[0;m", "\x1b[0;m"),
+        (r"(?m)\x1b\[0;m +$", "\x1b[0;m"),
+        (r"(?m)^([^\x1b\n]+)\x1b\[0;m$", "$1"),
+        (r" (pid|token|host)=\S+", ""),
+        (r"system ID: [rs]_[0-9A-Za-z]{12}", "system ID: S"),
+        (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z?", "DATE"),
+        (r"127\.0\.0\.1:[0-9]+", "COORDINATOR"),
+        // git prints the amount of data and the speed.
+        (r"\(delta [0-9]+\), reused [0-9]+ \(delta [0-9]+\)", "(delta N)"),
+    ]
+    .into_iter()
+    .map(|(pattern, replacement)| (Regex::new(pattern).unwrap(), replacement))
+    .collect()
+});
+
+/// Normalizes a text line by line.
+pub(super) fn text(text: &str, home: &Path) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let mut text = text.replace(&*home.to_string_lossy(), "HOME");
+    text = text.replace(&format!("Running on {}...", host.trim()), "Running on HOST...");
+    for (pattern, replacement) in &*RULES {
+        text = pattern.replace_all(&text, *replacement).into_owned();
+    }
+    text
+}
+
+/// Normalizes a trace and makes control characters visible. Repeated lines are replaced by one line and their number.
+pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
+    let trace = String::from_utf8_lossy(bytes);
+    let text = text(&trace, home);
+    let mut lines: Vec<(String, usize)> = Vec::new();
+    for line in text.split_inclusive('\n') {
+        let end = if line.ends_with('\n') { "" } else { "<no end of line>" };
+        let line = escape_controls(line.trim_end_matches('\n')) + end;
+        match lines.last_mut() {
+            Some((last, times)) if *last == line => *times += 1,
+            _ => lines.push((line, 1)),
+        }
+    }
+    let render = |(line, times): (String, usize)| {
+        let line = if line.len() > 2000 { format!("<{} characters>", line.chars().count()) } else { line };
+        if times == 1 { format!("{line}\n") } else { format!("{line}\n<{times} times>\n") }
+    };
+    lines.into_iter().map(render).collect()
+}
+
+/// Replaces control characters by escape sequences.
+pub(super) fn escape_controls(line: &str) -> String {
+    let escape = |c: char| match c {
+        '\x1b' => "\\e".to_owned(),
+        c if c.is_control() => c.escape_debug().to_string(),
+        c => c.to_string(),
+    };
+    line.chars().map(escape).collect()
+}

@@ -1,0 +1,252 @@
+//! The manager or the agent is killed (SIGKILL) at a point in time that a seed selects. Nothing is lost or duplicated, logs are
+//! complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_kill`] does the same with instances.
+//!
+//! With a GitLab-like server, one period is excluded. From the assignment of a job until the manager has stored it, only the server
+//! knows the job, and a kill of any manager loses it. With such a server, the manager is killed only after it has sent a call about
+//! each assigned job.
+//!
+//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system killed -- --nocapture`
+
+use std::time::{Duration, Instant};
+
+use muster_job::{JobId, JobStatus};
+use muster_tests::bench::Bench;
+use muster_tests::machines::{ProcessKind, kill};
+use muster_tests::proxy::{ApiCall, Fault};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::checks::{self, Lines};
+
+const CONCURRENT: usize = 2;
+/// Number of jobs per run: `CONCURRENT` and one that waits.
+pub(crate) const JOBS: i64 = 3;
+/// Minimum number of runs for the check that enough of them had a kill.
+const MIN_RUNS_TO_CHECK: usize = 8;
+
+/// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
+const RUN_TIMEOUT: Duration = Duration::from_secs(100);
+
+/// Point at which to kill.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Point {
+    /// At the n-th call of a kind: after the coordinator has processed it and before its response arrives, or before it reaches the
+    /// coordinator.
+    Call { kind: ApiCall, number: u32, is_processed: bool },
+    /// When the coordinator has received this number of bytes of the first job's trace.
+    Log(usize),
+    /// After this fraction of the duration of a run without a kill.
+    Time(f64),
+}
+
+impl Point {
+    pub(crate) fn random(rng: &mut StdRng) -> Self {
+        match rng.random_range(0..4) {
+            0 => Self::Log(rng.random_range(1..1500)),
+            1 => Self::Time(rng.random()),
+            _ => Self::Call {
+                kind: ApiCall::ALL[rng.random_range(0..4)],
+                number: rng.random_range(1..5),
+                is_processed: rng.random(),
+            },
+        }
+    }
+}
+
+/// Process to kill.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Victim {
+    Manager,
+    Agent,
+    Plugin,
+    /// SSH server of an instance.
+    SshServer,
+    /// Whole instance.
+    Instance,
+}
+
+impl Victim {
+    /// Kills a random process of this kind. Returns whether one existed.
+    fn kill(self, bench: &mut Bench, rng: &mut StdRng) -> bool {
+        let mut kill_random = |kind| {
+            let pids = bench.machines.processes(kind);
+            !pids.is_empty() && kill(pids[rng.random_range(0..pids.len())])
+        };
+        match self {
+            Self::Manager => {
+                bench.kill_manager();
+                bench.start_manager();
+                true
+            }
+            Self::Agent => bench.kill_agent(),
+            Self::Plugin => bench.kill_plugin(),
+            Self::SshServer => kill_random(ProcessKind::SshServer),
+            Self::Instance => kill_random(ProcessKind::PersistentInstance),
+        }
+    }
+
+    /// Returns the possible messages of a job that fails because of the kill. `None` means that every job survives it.
+    fn failure_messages(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Agent => Some(&["the agent was killed while the job ran"]),
+            // The message depends on what the manager detects first: the provider no longer lists the instance, or it does not respond.
+            Self::Instance => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
+            Self::Manager | Self::Plugin | Self::SshServer => None,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) runs: usize,
+    /// Number of runs with a kill. A run has no kill if its point is not reached or the process does not exist.
+    pub(crate) kills: usize,
+    pub(crate) passed: usize,
+    /// Number of jobs that failed with a system failure because an agent or an instance was killed.
+    pub(crate) failed: usize,
+}
+
+impl Tally {
+    /// Prints the counts, and checks that at least a quarter of the runs had a kill.
+    pub(crate) fn print_and_check(&self) {
+        println!("{} kills in {} runs, no job lost or duplicated: {self:?}", self.kills, self.runs);
+        assert!(self.kills * 4 >= self.runs || self.runs < MIN_RUNS_TO_CHECK, "too few runs had a kill: {self:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_manager_or_agent_loses_and_duplicates_nothing() {
+    run_seeds(Bench::start(CONCURRENT).await, 16).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_manager_or_agent_of_gitlab_like_server_loses_and_duplicates_nothing() {
+    run_seeds(Bench::start_gitlab_like(CONCURRENT).await, 8).await;
+}
+
+async fn run_seeds(mut bench: Bench, default_runs: u64) {
+    let mut tally = Tally::default();
+    let run_time = run_without_kill(&mut bench, &mut tally).await;
+    for seed in checks::seeds(default_runs) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let victim = if rng.random() { Victim::Manager } else { Victim::Agent };
+        let point = Point::random(&mut rng);
+        println!("seed {seed}: {victim:?} at {point:?}");
+        run(&mut bench, Some((victim, point, run_time)), &mut rng, &mut tally).await;
+    }
+    let jobs = i64::try_from(tally.runs).unwrap() * JOBS;
+    checks::check_all_jobs(&bench, CONCURRENT, (1..=jobs).map(JobId)).await;
+    tally.print_and_check();
+}
+
+/// Makes one run without a kill. Returns its duration.
+pub(crate) async fn run_without_kill(bench: &mut Bench, tally: &mut Tally) -> Duration {
+    let start = Instant::now();
+    run(bench, None, &mut StdRng::seed_from_u64(0), tally).await;
+    start.elapsed()
+}
+
+/// Makes one run of three jobs. `kill` is the process to kill, the point, and the duration of a run without a kill.
+pub(crate) async fn run(
+    bench: &mut Bench,
+    kill: Option<(Victim, Point, Duration)>,
+    rng: &mut StdRng,
+    tally: &mut Tally,
+) {
+    let first = i64::try_from(tally.runs).unwrap() * JOBS + 1;
+    tally.runs += 1;
+    let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::random(rng))).collect();
+    let (send, mut call_reached) = mpsc::unbounded_channel();
+    if let Some((_, Point::Call { kind: wanted, number, is_processed }, _)) = kill {
+        let mut calls_left = number;
+        let is_processed = is_processed && !(bench.coordinator.is_as_gitlab() && wanted == ApiCall::Request);
+        bench.proxy.select_faults(Box::new(move |kind| {
+            if kind != wanted || calls_left == 0 {
+                return None;
+            }
+            calls_left -= 1;
+            (calls_left == 0).then(|| {
+                let _ = send.send(());
+                if is_processed { Fault::DropAfter } else { Fault::DropBefore }
+            })
+        }));
+    }
+    let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
+    for (id, lines) in &jobs {
+        bench.push(id.0, &[&lines.script(), "echo content > out"], &json!({ "artifacts": artifacts }));
+    }
+    let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+    let mut killed = None;
+    let ended = match kill {
+        None => all_ended.await,
+        Some((victim, point, run_time)) => {
+            let point_reached = async {
+                match point {
+                    Point::Call { .. } => drop(call_reached.recv().await),
+                    Point::Log(bytes) => {
+                        bench.coordinator.wait_for(jobs[0].0, |job| job.trace.len() >= bytes).await;
+                    }
+                    Point::Time(fraction) => tokio::time::sleep(run_time.mul_f64(fraction)).await,
+                }
+            };
+            tokio::select! {
+                () = point_reached => {}
+                // The run does not have this point, for example no fourth upload.
+                ended = all_ended => return check(bench, &jobs, ended, None, tally),
+            }
+            let is_killed = if victim == Victim::Manager && bench.coordinator.is_as_gitlab() {
+                bench.coordinator.set_forwarding_enabled(false);
+                bench.coordinator.wait_until_assigned_jobs_are_known().await;
+                let is_killed = victim.kill(bench, rng);
+                bench.coordinator.set_forwarding_enabled(true);
+                is_killed
+            } else {
+                victim.kill(bench, rng)
+            };
+            if is_killed {
+                tally.kills += 1;
+                killed = Some(victim);
+            }
+            let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+            tokio::time::timeout(RUN_TIMEOUT, all_ended).await.unwrap_or_else(|_| {
+                let has_ended = |id| bench.coordinator.job(id).is_some_and(|job| job.status.is_complete());
+                let lost: Vec<_> = jobs.iter().map(|(id, _)| *id).filter(|id| !has_ended(*id)).collect();
+                panic!("jobs {lost:?} are lost:\n{}", bench.log())
+            })
+        }
+    };
+    check(bench, &jobs, ended, killed, tally);
+}
+
+fn check(
+    bench: &Bench,
+    jobs: &[(JobId, Lines)],
+    ended: Vec<muster_runner_api::test_support::Job>,
+    killed: Option<Victim>,
+    tally: &mut Tally,
+) {
+    for ((id, lines), job) in jobs.iter().zip(ended) {
+        if job.status == JobStatus::Success {
+            tally.passed += 1;
+            checks::check_success(bench, *id, &job, *lines);
+            continue;
+        }
+        tally.failed += 1;
+        let (text, last) = (job.text(), job.reports().last().unwrap());
+        let Some(messages) = killed.and_then(Victim::failure_messages) else {
+            panic!("the kill of {killed:?} must not fail a job: {text}\n{}", bench.log())
+        };
+        assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
+        let count: usize = messages.iter().map(|message| text.matches(message).count()).sum();
+        assert_eq!(count, 1, "the trace has the reason once: {text}\n{}", bench.log());
+        checks::check_job(bench, *id, &job).unwrap();
+        // The trace has the output of the script until the kill, without a gap.
+        if let Some((_, output)) = text.split_once("[[MASKED]]\n") {
+            let output: String = output.split_inclusive('\n').take_while(|line| line.starts_with("line ")).collect();
+            let complete_lines = output.rfind('\n').map_or("", |end| &output[..end]);
+            assert!(lines.text().contains(complete_lines), "{text}");
+        }
+    }
+}

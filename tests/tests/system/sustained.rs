@@ -1,0 +1,159 @@
+//! Soak test with a queue that is never empty. Each job ends exactly once with the result of its script, and the resource usage of the
+//! manager and its agent does not grow with the number of jobs. `benches/sustained` measures the speed.
+//!
+//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system sustained -- --nocapture`
+
+use std::path::PathBuf;
+
+use muster_job::{JobId, JobStatus};
+use muster_tests::bench::Bench;
+use muster_tests::process::wait_until;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::json;
+
+use crate::checks;
+
+const CONCURRENT: usize = 8;
+/// Number of jobs per seed.
+const JOBS: i64 = 50;
+/// Number of jobs that are queued or running at any time.
+const OPEN_JOBS: i64 = 24;
+/// Maximum growth of the memory of manager and agent, for any number of jobs.
+const MAX_MEMORY_GROWTH_KIB: u64 = 4 * 1024;
+/// Maximum size of the state directory while no job exists.
+const MAX_STATE_BYTES: u64 = 256 * 1024;
+
+/// Output and exit status of a job.
+#[derive(Debug, Clone, Copy)]
+struct JobScript {
+    /// Number of zeros that the script prints.
+    zeros: usize,
+    fails: bool,
+}
+
+impl JobScript {
+    /// Returns the output and exit status of a job. `first_seed` is the seed of the first run.
+    fn from_seed(first_seed: u64, id: i64) -> Self {
+        let run = u64::try_from((id - 1) / JOBS).unwrap();
+        let mut rng = StdRng::seed_from_u64((first_seed + run).wrapping_mul(1 << 20) + id.unsigned_abs());
+        Self { zeros: rng.random_range(1..4000), fails: rng.random_bool(0.1) }
+    }
+
+    /// Queues a job with this output and exit status.
+    fn push(self, bench: &Bench, id: i64) {
+        let script = format!(
+            "echo \"${{EPOCHREALTIME/[.,]/}}\" >> \"$MARKS/started-$CI_JOB_ID\"; printf '<%0*d>\\n' {} 0\n\
+             echo \"${{EPOCHREALTIME/[.,]/}}\" > \"$MARKS/ended-$CI_JOB_ID\"; exit {}",
+            self.zeros,
+            u8::from(self.fails)
+        );
+        // All jobs belong to one project, so that their workspaces are reused.
+        let project = json!({
+            "job_info": { "name": format!("job-{id}"), "project_id": 1, "project_name": "p" },
+            "git_info": { "repo_url": "http://example.org/group/p.git", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
+        });
+        bench.push(id, &[&script], &project);
+    }
+
+    /// Checks that the job was assigned, started and reported once, and that its log is complete.
+    async fn check(self, bench: &Bench, id: i64) {
+        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        let expected = if self.fails { JobStatus::Failed } else { JobStatus::Success };
+        assert_eq!((job.status, job.assignments), (expected, 1), "{}\n{}", job.text(), bench.log());
+        checks::check_job(bench, JobId(id), &job).unwrap();
+        assert_eq!(bench.start_count(JobId(id)), 1, "{}", job.text());
+        assert!(job.text().contains(&format!("<{:0>1$}>\n", 0, self.zeros)), "{}", job.text());
+    }
+}
+
+/// Resource usage of manager and agent while they are idle.
+#[derive(Debug)]
+struct IdleUsage {
+    memory_kib: u64,
+    /// Number of open files.
+    files: usize,
+    /// Number of files in the state directory and the workspaces.
+    entries: usize,
+}
+
+impl IdleUsage {
+    /// Waits until no job remains, and measures.
+    async fn measure(bench: &Bench) -> Self {
+        assert_eq!(bench.leftovers().await, [""; 0]);
+        let mut state = 0;
+        let is_small = wait_until(|| {
+            state = paths_below(bench.path("state"))
+                .iter()
+                .filter_map(|path| path.metadata().ok())
+                .map(|file| file.len())
+                .sum();
+            state <= MAX_STATE_BYTES
+        });
+        assert!(is_small.await, "the state directory still has {state} bytes: {:?}", paths_below(bench.path("state")));
+        let pids = bench.process_ids();
+        assert_eq!(pids.len(), 2, "expected a manager and an agent:\n{}", bench.log());
+        let open_files = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        Self {
+            memory_kib: pids.iter().map(|pid| resident_kib(*pid)).sum(),
+            files: pids.iter().map(open_files).sum(),
+            entries: paths_below(bench.path("state")).len() + paths_below(bench.path("builds")).len(),
+        }
+    }
+}
+
+fn resident_kib(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// Returns all files and directories below a directory.
+fn paths_below(directory: PathBuf) -> Vec<PathBuf> {
+    let (mut found, mut pending) = (Vec::new(), vec![directory]);
+    while let Some(directory) = pending.pop() {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            pending.extend(entry.file_type().is_ok_and(|kind| kind.is_dir()).then(|| entry.path()));
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+/// Runs these jobs so that the queue is never empty. Returns the usage after all jobs have ended.
+async fn run_jobs(bench: &Bench, first_seed: u64, first: i64, last: i64) -> IdleUsage {
+    for id in first..=last.min(first + OPEN_JOBS - 1) {
+        JobScript::from_seed(first_seed, id).push(bench, id);
+    }
+    for id in first..=last {
+        JobScript::from_seed(first_seed, id).check(bench, id).await;
+        if id + OPEN_JOBS <= last {
+            JobScript::from_seed(first_seed, id + OPEN_JOBS).push(bench, id + OPEN_JOBS);
+        }
+    }
+    let usage = IdleUsage::measure(bench).await;
+    println!("after {last} jobs: {usage:?}");
+    usage
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sustained_load_runs_each_job_once_without_resource_growth() {
+    let seeds = checks::seeds(8);
+    let runs = i64::try_from(seeds.end - seeds.start).unwrap().max(2);
+    // The first jobs, at most two runs, fill all caches.
+    let (warm_up_jobs, all_jobs) = (JOBS * (runs / 4).clamp(1, 2), JOBS * runs);
+    let bench = Bench::start(CONCURRENT).await;
+    let before = run_jobs(&bench, seeds.start, 1, warm_up_jobs).await;
+    let after = run_jobs(&bench, seeds.start, warm_up_jobs + 1, all_jobs).await;
+    assert!(
+        after.memory_kib <= before.memory_kib + MAX_MEMORY_GROWTH_KIB,
+        "memory has grown: {before:?}, then {after:?}"
+    );
+    // There are never more connections and workspaces than jobs that run at the same time.
+    assert!(after.files <= before.files + CONCURRENT, "the number of open files has grown: {before:?}, then {after:?}");
+    assert!(
+        after.entries <= before.entries + CONCURRENT,
+        "the number of files on disk has grown: {before:?}, then {after:?}"
+    );
+    checks::check_all_jobs(&bench, CONCURRENT, (1..=all_jobs).map(JobId)).await;
+}
