@@ -18,13 +18,32 @@ pub(crate) fn set_suspended(instance: u32, stop: bool) -> bool {
         if remaining.is_empty() {
             return true;
         }
-        for pid in remaining.into_iter().filter_map(Pid::from_raw) {
-            // A process that has exited in the meantime is ignored.
-            let _ = kill_process(pid, if stop { Signal::STOP } else { Signal::CONT });
+        for pid in &remaining {
+            signal(*pid, if stop { Signal::STOP } else { Signal::CONT });
         }
         std::thread::sleep(ROUND_DELAY);
+        if stop {
+            remaining.into_iter().for_each(finish_vfork);
+        }
     }
     false
+}
+
+/// Continues the stopped children of a process that a signal cannot stop.
+///
+/// A process that called vfork(2), as posix_spawn(3) does, cannot be stopped before its child has executed a program. If the child was
+/// stopped before that, both would wait forever.
+fn finish_vfork(pid: i32) {
+    if state(pid) == Some('D') {
+        children(pid).into_iter().filter(|child| is_stopped(*child)).for_each(|child| signal(child, Signal::CONT));
+    }
+}
+
+/// Sends a signal. A process that has exited in the meantime is ignored.
+fn signal(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
 }
 
 /// Returns true if the instance is suspended.
@@ -81,10 +100,21 @@ mod tests {
         assert!(is_suspended(child.id()) && processes(child.id()).len() == 2);
         assert!(set_suspended(child.id(), false));
         assert!(!is_suspended(child.id()));
-        for pid in processes(child.id()).into_iter().filter_map(Pid::from_raw) {
-            kill_process(pid, Signal::KILL).unwrap();
-        }
+        processes(child.id()).into_iter().for_each(|pid| signal(pid, Signal::KILL));
         child.wait().unwrap();
         assert!(!is_suspended(child.id()), "an instance without processes is not suspended");
+    }
+
+    #[test]
+    fn process_that_starts_others_with_vfork_is_stopped() {
+        // dash, which is Debian's sh, starts programs with vfork.
+        let mut child = std::process::Command::new("sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap();
+        for _ in 0..500 {
+            assert!(set_suspended(child.id(), true));
+            assert!(set_suspended(child.id(), false));
+        }
+        set_suspended(child.id(), true);
+        processes(child.id()).into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        child.wait().unwrap();
     }
 }
