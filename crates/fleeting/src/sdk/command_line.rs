@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use super::erased::Plugin;
 use super::{Provider, config, log, serve};
 use crate::layout::escape;
 use crate::model::Platform;
@@ -24,29 +25,33 @@ pub fn main<P: Provider>() -> ExitCode {
 /// Runs [`main`] with explicit arguments, for a plugin that is built into another program.
 #[must_use]
 pub fn main_with<P: Provider>(arguments: &[String]) -> ExitCode {
+    execute(Plugin::of::<P>(), arguments)
+}
+
+fn execute(plugin: Plugin, arguments: &[String]) -> ExitCode {
     match arguments.first().map(String::as_str) {
-        Some("-version" | "--version" | "version") => print(&version::<P>()),
-        Some("settings") => print(&config::reference::<P::Config>()),
-        Some("bootstrap") => match bootstrap::<P>(arguments.get(1).map(String::as_str)) {
+        Some("-version" | "--version" | "version") => print(&version(&plugin)),
+        Some("settings") => print(&config::describe(&(plugin.schema)())),
+        Some("bootstrap") => match bootstrap(plugin.version, arguments.get(1).map(String::as_str)) {
             Ok(directory) => print(&format!("{directory}\n")),
             Err(error) => fail(&super::error_chain(&error), ExitCode::FAILURE),
         },
-        Some("-h" | "-help" | "--help") => print(&usage::<P>()),
+        Some("-h" | "-help" | "--help") => print(&usage(&plugin)),
         Some(flag) if flag.starts_with('-') => {
-            fail(&format!("flag provided but not defined: {flag}\n{}", usage::<P>()), ExitCode::from(USAGE))
+            fail(&format!("flag provided but not defined: {flag}\n{}", usage(&plugin)), ExitCode::from(USAGE))
         }
         // As in Go plugins, other arguments are ignored.
-        _ => run::<P>(),
+        _ => run(plugin),
     }
 }
 
-fn run<P: Provider>() -> ExitCode {
+fn run(plugin: Plugin) -> ExitCode {
     if std::env::var(COOKIE_KEY).as_deref() != Ok(COOKIE_VALUE) {
         let text = format!(
             "This is the fleeting plugin {}. It is not meant to be executed directly: the runner manager starts it if `plugin` in \
              [runners.autoscaler] of config.toml names it.\n{}",
-            P::NAME,
-            usage::<P>()
+            plugin.name,
+            usage(&plugin)
         );
         return fail(&text, ExitCode::FAILURE);
     }
@@ -54,7 +59,7 @@ fn run<P: Provider>() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let result = match runtime {
         Ok(runtime) => {
-            let result = runtime.block_on(serve::serve::<P>());
+            let result = runtime.block_on(serve::serve(plugin));
             // A provider call that hangs must not keep the process running.
             runtime.shutdown_background();
             result
@@ -80,21 +85,21 @@ fn fail(text: &str, code: ExitCode) -> ExitCode {
     code
 }
 
-fn usage<P: Provider>() -> String {
+fn usage(plugin: &Plugin) -> String {
     format!(
         "Usage: fleeting-plugin-{} [-version | settings | bootstrap REPOSITORY]\n  (no argument)  serve a runner manager\n  \
          -version       print the version\n  settings       print the reference of plugin_config\n  bootstrap      copy this \
          executable to $FLEETING_PLUGIN_PATH\n",
-        P::NAME
+        plugin.name
     )
 }
 
 /// Returns seven lines with labels, followed by an empty line (P3).
-fn version<P: Provider>() -> String {
+fn version(plugin: &Plugin) -> String {
     let line = |label: &str, value: &str| format!("{label:<14}{value}\n");
     [
-        line("Name:", &format!("fleeting-plugin-{}", P::NAME)),
-        line("Version:", P::VERSION),
+        line("Name:", &format!("fleeting-plugin-{}", plugin.name)),
+        line("Version:", plugin.version),
         line("Git revision:", option_env!("MUSTER_GIT_REVISION").unwrap_or("unknown")),
         line("Git ref:", option_env!("MUSTER_GIT_REF").unwrap_or("unknown")),
         line("GO version:", "none (Rust)"),
@@ -131,7 +136,7 @@ enum BootstrapError {
 
 /// Copies this executable to `<plugins>/<repository>/<version>/plugin`.
 /// This code runs in the plugin's container image (docs/spec/fleeting.md, section 6.7).
-fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, BootstrapError> {
+fn bootstrap(version: &str, repository: Option<&str>) -> Result<String, BootstrapError> {
     let repository = repository.filter(|repository| !repository.is_empty()).ok_or(BootstrapError::NoRepository)?;
     let without_tag = match repository.rsplit_once(':') {
         Some((name, tag)) if !tag.contains('/') => name,
@@ -145,7 +150,7 @@ fn bootstrap<P: Provider>(repository: Option<&str>) -> Result<String, BootstrapE
     if !Path::new(&root).is_dir() {
         return Err(BootstrapError::NoDirectory { root });
     }
-    let directory = Path::new(&root).join(escape(without_tag)).join(escape(P::VERSION));
+    let directory = Path::new(&root).join(escape(without_tag)).join(escape(version));
     let copy = || {
         std::fs::create_dir_all(&directory)?;
         let temporary = directory.join(".plugin.new");

@@ -35,8 +35,8 @@ impl UnknownKey {
     }
 }
 
-/// Parses the settings. Also returns the keys that the plugin does not know.
-pub(super) fn parse<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<UnknownKey>), ConfigError> {
+/// Reads the settings that the plugin knows. Also returns the keys that it does not know.
+pub(super) fn read(bytes: &[u8], schema: &Schema) -> Result<(Value, Vec<UnknownKey>), ConfigError> {
     if bytes.is_empty() {
         return Err(ConfigError::Json("unexpected end of JSON input".to_owned()));
     }
@@ -46,7 +46,7 @@ pub(super) fn parse<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C
         Value::Object(object) => object,
         other => return Err(ConfigError::Json(format!("cannot use {} as a table of settings", kind_name(&other)))),
     };
-    let known = properties(schema_for!(C));
+    let known = properties(schema);
     let mut config = Map::new();
     let mut unknown = Vec::new();
     for (key, value) in object {
@@ -59,12 +59,16 @@ pub(super) fn parse<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C
             config.insert(name.clone(), value);
         }
     }
-    let config = serde_path_to_error::deserialize(Value::Object(config)).map_err(|error| {
+    Ok((Value::Object(config), unknown))
+}
+
+/// Converts settings to the plugin's own type.
+pub(super) fn deserialize<C: DeserializeOwned>(config: Value) -> Result<C, ConfigError> {
+    serde_path_to_error::deserialize(config).map_err(|error| {
         let key = error.path().to_string();
         let message = without_value(&error.inner().to_string());
         ConfigError::Value(if key == "." { message } else { format!("{key}: {message}") })
-    })?;
-    Ok((config, unknown))
+    })
 }
 
 /// Removes the value from serde's message, because it may be a secret.
@@ -91,7 +95,12 @@ fn without_value(message: &str) -> String {
 /// Returns the reference of a plugin's settings: a Markdown table, from the type and its doc comments.
 #[must_use]
 pub fn reference<C: JsonSchema>() -> String {
-    let properties = properties(schema_for!(C));
+    describe(&schema_for!(C))
+}
+
+/// Returns the reference of the settings with this schema.
+pub(super) fn describe(schema: &Schema) -> String {
+    let properties = properties(schema);
     if properties.is_empty() {
         return "This plugin has no settings.\n".to_owned();
     }
@@ -109,7 +118,7 @@ pub fn reference<C: JsonSchema>() -> String {
     text
 }
 
-fn properties(schema: Schema) -> Vec<(String, Map<String, Value>, bool)> {
+fn properties(schema: &Schema) -> Vec<(String, Map<String, Value>, bool)> {
     let required: Vec<Value> = schema.get("required").and_then(Value::as_array).cloned().unwrap_or_default();
     let Some(Value::Object(properties)) = schema.get("properties") else { return Vec::new() };
     let entry = |(name, property): (&String, &Value)| {
@@ -180,6 +189,11 @@ mod tests {
 
     fn ten() -> u32 {
         10
+    }
+
+    fn parse<C: DeserializeOwned + JsonSchema>(bytes: &[u8]) -> Result<(C, Vec<UnknownKey>), ConfigError> {
+        let (config, unknown) = read(bytes, &schema_for!(C))?;
+        Ok((deserialize(config)?, unknown))
     }
 
     #[test]

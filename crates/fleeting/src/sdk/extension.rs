@@ -1,4 +1,4 @@
-//! The service of the protocol extension, on top of a [`Provider`] that implements it.
+//! The service of the protocol extension, on top of a [`super::Provider`] that implements it.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,8 @@ use async_trait::async_trait;
 use futures::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
-use super::{Error, Provider, error_chain};
+use super::erased::DynProvider;
+use super::{Error, error_chain};
 use crate::extension::{Notice, Offer, ResourceUsage};
 use crate::model::Features;
 use crate::model::InstanceId;
@@ -76,11 +77,11 @@ pub trait Extension: Send + Sync {
 }
 
 /// The gRPC service.
-pub(super) struct Service<P> {
-    pub(super) provider: Arc<OnceLock<P>>,
+pub(super) struct Service {
+    pub(super) provider: Arc<OnceLock<Box<dyn DynProvider>>>,
 }
 
-impl<P: Provider> Service<P> {
+impl Service {
     /// Returns the extension.
     /// Without one, the response is the same as from a plugin that does not know the service.
     fn extension(&self) -> Result<&dyn Extension, Status> {
@@ -94,7 +95,7 @@ fn unknown_status(error: &Error) -> Status {
 }
 
 #[tonic::async_trait]
-impl<P: Provider> InstanceGroupExtension for Service<P> {
+impl InstanceGroupExtension for Service {
     type WatchNoticesStream = Pin<Box<dyn Stream<Item = Result<wire::Notice, Status>> + Send>>;
 
     async fn get_features(&self, _: Request<GetFeaturesRequest>) -> Result<Response<GetFeaturesResponse>, Status> {

@@ -30,6 +30,7 @@
 
 mod command_line;
 mod config;
+mod erased;
 mod extension;
 mod host_liveness;
 mod log;

@@ -10,9 +10,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::erased::Plugin;
 use super::host_liveness::PluginHost;
 use super::service::Service;
-use super::{Error, Provider, extension};
+use super::{Error, extension};
 use crate::protocol::extension::instance_group_extension_server::InstanceGroupExtensionServer;
 use crate::protocol::group::instance_group_server::InstanceGroupServer;
 use crate::protocol::health::health_server::{Health, HealthServer};
@@ -33,13 +34,13 @@ const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(100);
 const SIGTERM_EXIT_STATUS: u8 = 143;
 
 /// Serves until the host requests the exit, the host is lost, or SIGTERM arrives.
-pub(super) async fn serve<P: Provider>() -> Result<ExitCode, Error> {
+pub(super) async fn serve(plugin: Plugin) -> Result<ExitCode, Error> {
     let mut signals = Signals::new()?;
     let (listener, endpoint) = sys::listen().await?;
     let stop = CancellationToken::new();
     let host = PluginHost::default();
     let services = GoPluginServices { stop: stop.clone(), host: host.clone() };
-    let group = Service::<P>::default();
+    let group = Service::new(plugin);
     let server = Server::builder()
         .add_service(HealthServer::new(Healthy))
         .add_service(GrpcControllerServer::new(services.clone()))

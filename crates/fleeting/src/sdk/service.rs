@@ -1,4 +1,4 @@
-//! The protocol's service, on top of a [`Provider`].
+//! The protocol's service, on top of a [`super::Provider`].
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,8 @@ use prost::Message;
 use tonic::{Code, Request, Response, Status};
 
 use super::config;
-use super::{PartialFailure, Provider, Settings, error_chain};
+use super::erased::{DynProvider, Plugin};
+use super::{PartialFailure, Settings, error_chain};
 use crate::model::{ConnectorConfig, InstanceId};
 use crate::protocol::group::instance_group_server::InstanceGroup;
 use crate::protocol::group::{
@@ -20,32 +21,36 @@ use crate::protocol::group::{
 use crate::protocol::{RichStatus, SUSPEND_RESUME};
 
 /// The gRPC service. The provider exists after `Init`.
-pub(super) struct Service<P> {
-    provider: Arc<OnceLock<P>>,
+pub(super) struct Service {
+    plugin: Plugin,
+    provider: Arc<OnceLock<Box<dyn DynProvider>>>,
     /// [`super::Init::can_suspend`].
     can_suspend: AtomicBool,
     init_lock: tokio::sync::Mutex<()>,
 }
 
-impl<P> Default for Service<P> {
-    fn default() -> Self {
-        Self { provider: Arc::default(), can_suspend: AtomicBool::new(false), init_lock: tokio::sync::Mutex::default() }
+impl Service {
+    pub(super) fn new(plugin: Plugin) -> Self {
+        Self {
+            plugin,
+            provider: Arc::default(),
+            can_suspend: AtomicBool::new(false),
+            init_lock: tokio::sync::Mutex::default(),
+        }
     }
-}
 
-impl<P: Provider> Service<P> {
     /// Returns the cell that will hold the provider, for the service of the extension.
-    pub(super) fn provider_cell(&self) -> Arc<OnceLock<P>> {
+    pub(super) fn provider_cell(&self) -> Arc<OnceLock<Box<dyn DynProvider>>> {
         Arc::clone(&self.provider)
     }
 
-    fn provider(&self) -> Result<&P, Status> {
-        self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))
+    fn provider(&self) -> Result<&dyn DynProvider, Status> {
+        self.provider.get().map(AsRef::as_ref).ok_or_else(|| Status::failed_precondition("Init was not called"))
     }
 
     /// Returns the provider if it declared that it can suspend.
     /// Without that declaration, hosts do not track suspended instances (H13).
-    fn suspendable(&self) -> Result<&P, Status> {
+    fn suspendable(&self) -> Result<&dyn DynProvider, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
             return Ok(provider);
@@ -107,7 +112,7 @@ fn id_strings(ids: Vec<InstanceId>) -> Vec<String> {
 }
 
 #[tonic::async_trait]
-impl<P: Provider> InstanceGroup for Service<P> {
+impl InstanceGroup for Service {
     type UpdateStream = Pin<Box<dyn Stream<Item = Result<UpdateResponse, Status>> + Send>>;
 
     async fn init(&self, request: Request<InitRequest>) -> Result<Response<InitResponse>, Status> {
@@ -117,7 +122,7 @@ impl<P: Provider> InstanceGroup for Service<P> {
             return Err(Status::failed_precondition("Init has already been called"));
         }
         let (config, unknown_keys) =
-            config::parse::<P::Config>(&config).map_err(|error| Status::unknown(error.to_string()))?;
+            config::read(&config, &(self.plugin.schema)()).map_err(|error| Status::unknown(error.to_string()))?;
         for config::UnknownKey { key, suggestion } in unknown_keys {
             match suggestion {
                 Some(suggestion) => {
@@ -129,14 +134,16 @@ impl<P: Provider> InstanceGroup for Service<P> {
         // Without settings, the defaults apply (P8). Go plugins crash if the settings are missing.
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
-        let (provider, init) = P::init(config, Settings { connector }).await.map_err(|error| unknown_status(&error))?;
+        let create = self.plugin.create(config, Settings { connector });
+        let create = create.map_err(|error| Status::unknown(error.to_string()))?;
+        let (provider, init) = create.await.map_err(|error| unknown_status(&error))?;
         self.can_suspend.store(init.can_suspend, Ordering::Release);
         // The lock is held, so the cell is empty.
         let _ = self.provider.set(provider);
         Ok(Response::new(InitResponse {
             id: init.id,
             max_size: init.max_size,
-            version: P::VERSION.to_owned(),
+            version: self.plugin.version.to_owned(),
             build_info: super::command_line::build_info(),
             capabilities: if init.can_suspend { vec![SUSPEND_RESUME.to_owned()] } else { Vec::new() },
         }))
