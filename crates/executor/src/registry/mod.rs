@@ -22,7 +22,7 @@
 //! - [`Registry::register_kind`]: for executors that own something beyond their jobs, such as instances, which must be cleaned up when a
 //!   runner is removed or the manager exits ([`ExecutorKind`]).
 //!
-//! 3. Add the name to those that the configuration accepts (`muster_config`'s schema).
+//! 3. Add the name to those that the configuration accepts (`muster_config::EXECUTORS`).
 //!
 //! The executor of a runner exists as long as the configuration has the runner with that executor name, and until its last job has ended.
 
