@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
+use muster_test_needs::DockerEngine;
 use serde_json::{Value, json};
 
 use crate::machines::{Machines, ProcessKind, kill, signal};
@@ -37,6 +38,10 @@ pub struct Bench {
     concurrent: usize,
     /// Executable under test. Tests simulate an upgrade with a modified copy.
     pub executable: PathBuf,
+    /// Engine of the jobs' containers. `None` means that jobs do not run in containers.
+    pub engine: Option<DockerEngine>,
+    /// Members that every payload gets.
+    job_members: Value,
     /// Path of `config.toml`. `None` means that jobs run on this host.
     config: Option<PathBuf>,
     manager: Option<Child>,
@@ -111,6 +116,34 @@ impl Bench {
         bench
     }
 
+    /// Starts an environment whose manager runs jobs in containers of `engine`, each with a service.
+    ///
+    /// The directory of the environment is mounted at its own path. Returns `None` if the images of the jobs cannot be created.
+    pub async fn with_containers(concurrent: usize, engine: DockerEngine) -> Option<Self> {
+        const IMAGE: &str = "muster-test/bench:1";
+        if !engine.create_image(IMAGE, &[]) {
+            return None;
+        }
+        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
+        let home = bench.home.path().display();
+        let text = format!(
+            "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  \
+             token = \"{RUNNER_TOKEN}\"\n  executor = \"docker\"\n  request_concurrency = {concurrent}\n  [runners.docker]\n    \
+             host = {:?}\n    image = \"{IMAGE}\"\n    pull_policy = \"never\"\n    \
+             volumes = [\"{home}:{home}\"]\n    wait_for_services_timeout = -1\n",
+            bench.proxy.url,
+            engine.url()
+        );
+        let service = json!({ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", "exec sleep 100000"] });
+        bench.job_members = json!({ "services": [service] });
+        bench.engine = Some(engine);
+        let config = bench.path("config.toml");
+        std::fs::write(&config, text).unwrap();
+        bench.config = Some(config);
+        bench.start_manager();
+        Some(bench)
+    }
+
     /// Starts an environment with several instance groups. Each group has a name, additional keys, and additional keys of
     /// `plugin_config`.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
@@ -151,6 +184,8 @@ impl Bench {
             machines,
             concurrent,
             executable: muster(),
+            engine: None,
+            job_members: json!({}),
             config: None,
             manager: None,
             lifetime_process,
@@ -303,10 +338,32 @@ impl Bench {
             "features": { "failure_reasons": ["job_canceled", "runner_interrupted"] },
             "muster": { "trace_interval_ms": 20 },
         });
-        for (key, value) in overrides.as_object().unwrap() {
+        for (key, value) in self.job_members.as_object().unwrap().iter().chain(overrides.as_object().unwrap()) {
             payload[key] = value.clone();
         }
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
+    }
+
+    /// Returns the IDs of the running containers of jobs.
+    pub fn containers(&self) -> Vec<String> {
+        let Some(engine) = &self.engine else { return Vec::new() };
+        let filters = "%7B%22label%22%3A%5B%22com.gitlab.gitlab-runner.managed%3Dtrue%22%5D%7D";
+        let answer = engine.try_call("GET", &format!("/containers/json?filters={filters}"), &[]);
+        let list: Value = answer.ok().and_then(|(_, list)| serde_json::from_str(&list).ok()).unwrap_or_default();
+        let ids = list.as_array().into_iter().flatten().filter_map(|container| container["Id"].as_str());
+        ids.map(str::to_owned).collect()
+    }
+
+    /// Returns the containers, networks and volumes of jobs that exist at the engine.
+    fn engine_objects(&self) -> Vec<String> {
+        let Some(engine) = &self.engine else { return Vec::new() };
+        let answers = ["/containers/json?all=1", "/networks", "/volumes"].map(|path| engine.try_call("GET", path, &[]));
+        if answers.iter().any(|answer| !matches!(answer, Ok((200, _)))) {
+            return vec!["an engine that does not answer".to_owned()];
+        }
+        let words = answers.iter().flatten().map(|(_, list)| list).flat_map(|list| list.split('"'));
+        let names = words.filter(|word| word.trim_start_matches('/').starts_with("runner-"));
+        names.map(|name| format!("{name} at the engine")).collect()
     }
 
     /// Returns the number of job results in the spool of the agent of this host.
@@ -347,6 +404,7 @@ impl Bench {
                 found.push(format!("process {}", process.file_name().to_string_lossy()));
             }
         }
+        found.extend(self.engine_objects());
         let builds = std::iter::once(self.path("builds")).chain(self.machines.paths_in_homes("builds"));
         found.extend(
             builds.flat_map(|builds| nonempty_temporary_directories(&builds)).map(|path| path.display().to_string()),

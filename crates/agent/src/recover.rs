@@ -23,6 +23,8 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
+/// Time within which an engine finishes a call of an agent that was killed.
+const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of attempts: for one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
@@ -99,7 +101,11 @@ async fn recover_job(agent: &Arc<Agent>, entry: &Entry, removals: &mut JoinSet<(
 async fn remove_leftovers(parsed: ParsedRequest, id: String) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
         if try_remove(&parsed, &id).await {
-            return;
+            // An engine may have created the container that the killed agent requested last only after the removal.
+            tokio::time::sleep(PENDING_CALL_TIME).await;
+            if try_remove(&parsed, &id).await {
+                return;
+            }
         }
         tokio::time::sleep(REMOVAL_RETRY_DELAY).await;
     }

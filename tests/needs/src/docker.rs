@@ -16,8 +16,11 @@ const BUSYBOX: &str = "/bin/busybox";
 /// Name of the engine's socket in its directory.
 const SOCKET: &str = "docker.sock";
 /// Runs a program until its own input ends, then sends it the signal, and removes its directory. The input also ends if the test is killed.
-const SUPERVISE: &str =
-    r#"dir=$1 signal=$2; shift 2; "$@" & exec 2>&-; read -r _; kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
+/// For each line of the input, kills the program, removes what a restart of the machine would remove, and runs it again.
+const SUPERVISE: &str = r#"dir=$1 signal=$2; shift 2
+"$@" & exec 2>/dev/null
+while read -r _; do kill -s KILL $!; wait $!; rm -rf "$dir/exec" "$dir/pid"; "$@" & done
+kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
 /// Runs a program in its own network, where it can have a bridge that no other engine uses. Its processes end with it.
 const ISOLATE: [&str; 10] = [
     "unshare",
@@ -74,9 +77,28 @@ impl DockerEngine {
     #[must_use]
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
-        // All processes of the engine end with the first process of their namespace.
-        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &ISOLATE, &[]));
+        let shared = SHARED.get_or_init(Self::start_isolated);
         shared.as_ref().map_err(missing).ok()
+    }
+
+    /// Starts an engine in a network of its own, as [`DockerEngine::shared`] does, which the caller can restart. Returns `None` if an engine cannot
+    /// run here.
+    ///
+    /// # Panics
+    /// The temporary directory of the engine cannot be created.
+    #[track_caller]
+    #[must_use]
+    pub fn isolated() -> Option<Self> {
+        Self::start_isolated().map_err(missing).ok()
+    }
+
+    /// Kills the engine with all containers, as if its machine lost power, and starts it again. Does not wait until it answers.
+    ///
+    /// # Panics
+    /// The process that supervises the engine has ended.
+    pub fn restart(&mut self) {
+        let input = self.supervisor.stdin.as_mut().expect("the supervisor of the engine has an input");
+        input.write_all(b"restart\n").expect("the supervisor of the engine has ended");
     }
 
     /// Starts Podman's service, which is compatible with Docker Engine. Returns `None` if Podman cannot run here.
@@ -97,6 +119,11 @@ impl DockerEngine {
             (command, vec![("CONTAINERS_REGISTRIES_CONF", path("registries.conf"))])
         });
         started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
+    }
+
+    fn start_isolated() -> Result<Self, String> {
+        // All processes of the engine end with the first process of their namespace.
+        Self::dockerd("KILL", &ISOLATE, &[])
     }
 
     fn dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
@@ -161,18 +188,27 @@ impl DockerEngine {
     /// The engine does not answer.
     #[must_use]
     pub fn call(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
-        let mut stream = UnixStream::connect(self.socket()).expect("the engine does not listen");
+        self.try_call(method, path, body).expect("the engine does not answer")
+    }
+
+    /// Calls the engine's API. Returns the status and the body of the answer.
+    ///
+    /// # Errors
+    /// The engine does not answer.
+    pub fn try_call(&self, method: &str, path: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
+        let mut stream = UnixStream::connect(self.socket())?;
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
         );
-        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body)).expect("the engine reads no request");
+        stream.write_all(head.as_bytes())?;
+        stream.write_all(body)?;
         let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("the engine does not answer");
+        stream.read_to_end(&mut answer)?;
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        (status.unwrap_or_default(), body.to_owned())
+        Ok((status.unwrap_or_default(), body.to_owned()))
     }
 
     /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether busybox exists.

@@ -18,6 +18,9 @@ pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
     first..first + runs
 }
 
+/// Command that prints the uptime in nanoseconds, for systems whose date has none.
+const UPTIME: &str = r#"read -r up _ </proc/uptime; echo "${up%.*}${up#*.}0000000""#;
+
 /// Output of a script, given by its number of lines. The lines have different lengths, and some follow a pause.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines(u32);
@@ -31,10 +34,11 @@ impl Lines {
     pub(crate) fn script(self) -> String {
         let count = self.0;
         format!(
-            "echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\"; echo \"[$SECRET]\"\n\
+            "now() {{ case $(date +%N) in *[!0-9]*) {UPTIME} ;; *) date +%s%N ;; esac; }}\n\
+             now >> \"$MARKS/started-$CI_JOB_ID\"; echo \"[$SECRET]\"\n\
              i=0; while [ $i -lt {count} ]; do i=$((i + 1)); printf 'line %d %0*d\\n' $i $((i * 7 % 90 + 1)) 0\n\
              [ $((i % 5)) != 0 ] || sleep 0.01; done\n\
-             date +%s%N > \"$MARKS/ended-$CI_JOB_ID\""
+             now > \"$MARKS/ended-$CI_JOB_ID\""
         )
     }
 

@@ -26,6 +26,9 @@ pub(crate) const JOBS: i64 = 3;
 /// Minimum number of runs for the check that enough of them had a kill.
 const MIN_RUNS_TO_CHECK: usize = 8;
 
+/// Beginning of the last line of a trace with the reason of a failure.
+const FAILED: &str = "Job failed (system failure): ";
+
 /// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
@@ -65,6 +68,10 @@ pub(crate) enum Victim {
     SshServer,
     /// Whole instance.
     Instance,
+    /// Running container of a job or of a service.
+    Container,
+    /// Docker Engine with all its containers.
+    Engine,
 }
 
 impl Victim {
@@ -84,6 +91,16 @@ impl Victim {
             Self::Plugin => bench.kill_plugin(),
             Self::SshServer => kill_random(ProcessKind::SshServer),
             Self::Instance => kill_random(ProcessKind::PersistentInstance),
+            Self::Container => {
+                let containers = bench.containers();
+                let Some(id) = containers.get(rng.random_range(0..containers.len().max(1))) else { return false };
+                let engine = bench.engine.as_ref().unwrap();
+                engine.try_call("POST", &format!("/containers/{id}/kill"), &[]).is_ok_and(|(status, _)| status == 204)
+            }
+            Self::Engine => {
+                bench.engine.as_mut().unwrap().restart();
+                true
+            }
         }
     }
 
@@ -93,6 +110,9 @@ impl Victim {
             Self::Agent => Some(&["the agent was killed while the job ran"]),
             // The message depends on what the manager detects first: the provider no longer lists the instance, or it does not respond.
             Self::Instance => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
+            Self::Container => Some(&["container exited with code 137"]),
+            // The message depends on what the agent does at that moment.
+            Self::Engine => Some(&["container exited with", "Docker engine", "failed to "]),
             Self::Manager | Self::Plugin | Self::SshServer => None,
         }
     }
@@ -239,8 +259,13 @@ fn check(
             panic!("the kill of {killed:?} must not fail a job: {text}\n{}", bench.log())
         };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
-        let count: usize = messages.iter().map(|message| text.matches(message).count()).sum();
-        assert_eq!(count, 1, "the trace has the reason once: {text}\n{}", bench.log());
+        let reasons: Vec<_> = text.lines().filter(|line| line.contains(FAILED)).collect();
+        assert_eq!(reasons.len(), 1, "the trace has the reason once: {text}\n{}", bench.log());
+        assert!(
+            messages.iter().any(|message| reasons[0].contains(message)),
+            "the reason is not one of {messages:?}: {text}\n{}",
+            bench.log()
+        );
         checks::check_job(bench, *id, &job).unwrap();
         // The trace has the output of the script until the kill, without a gap.
         if let Some((_, output)) = text.split_once("[[MASKED]]\n") {

@@ -10,6 +10,7 @@
 mod checks;
 mod config_changes;
 mod differential;
+mod docker_kill;
 mod faults;
 mod fleet_faults;
 mod fleet_kill;

@@ -52,7 +52,7 @@ impl DelegateTarget<Context> for DockerContainer {
         match create_all(self, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
-                Objects::of(self).remove(&engine).await;
+                Objects::of(self).remove_or_log(&engine).await;
                 Err(failure)
             }
         }
@@ -60,8 +60,7 @@ impl DelegateTarget<Context> for DockerContainer {
 
     async fn remove_leftovers(&self) -> Result<(), Failure> {
         let engine = engine::connect(&self.engine).await?;
-        Objects::of(self).remove(&engine).await;
-        Ok(())
+        Objects::of(self).remove(&engine).await
     }
 }
 

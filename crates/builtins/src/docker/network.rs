@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 
 use bollard::Docker;
+use bollard::errors::Error as ApiError;
 use bollard::models::{EndpointSettings, NetworkCreateRequest, NetworkingConfig};
 use bollard::query_parameters::{InspectNetworkOptions, RemoveContainerOptions};
 use muster_agent_api::builtin::{DockerContainer, DockerNetwork};
 use muster_steps::failure::Failure;
 
 use super::create::labels;
-use super::engine::{failed, is_not_found, reason};
+use super::engine::{failed, is_answer, is_not_found, reason};
 
 /// Option of the bridge driver with the maximum transmission unit.
 const MTU: &str = "com.docker.network.driver.mtu";
@@ -20,7 +21,7 @@ const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
     let DockerNetwork::PerJob { name, ipv6, mtu } = &job.network else { return Ok(()) };
     // Engines accept a second network with the same name. An earlier attempt may have left one.
-    remove(engine, name).await;
+    remove(engine, name).await.map_err(failed(format!("failed to remove an old network with the name {name}")))?;
     let options = (*mtu > 0).then(|| HashMap::from([(MTU.to_owned(), mtu.to_string())]));
     let request = NetworkCreateRequest {
         name: name.clone(),
@@ -34,15 +35,21 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(),
     Ok(())
 }
 
-/// Removes a network, with all containers that are still attached to it. Errors are logged.
-pub(super) async fn remove(engine: &Docker, name: &str) {
-    let Err(error) = engine.remove_network(name).await else { return };
-    if is_not_found(&error) {
-        return;
+/// Removes a network, with all containers that are still attached to it. A network that does not exist is not an error.
+///
+/// # Errors
+/// The network is left.
+pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> {
+    match engine.remove_network(name).await {
+        Ok(()) => return Ok(()),
+        Err(error) if is_not_found(&error) => return Ok(()),
+        // Containers are attached to it.
+        Err(error) if is_answer(&error) => {}
+        Err(error) => return Err(error),
     }
     // A job with access to the engine can attach its own containers.
-    let network = engine.inspect_network(name, None::<InspectNetworkOptions>).await;
-    for container in network.ok().and_then(|network| network.containers).unwrap_or_default().into_keys() {
+    let network = engine.inspect_network(name, None::<InspectNetworkOptions>).await?;
+    for container in network.containers.unwrap_or_default().into_keys() {
         let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
         if let Err(error) = engine.remove_container(&container, Some(options)).await {
             tracing::warn!(
@@ -53,9 +60,7 @@ pub(super) async fn remove(engine: &Docker, name: &str) {
             );
         }
     }
-    if let Err(error) = engine.remove_network(name).await {
-        tracing::warn!(network = name, error = reason(&error), "failed to remove the network of a job");
-    }
+    engine.remove_network(name).await
 }
 
 /// Returns the mode of the containers' network. `None` means the engine's default.

@@ -262,6 +262,6 @@ impl OpenTarget for Container {
     async fn close(&self) {
         self.watching.abort();
         *self.connection.lock() = None;
-        self.objects.remove(&self.engine).await;
+        self.objects.remove_or_log(&self.engine).await;
     }
 }

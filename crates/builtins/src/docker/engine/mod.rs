@@ -106,6 +106,11 @@ pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError)
     }
 }
 
+/// Returns whether the engine answered. Otherwise, it could not be reached, or the answer was lost.
+pub(crate) fn is_answer(error: &ApiError) -> bool {
+    matches!(error, ApiError::DockerResponseServerError { .. })
+}
+
 /// Returns whether the call failed because the object does not exist.
 pub(crate) fn is_not_found(error: &ApiError) -> bool {
     matches!(error, ApiError::DockerResponseServerError { status_code: NOT_FOUND, .. })
