@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_agent_api::builtin::Inputs;
@@ -71,6 +72,11 @@ pub trait DelegateTarget<J>: Send + Sync {
 pub trait OpenTarget: Reach {
     /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
+
+    /// Returns the time without an answer after which the agent of the environment is considered lost.
+    fn silence_timeout(&self) -> Duration {
+        Duration::from_secs(10)
+    }
 
     /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;

@@ -35,6 +35,20 @@ const ISOLATE: [&str; 10] = [
     "ip link set lo up; exec \"$0\" \"$@\"",
 ];
 
+/// The same, with an engine that is started again if it is killed.
+const ISOLATE_AND_REPEAT: [&str; 10] = [
+    "unshare",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child=KILL",
+    "--mount-proc",
+    "sh",
+    "-c",
+    "ip link set lo up; while :; do \"$0\" \"$@\"; done",
+];
+
 /// Messages about missing engines.
 const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
 const NO_PODMAN: &str = "podman cannot run here (Debian: podman; as root)";
@@ -77,19 +91,37 @@ impl DockerEngine {
     #[must_use]
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
-        let shared = SHARED.get_or_init(Self::start_isolated);
+        // All processes of the engine end with the first process of their namespace.
+        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &ISOLATE, &[]));
         shared.as_ref().map_err(missing).ok()
     }
 
-    /// Starts an engine in a network of its own, as [`DockerEngine::shared`] does, which the caller can restart. Returns `None` if an engine cannot
-    /// run here.
+    /// Starts an engine in a network of its own, as [`DockerEngine::shared`] does, which the caller can restart. It keeps containers running while
+    /// it restarts (`live-restore`). Returns `None` if an engine cannot run here.
     ///
     /// # Panics
     /// The temporary directory of the engine cannot be created.
     #[track_caller]
     #[must_use]
     pub fn isolated() -> Option<Self> {
-        Self::start_isolated().map_err(missing).ok()
+        Self::dockerd("KILL", &ISOLATE_AND_REPEAT, &["--live-restore"]).map_err(missing).ok()
+    }
+
+    /// Kills the process of an isolated engine, which then starts again. Its containers continue. Returns whether the process existed.
+    #[must_use]
+    pub fn crash(&self) -> bool {
+        let data = self.dir.join("data");
+        let is_engine = |process: &Path| {
+            let arguments = std::fs::read(process.join("cmdline")).unwrap_or_default();
+            let mut arguments = arguments.split(|byte| *byte == 0);
+            arguments.next() == Some(b"dockerd")
+                && arguments.any(|argument| argument == data.as_os_str().as_encoded_bytes())
+        };
+        let mut processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let engine = processes.find(|process| is_engine(&process.path()));
+        engine.is_some_and(|process| {
+            Command::new("kill").arg("-KILL").arg(process.file_name()).status().is_ok_and(|status| status.success())
+        })
     }
 
     /// Kills the engine with all containers, as if its machine lost power, and starts it again. Does not wait until it answers.
@@ -119,11 +151,6 @@ impl DockerEngine {
             (command, vec![("CONTAINERS_REGISTRIES_CONF", path("registries.conf"))])
         });
         started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
-    }
-
-    fn start_isolated() -> Result<Self, String> {
-        // All processes of the engine end with the first process of their namespace.
-        Self::dockerd("KILL", &ISOLATE, &[])
     }
 
     fn dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {

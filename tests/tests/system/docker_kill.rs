@@ -22,7 +22,7 @@ async fn killed_processes_lose_and_duplicate_no_job_and_leave_nothing_at_the_eng
     let run_time = kill::run_without_kill(&mut bench, &mut tally).await;
     for seed in checks::seeds(DEFAULT_RUNS) {
         let mut rng = StdRng::seed_from_u64(seed);
-        let victims = [Victim::Manager, Victim::Agent, Victim::Container, Victim::Engine];
+        let victims = [Victim::Manager, Victim::Agent, Victim::Container, Victim::Engine, Victim::EngineProcess];
         let victim = victims[rng.random_range(0..victims.len())];
         let point = Point::random(&mut rng);
         println!("seed {seed}: {victim:?} at {point:?}");

@@ -72,6 +72,8 @@ pub(crate) enum Victim {
     Container,
     /// Docker Engine with all its containers.
     Engine,
+    /// Process of the Docker Engine, without its containers.
+    EngineProcess,
 }
 
 impl Victim {
@@ -101,6 +103,7 @@ impl Victim {
                 bench.engine.as_mut().unwrap().restart();
                 true
             }
+            Self::EngineProcess => bench.engine.as_ref().unwrap().crash(),
         }
     }
 
@@ -113,7 +116,7 @@ impl Victim {
             Self::Container => Some(&["container exited with code 137"]),
             // The message depends on what the agent does at that moment.
             Self::Engine => Some(&["container exited with", "Docker engine", "failed to "]),
-            Self::Manager | Self::Plugin | Self::SshServer => None,
+            Self::Manager | Self::Plugin | Self::SshServer | Self::EngineProcess => None,
         }
     }
 }

@@ -25,7 +25,8 @@ use super::relay::Relay;
 
 /// Delay between two attempts to query the state of a container.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
-/// Time without an answer of the engine after which the container counts as lost.
+/// Time without an answer of the engine, or of the agent in the container, after which the container is considered lost. An engine that
+/// restarts without its containers (`live-restore`) does not answer for some seconds.
 const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Maximum time from the end of a killed process to the engine's report.
@@ -241,6 +242,10 @@ impl Reach for Container {
 impl OpenTarget for Container {
     fn project_dir(&self) -> &Path {
         &self.project_dir
+    }
+
+    fn silence_timeout(&self) -> std::time::Duration {
+        SILENCE_TIMEOUT
     }
 
     async fn lost(&self) -> String {

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! This engine is the client of the second agent, just as the manager is the client of the first. It reconnects if the connection
-//! breaks. The step fails if the agent does not answer for [`SILENCE_TIMEOUT`] or its environment is lost. It is never run again,
+//! breaks. The step fails if the agent does not answer for [`OpenTarget::silence_timeout`] or its environment is lost. It is never run again,
 //! because the user's code may have run already (invariant J2).
 
 use std::sync::atomic::AtomicBool;
@@ -28,8 +28,6 @@ use crate::log::Stream;
 use crate::stop::StopToken;
 use crate::style;
 
-/// Time without an answer after which the second agent is considered lost.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time for the second agent to clean up after it received `Stop`.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before an environment that could not be created is tried again.
@@ -106,6 +104,7 @@ impl<J: Job> Engine<J> {
         let log = self.job.log();
         let lost_error =
             |reason: &dyn std::fmt::Display| Failure::System(format!("the agent of the step was lost: {reason}"));
+        let silence_timeout = target.silence_timeout();
         let running = async {
             let sent = AtomicBool::new(false);
             let options = RunOptions {
@@ -115,11 +114,11 @@ impl<J: Job> Engine<J> {
                 was_sent: &sent,
             };
             let accepted =
-                timeout(SILENCE_TIMEOUT, client::run_until_accepted(target, || Ok(request.clone()), options));
-            let no_answer = |_| AgentError::Broken(format!("no answer within {} s", SILENCE_TIMEOUT.as_secs()));
+                timeout(silence_timeout, client::run_until_accepted(target, || Ok(request.clone()), options));
+            let no_answer = |_| AgentError::Broken(format!("no answer within {} s", silence_timeout.as_secs()));
             accepted.await.map_err(no_answer).flatten().map_err(|error| lost_error(&error))?;
             let copy = |bytes: &[u8]| log.write(Stream::Output, bytes);
-            let result = client::follow_to_end(target, &request.id, SILENCE_TIMEOUT, copy).await;
+            let result = client::follow_to_end(target, &request.id, silence_timeout, copy).await;
             let result = result.map_err(|error| lost_error(&error))?;
             if let Err(error) = client::close(target, &request.id, CALL_TIMEOUT).await {
                 tracing::warn!(%error, "failed to close the job at the agent of a step, removing its environment");
