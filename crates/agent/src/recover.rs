@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures::future::join_all;
+use muster_agent_api::result::{JobResult, Outcome};
 use muster_builtins::Variables;
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
@@ -19,8 +21,9 @@ use crate::spool::Entry;
 
 /// Time from SIGTERM to SIGKILL for remaining processes of a killed agent.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// Maximum time to remove what is left of the environment of a job that starts again.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum time to remove what is left of the environments of all jobs that start again. The agent serves no job before that, so a Docker engine
+/// that hangs must not take longer. Their next start replaces objects of the same names.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Time within which an engine finishes a call of an agent that was killed.
@@ -39,18 +42,37 @@ const REBOOT_MESSAGE: &str =
 ///
 /// Returns the tasks that remove what is left of the environments of lost jobs, such as containers.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
-    let mut removals = JoinSet::new();
+    let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
     for entry in agent.context.spool.entries()? {
-        if let Err(error) = recover_job(agent, &entry, &mut removals).await {
+        if let Err(error) = recover_job(agent, &entry, &mut removals, &mut restarting).await {
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
+    }
+    // Their next starts create objects with the same names, so nothing may be removed later.
+    let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
+    if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
+        tracing::warn!(
+            jobs = restarting.len(),
+            "the removal of what killed jobs left took too long, continuing without it; their next starts replace it"
+        );
     }
     Ok(removals)
 }
 
-async fn recover_job(agent: &Arc<Agent>, entry: &Entry, removals: &mut JoinSet<()>) -> std::io::Result<()> {
+/// Recovers one job. Adds it to `restarting` if it can be run again.
+async fn recover_job(
+    agent: &Arc<Agent>,
+    entry: &Entry,
+    removals: &mut JoinSet<()>,
+    restarting: &mut Vec<(ParsedRequest, String)>,
+) -> std::io::Result<()> {
     let contents = entry.read_journal()?;
     if let Some(result) = contents.result {
+        // The agent that lost the environment may have been killed before it had removed everything.
+        let parsed = contents.request.filter(|_| is_environment_lost(&result)).and_then(|request| parse(&request).ok());
+        if let Some(parsed) = parsed {
+            removals.spawn(remove_leftovers(parsed, entry.id.clone()));
+        }
         let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
         let log = entry.log()?;
         log.close();
@@ -73,12 +95,7 @@ async fn recover_job(agent: &Arc<Agent>, entry: &Entry, removals: &mut JoinSet<(
         tracing::warn!(job = entry.id, %error, "failed to delete temporary files of a lost job");
     }
     if !contents.user_code {
-        // The next start of the job creates objects with the same names, so they must not be removed later.
-        if let Some(parsed) = parsed
-            && tokio::time::timeout(REMOVAL_TIMEOUT, try_remove(&parsed, &entry.id)).await != Ok(true)
-        {
-            tracing::warn!(job = entry.id, "the environment of a job that starts again may have leftovers");
-        }
+        restarting.extend(parsed.map(|parsed| (parsed, entry.id.clone())));
         tracing::info!(job = entry.id, "job had not started its first command and can be run again");
         return Ok(());
     }
@@ -95,6 +112,10 @@ async fn recover_job(agent: &Arc<Agent>, entry: &Entry, removals: &mut JoinSet<(
     persist_result(&agent.context, &job, outcome, &Secrets::default());
     agent.adopt(job);
     Ok(())
+}
+
+fn is_environment_lost(result: &JobResult) -> bool {
+    matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
 }
 
 /// Removes what is left of the environments of a lost job. Tries again while that is not possible.

@@ -113,7 +113,8 @@ impl Variables {
     /// A file cannot be written, or the name of a variable is not a valid file name.
     pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         create_private_dir(temp_dir, root)?;
-        remove_if_exists(&temp_dir.join(ENV_FILE))?;
+        // A job whose end was forced may have left its files, and the next job must not read them.
+        remove_content(temp_dir)?;
         for variable in self.files() {
             let path = checked_file_path(temp_dir, variable)?;
             // The file is recreated, so that its mode is right and no symbolic link is followed.

@@ -12,6 +12,7 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
 use super::agent_volume::AgentVolume;
+use super::cleanup::Objects;
 use super::engine::failed;
 use super::output::{Output, Progress};
 use super::relay::Relay;
@@ -55,6 +56,7 @@ pub(super) async fn create(
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
+    objects: &Objects,
     id: String,
     context: &Arc<Context>,
     stop: &StopToken,
@@ -63,7 +65,7 @@ pub(super) async fn start(
     let name = &job.build.name;
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the container {name}")))?;
-    let container = Container::watch(engine.clone(), id, job, output);
+    let container = Container::watch(engine.clone(), id, job, objects.clone(), output);
     let serves = async {
         container.output.wait_for(Progress::Ready).await;
         container.reach().await

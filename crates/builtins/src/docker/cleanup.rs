@@ -32,10 +32,14 @@ pub(super) struct Objects {
 
 impl Objects {
     /// Returns the objects that the step with these inputs may have created.
-    pub(super) fn of(job: &DockerContainer) -> Self {
+    ///
+    /// # Errors
+    /// [`Failure::Configuration`] if a name is not one that engines accept. Such a name could address another object: names are parts of the
+    /// paths of requests.
+    pub(super) fn of(job: &DockerContainer) -> Result<Self, Failure> {
         let services = job.services.iter().map(|service| service.container.name.clone());
         let temporary = job.volumes.iter().filter(|volume| volume.temporary && create::is_named(volume));
-        Self {
+        let objects = Self {
             containers: [job.build.name.clone(), directories::setup_name(job)].into_iter().chain(services).collect(),
             volumes: temporary.map(|volume| volume.source.clone()).chain([create::run_volume(job)]).collect(),
             network: match &job.network {
@@ -43,6 +47,13 @@ impl Objects {
                 DockerNetwork::Bridge | DockerNetwork::Mode(_) => None,
             },
             keep_volumes: job.keep_volumes,
+        };
+        let names = objects.containers.iter().chain(&objects.volumes).chain(&objects.network);
+        match names.into_iter().find(|name| !is_valid_name(name)) {
+            Some(name) => Err(Failure::Configuration(format!(
+                "{name:?} is not a valid name of a container, volume or network; use letters, digits, `_`, `.` and `-`"
+            ))),
+            None => Ok(objects),
         }
     }
 
@@ -104,6 +115,12 @@ impl Objects {
     }
 }
 
+/// Returns whether engines accept the name. It begins with a letter or digit, so it is not `.` or `..`.
+fn is_valid_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}
+
 /// An object that could not be removed.
 struct Left {
     object: String,
@@ -112,4 +129,30 @@ struct Left {
 
 fn left(object: String, removed: Result<(), ApiError>) -> Option<Left> {
     removed.err().filter(|error| !is_not_found(error)).map(|error| Left { object, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_agent_api::builtin::{ContainerSpec, DockerVolume, ServiceSpec};
+
+    use super::*;
+
+    #[test]
+    fn names_that_would_change_the_path_of_a_request_are_rejected() {
+        let with_service = |name: &str| {
+            let container = ContainerSpec { name: name.to_owned(), ..ContainerSpec::default() };
+            let service = ServiceSpec { container, ..ServiceSpec::default() };
+            let build = ContainerSpec { name: "job-build".to_owned(), ..ContainerSpec::default() };
+            DockerContainer { build, services: vec![service], ..DockerContainer::default() }
+        };
+        Objects::of(&with_service("job-web.2_a-0")).unwrap();
+        for name in [r"job-x\..\victim?-0", "job-x/../victim", "..", "a?b", "a#b", "a%2e", "a b", "", "-a", "a\n"] {
+            let failure = Objects::of(&with_service(name)).unwrap_err();
+            assert!(matches!(failure, Failure::Configuration(_)), "{name:?}: {failure}");
+        }
+        let mut with_volume = with_service("job-web-0");
+        with_volume.volumes =
+            vec![DockerVolume { source: "a?b".to_owned(), temporary: true, ..DockerVolume::default() }];
+        Objects::of(&with_volume).unwrap_err();
+    }
 }

@@ -14,6 +14,11 @@ use tokio_util::io::StreamReader;
 /// Maximum number of bytes of a command's output that are kept.
 pub(super) const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
+/// Maximum number of messages of one connection that are logged.
+const MAX_MESSAGES: u32 = 10;
+/// Maximum number of bytes of such a message that are logged.
+const MAX_MESSAGE_BYTES: usize = 1024;
+
 /// Result of a command.
 #[derive(Debug)]
 pub(super) struct Finished {
@@ -34,13 +39,20 @@ pub(super) async fn connect(
     let StartExecResults::Attached { output, input } = engine.start_exec(&exec.id, None).await? else {
         return Err(not_attached());
     };
-    let stdout = output.filter_map(async |chunk| match chunk {
-        Ok(LogOutput::StdErr { message }) => {
-            let message = String::from_utf8_lossy(&message).trim().to_owned();
-            tracing::warn!(message, "message of a connection to the agent in a container");
-            None
-        }
-        chunk => Some(chunk.map(LogOutput::into_bytes)),
+    let mut messages = 0;
+    let stdout = output.filter_map(move |chunk| {
+        std::future::ready(match chunk {
+            Ok(LogOutput::StdErr { message }) => {
+                messages += 1;
+                // Every process in the container can write to this stream.
+                if messages <= MAX_MESSAGES {
+                    let message = String::from_utf8_lossy(message.get(..MAX_MESSAGE_BYTES).unwrap_or(&message));
+                    tracing::warn!(message = message.trim(), "message of a connection to the agent in a container");
+                }
+                None
+            }
+            chunk => Some(chunk.map(LogOutput::into_bytes)),
+        })
     });
     Ok(tokio::io::join(StreamReader::new(Box::pin(stdout.map_err(io::Error::other))), input))
 }

@@ -47,26 +47,28 @@ use target::Container;
 #[async_trait]
 impl DelegateTarget<Context> for DockerContainer {
     async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
+        let objects = Objects::of(self)?;
         self.lines.iter().for_each(|line| context.print(&styled(line)));
         let engine = stoppable(stop, async { Ok(engine::connect(&self.engine).await?) }).await?;
-        match create_all(self, &engine, context, stop).await {
+        match create_all(self, &objects, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
-                Objects::of(self).remove_or_log(&engine).await;
+                objects.remove_or_log(&engine).await;
                 Err(failure)
             }
         }
     }
 
     async fn remove_leftovers(&self) -> Result<(), Failure> {
-        let engine = engine::connect(&self.engine).await?;
-        Objects::of(self).remove(&engine).await
+        let objects = Objects::of(self)?;
+        objects.remove(&engine::connect(&self.engine).await?).await
     }
 }
 
 /// Creates the objects of a job, and waits until the agent in the build container answers. After a failure, the caller removes them.
 async fn create_all(
     job: &DockerContainer,
+    objects: &Objects,
     engine: &Docker,
     context: &Arc<Context>,
     stop: &StopToken,
@@ -87,7 +89,7 @@ async fn create_all(
     directories::create(engine, job, &build, &image).await?;
     check(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
-    let container = build::start(engine, job, build, context, stop).await?.with_helpers(service_logs, relay);
+    let container = build::start(engine, job, objects, build, context, stop).await?.with_helpers(service_logs, relay);
     let checking = async {
         services::wait_until_healthy(engine, job, container.id(), &services, context).await;
         Ok(())

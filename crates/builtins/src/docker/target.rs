@@ -82,7 +82,7 @@ impl Drop for Container {
 
 impl Container {
     /// Watches a container that was started.
-    pub(super) fn watch(engine: Docker, id: String, job: &DockerContainer, output: Output) -> Self {
+    pub(super) fn watch(engine: Docker, id: String, job: &DockerContainer, objects: Objects, output: Output) -> Self {
         let (report, ended) = watch::channel(None);
         let (watched, watched_id) = (engine.clone(), id.clone());
         let watching = tokio::spawn(async move {
@@ -99,7 +99,7 @@ impl Container {
             image: job.build.image.name.clone(),
             project_dir: job.project_dir.clone().into(),
             memory,
-            objects: Objects::of(job),
+            objects,
             output,
             connection: Mutex::default(),
             ended,

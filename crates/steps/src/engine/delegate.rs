@@ -32,6 +32,8 @@ use crate::style;
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay before an environment that could not be created is tried again.
 const OPEN_RETRY_DELAY: Duration = Duration::from_secs(3);
+/// Delay before a cancel that did not reach the agent is sent again.
+const CANCEL_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum duration of a call that cancels, stops or closes a job.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -126,7 +128,7 @@ impl<J: Job> Engine<J> {
             Ok(result)
         };
         tokio::pin!(running);
-        let mut canceled = false;
+        let (mut canceled, mut next_cancel) = (false, Instant::now());
         let mut stopped: Option<(TerminationCause, Instant)> = None;
         loop {
             tokio::select! {
@@ -137,9 +139,10 @@ impl<J: Job> Engine<J> {
                     stopped = Some((cause, Instant::now() + STOP_TIMEOUT));
                     log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
                 }
-                () = cancellation.cancel.cancelled(), if !canceled && stopped.is_none() => {
-                    canceled = true;
-                    log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
+                () = async { cancellation.cancel.cancelled().await; sleep_until(next_cancel).await }, if !canceled && stopped.is_none() => {
+                    canceled =
+                        log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
+                    next_cancel = Instant::now() + CANCEL_RETRY_DELAY;
                 }
                 cause = stop_timeout(stopped) => return Err(Failure::Stopped(cause)),
             }
@@ -147,12 +150,14 @@ impl<J: Job> Engine<J> {
     }
 }
 
-fn log_failure(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) {
-    match result {
+/// Returns whether the call succeeded. Logs an error.
+fn log_failure(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
+    match &result {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "failed to end the job at the agent of a step"),
         Err(_) => tracing::warn!("the agent of a step did not respond to the request to end its job"),
     }
+    matches!(result, Ok(Ok(())))
 }
 
 /// Waits until the deadline of a stopped agent. Waits forever if the agent was not stopped (`None`).

@@ -13,6 +13,9 @@ use super::host_config::{ContainerFacts, host_config};
 use super::images::{self, AllowList};
 use super::names::{LABEL, Names, label};
 
+/// Maximum number of characters of an image's name in the name of a container.
+const MAX_NAME_PART: usize = 100;
+
 /// A service of the job or of the runner.
 struct Wanted<'a> {
     /// Image, expanded.
@@ -106,7 +109,7 @@ fn one(
         init: parts.flags.is_on("FF_USE_INIT_WITH_DOCKER_EXECUTOR"),
     };
     let container = ContainerSpec {
-        name: format!("{}-{}-{index}", names.job, name.replace('/', "__")),
+        name: format!("{}-{}-{index}", names.job, name_part(&name)),
         labels: labels(parts, docker, &name, version),
         image,
         entrypoint: images::entrypoint(service.entrypoint, docker, warnings),
@@ -117,6 +120,12 @@ fn one(
         ..ContainerSpec::default()
     };
     Ok(ServiceSpec { title: format!("{name}{separator}{version}"), container, aliases })
+}
+
+/// Returns the name of an image as a part of a container's name, as gitlab-runner writes it. What engines do not accept becomes `_`.
+fn name_part(image: &str) -> String {
+    let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
+    image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()
 }
 
 /// Splits the reference of an image into its name without port, and its tag or digest.

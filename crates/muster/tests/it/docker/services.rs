@@ -3,22 +3,22 @@
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ImageSpec, ServiceSpec};
 use muster_agent_api::result::Outcome;
 
-use super::harness::{Host, job, script};
+use super::harness::{Host, IMAGE, failed, job, script};
 
 /// Serves files on port 8080.
 const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
 
 /// Returns a job with a service that runs this command, and whose image exposes the port 8080.
 fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
-    const IMAGE: &str = "muster-test/service:1";
-    assert!(host.docker.create_image(IMAGE, &["EXPOSE 8080/tcp 53/udp"]));
+    const SERVICE_IMAGE: &str = "muster-test/service:1";
+    assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp 53/udp"]));
     let mut job = job(name);
     job.services.push(ServiceSpec {
         title: "muster-test/service:1".to_owned(),
         container: ContainerSpec {
             name: format!("{name}-service-0"),
             image: ImageSpec {
-                name: IMAGE.to_owned(),
+                name: SERVICE_IMAGE.to_owned(),
                 pull_policies: vec!["never".to_owned()],
                 ..ImageSpec::default()
             },
@@ -29,6 +29,19 @@ fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
     });
     job.service_timeout_ms = 30_000;
     job
+}
+
+#[tokio::test]
+async fn name_of_a_service_cannot_address_another_container() {
+    let Some(host) = Host::start().await else { return };
+    let body = format!(r#"{{"Image":"{IMAGE}","Cmd":["/bin/true"]}}"#);
+    let created = host.docker.call("POST", "/containers/create?name=bystander", body.as_bytes());
+    assert_eq!(created.0, 201, "{}", created.1);
+    let mut job = with_service(&host, "hostile", SERVER);
+    job.services[0].container.name = r"hostile\..\bystander?-0".to_owned();
+    let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
+    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert_eq!(host.docker.call("DELETE", "/containers/bystander", &[]).0, 204, "the container was removed by the job");
 }
 
 const FETCH: &str = "wget -q -O - http://web:8080/; wget -q -O - http://muster-test-service:8080/";
