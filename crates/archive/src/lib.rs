@@ -9,7 +9,8 @@
 //!   component). This also holds while another process replaces directories by links.
 //! - A symbolic link of the archive is created as it is, wherever it points to, because creating a link writes nothing at its target. Links
 //!   are created after all other entries, and no entry is written below a link of the archive.
-//! - A link that exists in the directory is followed only if it is relative and leads to a directory below the same directory.
+//! - A link that already exists below the open directory is followed only if it is relative and leads to a directory below the open
+//!   directory.
 //! - Bytes, entries, the directories that their names imply, compression ratio and headers are limited ([`Limits`]).
 
 mod limits;
@@ -73,7 +74,8 @@ pub enum UnpackError {
 /// Unpacks an archive into an open directory. Existing files are replaced.
 ///
 /// `stop` is called often ([`Meter::new`]). If it returns true, unpacking ends with [`UnpackError::Stopped`].
-/// Returns the entries that were skipped, because an existing file or directory must not be replaced.
+/// Returns the entries that were skipped: those below a link of the archive, and those that conflict with an existing directory, or whose
+/// name or permissions the file system rejects.
 ///
 /// # Errors
 /// [`UnpackError`]. The entries before the offending one are already unpacked.

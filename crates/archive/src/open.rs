@@ -11,7 +11,7 @@ use cap_std::fs::Dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// Part of the path of a directory that jobs can change.
+/// Specifies which part of a directory's path jobs can change. Links in that part are not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
     /// No part, because the user chose the directory. Links in the path are followed.
@@ -37,7 +37,7 @@ pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
     let relative = path.strip_prefix(base).map_err(|_| outside())?;
     fs::create_dir_all(base)?;
     let mut walked = base.clone();
-    // `PATH` does not require read permission. Only the last directory must be readable.
+    // `O_PATH` requires no read permission. Only the last directory must be readable.
     let mut dir = openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for part in relative.components() {
         let Component::Normal(name) = part else { return Err(outside()) };

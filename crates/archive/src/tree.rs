@@ -80,7 +80,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Writes one entry. It is skipped if an existing file must not be replaced.
+    /// Writes one entry. Skips it if it is below a link of the archive, or conflicts with an existing directory.
     ///
     /// # Errors
     /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if reading the content fails, or the error of the meter.

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::clock::{Clock, Timestamp};
 
-/// Time for which a trace counts as being read after a read, as on GitLab.
+/// Time after the last request for a trace during which a user counts as viewing it, as on GitLab.
 const VIEW_TTL: Duration = Duration::from_secs(10);
 
 /// The traces that were read recently.

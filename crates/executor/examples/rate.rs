@@ -1,5 +1,5 @@
-//! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how soon a job has a running
-//! instance.
+//! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how long a running instance
+//! waits for its job.
 //!
 //! It covers everything but the machines: plugin process, protocol, driver, engine and the ledger on disk.
 //!
@@ -118,7 +118,7 @@ impl Provider for Cloud {
     }
 }
 
-/// Time since 1970 in microseconds.
+/// Returns the Unix time in microseconds.
 fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }

@@ -21,8 +21,8 @@ mod usage;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `plugin_arguments` are the arguments that make this executable the plugin, which the plugin's own executable does
-/// not need. `arguments` are the arguments that follow them.
+/// Runs the plugin. `plugin_arguments` are the arguments that select the plugin in an executable with several plugins. They are empty in
+/// the plugin's own executable. `arguments` are the arguments that follow them.
 #[must_use]
 pub fn main(plugin_arguments: &'static [&'static str], arguments: &[String]) -> ExitCode {
     // Each instance is another process of this executable.

@@ -37,7 +37,7 @@ async fn start_with_waiting_job() -> (NestingFixture, Bench) {
     (nest, bench)
 }
 
-/// Waits until the condition holds. `description` is for the message of a failure.
+/// Waits until the condition holds. `description` appears in the failure message.
 async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
     assert!(muster_tests::process::wait_until(condition).await, "timeout: {description}");
 }

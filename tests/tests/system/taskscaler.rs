@@ -191,7 +191,8 @@ async fn canceled_request_releases_its_reservation_within_a_second() {
             tokio::task::yield_now().await;
         }
     };
-    // R014 requires one second. The test allows more for a busy machine; no timeout of the code is between the two.
+    // R014 requires one second. The test allows ten on a busy machine. The code has no timeout of one to ten seconds that could hide a
+    // missing release.
     tokio::time::timeout(Duration::from_secs(10), released).await.expect("R014: the reservation is released");
     let error = scaler
         .admit(TaskKey::new("late"))

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// Contains characters that are escaped if a value is quoted.
+/// Secret with characters that are escaped if the value is quoted.
 const SECRET: &str = "s3cret \"of\" the\\job";
 const PLAIN: &str = "s3cret-without-them";
 

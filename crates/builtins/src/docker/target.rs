@@ -66,7 +66,7 @@ pub(super) struct Container {
     /// How the container ended. `None` means that it runs.
     ended: watch::Receiver<Option<End>>,
     watching: JoinHandle<()>,
-    /// Whether the engine reported that a process was killed because of the memory limit. `None` means that there is no limit.
+    /// Watches for a report that a process was killed because of the memory limit. `None` means that there is no limit.
     out_of_memory: Option<OutOfMemory>,
     /// Tasks that copy the output of services to the log of the job.
     service_logs: JoinSet<()>,
@@ -201,7 +201,8 @@ fn mebibytes(bytes: u64) -> String {
 async fn wait_for_end(engine: &Docker, id: &str) -> End {
     let mut answered = Instant::now();
     loop {
-        // The answer to this call is the end, but it may be lost, and Podman's answer may take longer than a call may take.
+        // The engine answers this call when the container ends. The answer may be lost, and a call to Podman may time out before the end. So the
+        // state is queried after each call.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
         match engine.inspect_container(id, None).await {
             Ok(found) => {

@@ -190,7 +190,8 @@ fn socket_of_a_long_state_directory_has_a_stable_path() {
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
 }
 
-/// Set in a child process without the runtime directory of a session: environment variables belong to a process.
+/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`. A test cannot remove a variable in its own process
+/// without affecting other tests.
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]
@@ -218,7 +219,7 @@ fn socket_of_a_long_state_directory_is_private() {
 async fn new_jobs_avoid_outdated_agents_and_old_jobs_stay() {
     let home = tempfile::tempdir().unwrap();
     let executor = executor(home.path(), "/nonexistent");
-    // An earlier manager started this agent. Its executable is not the one of this manager.
+    // An earlier manager started this agent, from an executable that differs from this manager's.
     agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };

@@ -64,7 +64,7 @@ pub(super) fn validate(settings: &AutoscalerSettings) -> Result<(), SettingsErro
     }
 }
 
-/// Returns the maximum time to delete instances on shutdown: `shutdown_deletion_retries` times its interval.
+/// Returns the maximum time to delete instances on shutdown: `shutdown_deletion_interval` times `shutdown_deletion_retries`.
 pub(super) fn shutdown_timeout(settings: &AutoscalerSettings) -> Duration {
     let config = &settings.scaling.config;
     config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)

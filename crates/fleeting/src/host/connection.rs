@@ -84,8 +84,9 @@ impl Connection {
     }
 
     /// Opens the streams that go-plugin opens.
-    /// The plugin's output is logged, because the plugin would block if it was not read. The broker's stream stays empty. A plugin may lack
-    /// both services.
+    ///
+    /// The plugin's output is read and logged, because the plugin would block otherwise. The broker's stream stays empty. A plugin may lack
+    /// either service.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (opened, opening) = mpsc::channel(1);

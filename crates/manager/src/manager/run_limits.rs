@@ -9,7 +9,7 @@ use tokio::time::Instant;
 pub struct RunLimits {
     /// Maximum number of jobs to receive, including restored ones. `None` means no limit.
     pub jobs: Option<usize>,
-    /// Maximum time to wait for a job, from the start and after the end of the last one. `None` means no limit.
+    /// Maximum time without a job in progress, counted from the start of the manager or the end of the last job. `None` means no limit.
     pub idle: Option<Duration>,
 }
 

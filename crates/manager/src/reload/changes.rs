@@ -1,4 +1,4 @@
-//! Describes the differences between two configurations without secrets.
+//! Describes the differences between two configurations. The descriptions contain no secrets.
 
 use muster_config::schema::{Entry, Key, Reload, schema};
 use muster_config::tree::{Node, Table, Value};
@@ -100,7 +100,7 @@ impl Changes {
     }
 }
 
-/// Returns a value for operators. `None` if it is long, structured or secret.
+/// Returns the text of a value to show to operators. Returns `None` if the value is long, structured or secret.
 fn value(key: &Key, value: Option<&Value>) -> Option<String> {
     const MAX_SHOWN_CHARS: usize = 60;
     if key.secret {

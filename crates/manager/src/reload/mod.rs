@@ -34,7 +34,7 @@ pub enum Reload {
         settings: Box<Settings>,
         /// Warnings about the file, including changes that need a restart.
         problems: Vec<Problem>,
-        /// Differences to the previous configuration, one phrase each, without secrets.
+        /// Differences from the previous configuration, one phrase each, without secrets.
         changes: Vec<String>,
     },
     /// The file is invalid. The previous configuration stays in force.

@@ -1,8 +1,8 @@
 //! The job requests in flight.
 //!
 //! Each request is a long poll on a lane of a runner. A lane is one long-poll slot of a runner, with its own idempotency key.
-//! [`crate::admission`] decides when a request is sent and when it may be canceled, and this module carries it out. A canceled request
-//! ends later: if it has brought a job, the job is stored and takes a slot.
+//! [`crate::admission`] decides when a request is sent and when it may be canceled. This module carries out the decisions. A canceled
+//! request does not end at once. If it still returns a job, the job is stored and takes a slot.
 
 mod info;
 mod unstored;
@@ -35,7 +35,7 @@ pub(crate) enum PollResult {
     Job(Box<StoredJob>),
     /// No job. `changed` is as in [`Outcome::Empty`].
     Empty { changed: bool },
-    /// A job that has its actor already.
+    /// A job that already has an actor.
     Duplicate,
     /// The request was canceled.
     Canceled,
@@ -83,7 +83,8 @@ struct InFlightPoll {
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after which an unanswered request is held by the front end, or abandoned by the coordinator.
+    /// Time after which canceling an unanswered request loses no job: by then, GitLab's front end (Workhorse) holds the request, or the
+    /// coordinator has abandoned it.
     held_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
@@ -98,8 +99,8 @@ struct Lanes {
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost. It may have been a job, which only a request with the same key returns. These lanes are used
-    /// first. In the order of their numbers, they might wait until the held requests of lower lanes end.
+    /// Lanes whose last answer was lost. The answer may have been a job, which only a request with the same key returns. These lanes are used
+    /// first. If lanes were used in numerical order, these might have to wait until the held requests of lower lanes end.
     unconfirmed: BTreeSet<u32>,
     /// Version of the coordinator's queue. It is not stored.
     last_update: Arc<Mutex<String>>,
@@ -223,7 +224,7 @@ impl Requests {
         self.in_flight.insert(task.id(), poll_task);
     }
 
-    /// Returns the time at which each request that was sent is held by its front end, or abandoned by the coordinator.
+    /// Returns the time from which each sent request can be canceled without losing a job.
     pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
         self.in_flight
             .values()
@@ -295,7 +296,8 @@ struct Request {
 }
 
 impl Request {
-    /// Sends the request and stores the job that it brings before it is used (R1). A cancellation ends the wait, but never the storing.
+    /// Sends the request. If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but
+    /// never interrupts the write.
     async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
@@ -331,7 +333,7 @@ impl Request {
         }
     }
 
-    /// Waits until the request is canceled and dropping it can lose no job: it was not sent, or the coordinator has had it long enough.
+    /// Waits until the request is canceled and dropping it cannot lose a job: it was not sent, or the coordinator has had it long enough.
     ///
     /// An answer that has begun is read to its end, since it may bring a job.
     async fn wait_droppable(&self) {

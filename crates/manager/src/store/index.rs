@@ -15,7 +15,7 @@ use super::record::{Content, Lane, Record, RecordHeader, VERSION};
 use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
 
-/// Size in bytes below which the file is not compacted: first while jobs exist, then without jobs.
+/// Sizes in bytes below which the file is not compacted. The first applies while jobs exist, the second without jobs.
 ///
 /// Without jobs the size is smaller, because the file then holds only the tokens of ended jobs, which should not remain on disk.
 const MIN_COMPACTION_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];

@@ -23,9 +23,9 @@ struct Cloud {
     plugin: watch::Sender<PluginAvailability>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
     created: AtomicU32,
-    /// Number of next calls of `connect_info` that crash the plugin.
+    /// Number of upcoming calls of `connect_info` that crash the plugin.
     crashing_calls: AtomicU32,
-    /// Number of next calls of `increase` that panic.
+    /// Number of upcoming calls of `increase` that panic.
     panicking_calls: AtomicU32,
     /// State of new instances.
     initial_state: Mutex<InstanceState>,
@@ -193,8 +193,8 @@ async fn instance_that_always_crashes_plugin_is_replaced() {
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
 }
 
-/// The instances of a call that panicked may exist, as after a call that failed. The engine therefore waits for them before it
-/// requests new ones.
+/// A call that panicked may have created instances, like a call that failed. The engine therefore waits for them before it requests
+/// new ones.
 #[tokio::test(start_paused = true)]
 async fn panicking_call_counts_as_failed() {
     let cloud = Cloud::new();
@@ -204,7 +204,7 @@ async fn panicking_call_counts_as_failed() {
     assert_eq!(states(&scaler).await, ["ready"; 2]);
 }
 
-/// The holder of a revoked reservation is notified, and a job that was received for one still gets a slot.
+/// The holder of a revoked reservation is notified. A job that was received for a revoked reservation still gets a slot.
 #[tokio::test(start_paused = true)]
 async fn reservation_is_revoked_when_plugin_goes_down() {
     use crate::types::{SlotRequest, TaskKey};

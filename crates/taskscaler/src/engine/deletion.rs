@@ -1,4 +1,4 @@
-//! Deletion calls: instances whose deletion is due, in one call for each group, with retries.
+//! Deletes the instances whose deletion is due, with one call for each group, and retries failed deletions.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use crate::types::GroupId;
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before the first retry of a deletion that the provider rejected. It doubles up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// The deletion is reported as stuck each time that this number of calls had no effect.
+/// Number of deletion calls without effect after which a deletion is reported as stuck. Reported again after each further such number.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
-/// Time after which a deletion call without an answer is repeated. The driver answers each call, so that this rarely happens.
+/// Time after which a deletion call without an answer is repeated. The driver answers each call, so this rarely happens.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
 
 /// Instances whose deletion call is due.
@@ -73,7 +73,9 @@ impl Deletions {
     }
 }
 
-/// Handles the provider's answer to a deletion call. Accepted deletions are retried after `retry`, rejected ones earlier.
+/// Handles the provider's answer to a deletion call.
+///
+/// An accepted deletion is repeated after `retry` if the instance still exists by then. A rejected one is retried earlier.
 pub(super) fn decreased(
     inventory: &mut Inventory,
     now: Now,

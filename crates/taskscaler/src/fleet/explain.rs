@@ -31,11 +31,11 @@ pub enum Subject {
     Group(String),
 }
 
-/// Reads the history: at most a number of matching decisions since a time in seconds since 1970.
+/// Function that reads the history. Its arguments are the earliest time in Unix seconds, the maximum number of decisions, and a filter.
 pub type HistoryReader<'a> =
     &'a dyn Fn(i64, usize, &dyn Fn(&HistoryEntry) -> bool) -> std::io::Result<Vec<HistoryEntry>>;
 
-/// Explains a subject of one fleet at `unix` seconds since 1970.
+/// Explains a subject of one fleet. `unix` is the current time in Unix seconds.
 ///
 /// # Errors
 /// Reading the history failed.
@@ -76,7 +76,7 @@ pub fn explain(
     Ok(explanation)
 }
 
-/// Prefix of the messages about a group.
+/// Returns the prefix of the messages about a group.
 fn group_prefix(group: &str) -> String {
     format!("group {group}:")
 }
@@ -85,7 +85,7 @@ fn explanation(report: &Report, found: bool, summary: Vec<String>, decisions: Ve
     Explanation { runner: report.runner.clone(), found, summary, decisions, truncated: false, ledger_unreadable: false }
 }
 
-/// Whether a task key belongs to a job: it is equal, or starts with `job-<id>-`.
+/// Returns whether a task key belongs to a job: it is the job's ID itself, or starts with `job-<id>-`.
 fn is_key_of_job(key: &str, job: &str) -> bool {
     let rest = key.strip_prefix("job-").and_then(|rest| rest.strip_prefix(job));
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))

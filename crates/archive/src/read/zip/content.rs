@@ -45,7 +45,7 @@ pub(super) fn content<'a, R: BufRead + Seek>(
 struct Checked<R> {
     inner: CrcReader<R>,
     crc: u32,
-    /// Number of bytes that are not read yet, according to the header.
+    /// Number of bytes that have not been read yet, according to the header.
     remaining: u64,
 }
 

@@ -24,7 +24,7 @@ const CALL_TIMEOUT_S: u64 = 120;
 const BAD_REQUEST: u16 = 400;
 /// Status of an answer about an object that does not exist.
 const NOT_FOUND: u16 = 404;
-/// Status of an answer that an object exists already, or is in use.
+/// Status of an answer that reports that an object already exists or is in use.
 const CONFLICT: u16 = 409;
 
 /// Reason why an engine cannot be used.
@@ -81,7 +81,7 @@ pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
     Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
 }
 
-/// Returns the reason of a failed call, without the parts that only say that there was a call.
+/// Returns the reason for a failed call, without the generic text around it.
 pub(crate) fn reason(error: &ApiError) -> String {
     match error {
         ApiError::DockerResponseServerError { status_code, message } if message.is_empty() => {
@@ -95,7 +95,8 @@ pub(crate) fn reason(error: &ApiError) -> String {
 
 /// Returns a function that turns the error of a call into a failure. `operation` is the text before the reason.
 ///
-/// An engine that rejects the request reports an error in the settings, as in gitlab-runner (docs/spec/job-execution.md, section 5.3).
+/// If the engine rejects the request, the settings are wrong, so this is a configuration failure, as in gitlab-runner
+/// (docs/spec/job-execution.md, section 5.3).
 pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError) -> Failure {
     move |error| {
         let message = format!("{operation}: {}", reason(&error));

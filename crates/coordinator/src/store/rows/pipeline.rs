@@ -18,7 +18,7 @@ pub(crate) struct PipelineRow {
     /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Whether the family can make progress without a command. Such families are read at the start.
+    /// Whether the pipeline's family (its parents and children) can change without a command. Open families are loaded at startup.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,
@@ -28,19 +28,19 @@ pub(crate) struct PipelineRow {
     pub(crate) compiled: Arc<Pipeline>,
 }
 
-/// Columns that change with the status, stored together as JSON.
+/// Fields that change with the status, stored as one JSON column.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct PipelineDetail {
     /// Whether a job that is allowed to fail has failed.
     pub(crate) warnings: bool,
-    /// Messages of the coordinator about the pipeline.
+    /// Messages from the coordinator about the pipeline.
     pub(crate) problems: Vec<String>,
 }
 
 /// The part of the request for a pipeline that its jobs and child pipelines need later.
 ///
-/// Lists of paths are not stored: they are read from the sources again.
+/// The list of tracked paths is not stored. It is read from the sources again.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PipelineSpec {
     pub(crate) project: ProjectFacts,
@@ -120,7 +120,7 @@ impl PipelineSpec {
         (self.tag, &self.ref_name) == (other.tag, &other.ref_name)
     }
 
-    /// Returns the context that the pipeline was compiled for, without inputs and lists of paths.
+    /// Returns the context that the pipeline was compiled for, without its inputs and tracked paths.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredVariable| ScopedVariable {
             variable: stored.variable.clone(),

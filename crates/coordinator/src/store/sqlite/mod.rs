@@ -1,7 +1,8 @@
 //! A store in a SQLite file.
 //!
 //! One connection writes, with one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`. If the process is
-//! killed, no acknowledged change is lost. A power failure may lose the last second. A second connection reads in parallel to the writer.
+//! killed, no acknowledged change is lost. A power failure may lose the changes since the last checkpoint. A second connection reads in
+//! parallel with the writer.
 //! It is opened when it is first needed.
 
 mod batch;
@@ -60,7 +61,7 @@ impl SqliteStore {
 
     /// Runs a short read on the writing connection if it is open, and otherwise on the reading connection.
     ///
-    /// For reads at the start, which do not justify opening the second connection, and for queries that an index answers immediately.
+    /// Used for reads at startup, which do not justify opening the second connection, and for queries that an index answers immediately.
     async fn with_writer<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -90,8 +91,8 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    // The batch contains BEGIN and COMMIT as SQL. After a commit that fails on a full disk, SQLite leaves the transaction open. A guard that
-    // counts transactions would nest the next one in it, and it would never be committed.
+    // The batch contains BEGIN and COMMIT as SQL. If a commit fails on a full disk, SQLite leaves the transaction open. sqlx's transaction
+    // guard would then start the next transaction as a nested one, which would never be committed.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
         let connection = writer.as_mut().ok_or(StoreError::Closed)?;

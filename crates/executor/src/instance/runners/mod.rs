@@ -1,4 +1,5 @@
-//! Executors of all runners with `executor = "instance"`: their ledgers, and the actions of operators.
+//! Executors of all runners that use instances (`instance`, `docker-autoscaler`, `docker+machine`), with their ledgers and the socket for
+//! operators.
 //!
 //! An executor exists as long as its runner is in the configuration, and until its last job has ended. Its instances and its ledger are
 //! deleted with it.
@@ -67,7 +68,7 @@ struct State {
     /// Locks of the ledgers, by runner. A fleet that is shutting down may still hold its lock.
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     phase: ManagerPhase,
-    /// Socket for operators. Open after the first fleet was created.
+    /// Socket for operators. `None` until the first fleet is created.
     operators: Option<OperatorSocket>,
 }
 

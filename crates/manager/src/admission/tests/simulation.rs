@@ -3,8 +3,9 @@
 
 use super::*;
 
-/// Maximum time until a runner that may poll has done so, while some capacity is free of jobs: one turn for each other runner, and the
-/// answers to canceled requests.
+/// Maximum time that a runner may wait for its request while capacity is free, for each configured runner.
+///
+/// Each other runner may take one turn first, and the canceled requests must end.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {
@@ -144,7 +145,7 @@ impl Simulation {
         }
     }
 
-    /// Asserts that no request is canceled that a server may have answered.
+    /// Asserts that a request is canceled only if the server cannot have answered it.
     fn check_cancellation(&self, poll: PollId) {
         let (sent, generation, is_repeatable) = self.sent[&poll];
         let (_, runner) = self.in_flight.iter().find(|(in_flight, _)| *in_flight == poll).unwrap();
@@ -177,7 +178,7 @@ impl Simulation {
         }
     }
 
-    /// Asserts that a runner that may poll and has no request gets one in time, and that there is a wake-up until then.
+    /// Asserts that a runner that may poll and has no request gets one in time, and that a wake-up is scheduled before that.
     fn check_starvation(&mut self, limits: &Limits, jobs: usize, requests: usize) {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {

@@ -24,7 +24,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSett
     })
 }
 
-/// Returns what restoring a cache needs.
+/// Returns the entry without its upload URLs, which restoring a cache does not need.
 fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     for object in entry.objects.values_mut() {
@@ -34,7 +34,7 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns what saving a cache needs.
+/// Returns the entry with only the upload URLs of its own key, which is all that saving a cache needs.
 fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     let key = entry.key.clone();
@@ -65,7 +65,7 @@ pub(super) fn download(payload: &JobPayload, settings: &JobSettings) -> Option<S
     })
 }
 
-/// Returns the steps that save the caches: one step for the caches of each variant.
+/// Returns the steps that save the caches: one for the caches to save after a failure, and one for those to save after a success.
 ///
 /// The failure variant comes first. In the other order, a failure of the success variant would start the failure variant, too.
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
@@ -100,7 +100,7 @@ pub(super) fn uploads(parts: &JobParts<'_>) -> Vec<Step> {
                 artifact_type: artifact.artifact_type.clone(),
                 artifact_format: artifact.artifact_format.clone(),
                 expire_in: artifact.expire_in.clone(),
-                // Only a zip archive can contain the statement.
+                // Only a zip archive can contain the provenance statement.
                 provenance: (parts.settings.artifacts_metadata && artifact.artifact_format == "zip")
                     .then(|| provenance(parts)),
             })
