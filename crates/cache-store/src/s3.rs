@@ -1,4 +1,4 @@
-//! Amazon S3 and servers with its protocol.
+//! Amazon S3 and S3-compatible servers.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const CREDENTIALS: [(&str, AmazonS3ConfigKey); 10] = [
     ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", AmazonS3ConfigKey::ContainerAuthorizationTokenFile),
     ("AWS_EC2_METADATA_SERVICE_ENDPOINT", AmazonS3ConfigKey::MetadataEndpoint),
 ];
-/// Environment variable with the address of the server that gives roles.
+/// Environment variable with the address of the STS server, which issues credentials for roles.
 const ROLE_SERVER: &str = "AWS_ENDPOINT_URL_STS";
 
 /// A bucket.
@@ -152,7 +152,7 @@ impl Endpoint {
         let has_dots = bucket.contains('.') && !settings.insecure;
         let is_amazon = settings.server.as_ref().is_none_or(|server| server.ends_with(".amazonaws.com"));
         let bucket_in_host = match settings.path_style {
-            // Transfer acceleration knows buckets only by their host names.
+            // Transfer acceleration supports only addresses with the bucket in the host name.
             _ if settings.accelerate && settings.server.is_none() => true,
             Some(path_style) => !path_style,
             None => is_amazon && !has_dots,

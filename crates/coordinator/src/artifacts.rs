@@ -86,7 +86,7 @@ pub(crate) enum ReportError {
     Invalid(#[source] DotenvError),
 }
 
-/// Reason why a file of an archive cannot be read.
+/// Reason why a file in an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EntryError {
     /// The archive has no such file.
@@ -217,7 +217,7 @@ pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, Servic
     after.map(Option::flatten).map_err(|error| ServiceError::BadRequest(format!("expire_in: {error}")))
 }
 
-/// Checks kind and format, which become parts of paths and rows.
+/// Checks the kind and the format, which become parts of paths and rows.
 fn check_names(kind: &str, format: &str) -> Result<(), ServiceError> {
     if KINDS.binary_search(&kind).is_err() {
         return Err(ServiceError::BadRequest(format!("artifact_type does not have a valid value: `{kind}`")));

@@ -1,4 +1,4 @@
-//! The commands to the actor. Each one has a channel for its answer, which is sent after the reported changes are durable.
+//! Commands to the actor. Most have a channel for the answer, which is sent after the changes that it reports have been stored.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};
@@ -139,7 +139,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns the pipelines and jobs that must be in memory for this command. A job is only included if the token is valid for it.
+    /// Returns the pipelines and jobs that must be in memory for this command. If the command has a job token that is not valid, returns none.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {
@@ -176,7 +176,7 @@ impl Command {
 
     /// Answers with an error because the store failed to read the rows that the command needs.
     pub(crate) fn answer_store_error(self, error: &StoreError) {
-        // The caller may no longer wait.
+        // The caller may have stopped waiting.
         fn reply_to_caller<T>(reply: Reply<T>, error: &StoreError) {
             let _ = reply.send(Err(error.clone().into()));
         }
@@ -203,7 +203,7 @@ impl Command {
 /// Use of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenUse {
-    /// Report of an assignee that is preparing and has not accepted the job yet (docs/spec/runner-api.md, section 2.6).
+    /// Report of an assignee that still prepares the job and has not accepted it (docs/spec/runner-api.md, section 2.6).
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,
@@ -242,7 +242,7 @@ pub(crate) struct Outcome {
 /// Result of storing an uploaded artifact.
 #[derive(Debug)]
 pub(crate) struct StoredUpload {
-    /// Whether the artifact has a row.
+    /// `Ok` if the artifact has a row. Otherwise the error for the uploader.
     pub(crate) result: Result<(), ServiceError>,
     /// Name of a file without a row, to be deleted: the replaced file, or the new one if it was rejected.
     pub(crate) leftover: Option<String>,

@@ -51,7 +51,7 @@ impl LongPolls {
         released.into()
     }
 
-    /// Removes and returns the newest requests, so that at most `limit` are left. Requests with a closed connection do not count.
+    /// Removes and returns the newest requests, so that at most `limit` are left. First drops requests with a closed connection.
     pub(crate) fn shed_newest(&mut self, limit: usize) -> VecDeque<HeldRequest> {
         if self.held.len() <= limit {
             return VecDeque::new();
@@ -60,7 +60,7 @@ impl LongPolls {
         self.held.split_off(limit.min(self.held.len()))
     }
 
-    /// Returns the index of the first request for whose runner `best_job` returns a job, and the job.
+    /// Returns the index of the first request that gets a job from `best_job`, and the job.
     ///
     /// Drops requests with a closed connection.
     pub(crate) fn first_match(&mut self, best_job: impl Fn(RunnerId) -> Option<JobId>) -> Option<(usize, JobId)> {

@@ -1,8 +1,8 @@
 //! Limits on the number of jobs that run: `concurrent` for all runners, and the `limit` of each runner (J4).
 //!
-//! Admission sends no request whose job would exceed a limit. But `concurrent` or `limit` may be reduced while a request is in
-//! flight, and the manager must receive the job that it brings. Such a job waits here. A job runs from the moment at which it gets
-//! its permit until its slot is released. A job that was received and waits does not run.
+//! Admission sends no request whose job would exceed a limit. However, `concurrent` or `limit` may be reduced while a request is in
+//! flight, and the manager must accept the job that the request returns. Such a job waits here. A job counts as running from the time it
+//! gets its permit until its slot is released.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -36,14 +36,14 @@ impl State {
         self.limits.get(runner).is_none_or(|limit| running < *limit)
     }
 
-    /// Returns whether the job is next: of the jobs whose runner is below its limit, it has waited longest.
+    /// Returns whether the job may run now: `concurrent` is not reached, and of the jobs whose runner is below its limit, it has waited longest.
     fn is_next(&self, ticket: u64) -> bool {
         let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
         self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
     }
 }
 
-/// Right of a job to run. Dropping it lets another job run.
+/// Permission for a job to run. Dropping it lets another job run.
 #[derive(Debug)]
 pub(crate) struct RunPermit {
     limits: Arc<ConcurrencyLimits>,

@@ -47,7 +47,7 @@ impl Version {
     }
 }
 
-/// Removes leading zeros of a number. Returns `None` if the text does not consist of digits.
+/// Removes leading zeros from a number. Returns `None` if the text does not consist of digits.
 fn without_leading_zeros(text: &str) -> Option<&str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

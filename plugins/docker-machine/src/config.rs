@@ -26,7 +26,7 @@ pub(crate) struct Config {
     /// Further options, in which `%s` is replaced by the name of the machine.
     #[serde(rename = "MachineOptionsWithName")]
     pub(crate) options_with_name: Vec<String>,
-    /// Maximum number of machines in creation at the same time. 0 means no limit.
+    /// Maximum number of machines that are being created at the same time. 0 means no limit.
     #[serde(rename = "MaxGrowthRate")]
     pub(crate) max_growth_rate: u32,
     /// Maximum number of attempts to remove a machine. 0 or less means 30. After the last attempt, `docker-machine rm -f` removes its local state.

@@ -18,7 +18,7 @@ pub(crate) struct Config {
     /// Parent of the directories of instances. Empty means a temporary directory.
     pub(crate) directory: PathBuf,
     /// Whether instances continue when the plugin ends, as in a cloud. The next plugin finds them in `directory`.
-    /// Requires namespaces, and excludes limits by cgroup.
+    /// Requires namespaces, and cannot be combined with cgroup limits.
     pub(crate) persistent_instances: bool,
     /// Whether instances can be suspended: their processes are stopped and continued later.
     pub(crate) suspendable: bool,
@@ -37,7 +37,7 @@ pub(crate) struct Config {
     pub(crate) acceptance_rate: f64,
     /// Duration of a request for instances in milliseconds.
     pub(crate) request_delay_ms: u64,
-    /// Number of requests that fail after the start of the plugin.
+    /// Number of requests that fail after the plugin has started. Later requests are not affected.
     pub(crate) request_failures: u32,
     /// Fraction of requests that fail, from 0 to 1.
     pub(crate) request_failure_rate: f64,
@@ -50,7 +50,7 @@ pub(crate) struct Config {
     /// Time in seconds between the notice of a preemption and the preemption. 0 means no notice.
     pub(crate) preemption_notice_s: f64,
     /// Maximum number of instances that the cloud has at the same time. 0 means no limit except `max_size`. Further
-    /// requests are out of stock.
+    /// requests are rejected as out of stock.
     pub(crate) capacity: u32,
     /// Price of an instance in millionths of `currency` per hour. 0 means that no price is reported.
     pub(crate) price_micros_per_hour: u64,

@@ -31,8 +31,8 @@ async fn finish_job(bench: &Bench) {
     assert_eq!((job.status, bench.start_count(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
 }
 
-/// Kills the manager while a job runs, replaces `from` by `to` in its configuration and starts it again. The job and its instance must
-/// not be affected.
+/// Kills the manager while a job runs, replaces `from` with `to` in its configuration and starts it again. The job and its instance
+/// must not be affected.
 async fn restart_with_change(from: &str, to: &str) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";

@@ -15,9 +15,9 @@ pub struct Checkout {
     pub strategy: String,
     /// URL of the remote, with credentials if it needs them.
     pub repo_url: String,
-    /// A bare repository on this machine that has the commit. If it is set, no network is used.
+    /// Bare repository on this machine that has the commit. If it is set, the commit is not fetched over the network.
     pub local_repository: Option<String>,
-    /// Hash of the repository: `sha1` or `sha256`.
+    /// Hash algorithm of the repository: `sha1` or `sha256`.
     pub object_format: String,
     /// Branch or tag, for the notice in the log.
     pub ref_name: String,
@@ -47,7 +47,7 @@ pub struct Checkout {
     pub safe_directory: bool,
     /// Whether configuration and hooks of the repository are removed before it is used.
     pub clean_config: bool,
-    /// URLs to replace, in addition to that of the remote.
+    /// URLs that git replaces, for other projects of the coordinator and for its SSH addresses.
     pub rewrites: Vec<Rewrite>,
     /// Whether git gets the job's token from a credential helper, so that no URL contains it (FF_GIT_URLS_WITHOUT_TOKENS).
     pub credential_helper: bool,
@@ -78,7 +78,7 @@ pub struct Rewrite {
     pub to: String,
 }
 
-/// Names of the job's file variables with certificates for the coordinator.
+/// Names of the job's file variables that contain the certificates for connections to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tls {
@@ -90,7 +90,7 @@ pub struct Tls {
     pub key: Option<String>,
 }
 
-/// Starts a second agent as a process on this host, which runs the delegated steps.
+/// Starts a second agent, which runs the delegated steps, as a process on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
@@ -102,7 +102,7 @@ pub struct AgentProcess {
     pub env: BTreeMap<String, String>,
     /// Path of the socket on which the process listens.
     pub socket: String,
-    /// Project directory of the job at the second agent.
+    /// Project directory of the job as the second agent sees it.
     pub project_dir: String,
 }
 
@@ -128,7 +128,8 @@ impl Inputs for Prepare {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cleanup {
-    /// Strategy by which the checkout is cleaned, too (FF_ENABLE_JOB_CLEANUP). Empty means that it is not changed.
+    /// GIT_STRATEGY, which selects how the checkout is cleaned up (FF_ENABLE_JOB_CLEANUP): `fetch` cleans it, `clone` and `empty`
+    /// delete it. Empty keeps it.
     pub checkout: String,
     /// GIT_CLEAN_FLAGS. `None` means that the checkout is not cleaned.
     pub clean_flags: Option<Vec<String>>,
@@ -231,7 +232,7 @@ fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-/// An object in a store, by URLs that are signed for it. Whoever has such a URL can use it, so it is a secret.
+/// Presigned URLs of an object in a store. Anyone who has such a URL can use it, so it is a secret.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheObject {
@@ -308,7 +309,7 @@ pub struct ArtifactsUpload {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProvenanceInfo {
-    /// ID of the runner at the server.
+    /// ID of the runner on the server.
     pub runner_id: i64,
     /// URL of the repository, without credentials and `.git`.
     pub repo_url: String,

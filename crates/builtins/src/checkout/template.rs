@@ -1,6 +1,7 @@
 //! Checks out a commit of a repository on this machine: git runs once per commit, and jobs get copies.
 //!
-//! If the directory has the commit from an earlier job, only changes are reverted ([`crate::templates`]).
+//! If the project directory still has this commit from an earlier job, only the changes of that job are reverted
+//! ([`crate::templates`]).
 //!
 //! Each job has its own `.git` directory, which borrows the objects of the repository (`objects/info/alternates`), so that changes by
 //! the job affect nothing else. The copied index matches the copied files, because the configuration makes git compare only size and
@@ -88,7 +89,7 @@ async fn template(
         biased;
         template = &mut template => template,
         cause = stop.stopped() => match is_building.load(Ordering::Relaxed) {
-            // This job must wait until its git process was terminated.
+            // This job must wait until its git process has been terminated.
             true => template.await,
             false => return Err(Failure::Stopped(cause)),
         },
@@ -104,7 +105,7 @@ async fn build(
 ) -> Result<Arc<Template>, Failure> {
     let failed = || Failure::io("failed to prepare the checkout");
     let directory = context.shared.templates.directory().map_err(failed())?;
-    // A subdirectory, because the temporary directory itself has other permissions than a new directory.
+    // Use a subdirectory, because the temporary directory itself has different permissions from a new directory.
     let root = directory.path().join("tree");
     let (target, options, commit) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {
@@ -151,7 +152,7 @@ fn write_repository(root: &Path, checkout: &Checkout, key: &TemplateKey) -> io::
 
 /// Returns the packed tags of the repository, for `git describe`.
 fn tags(repository: &Path) -> String {
-    // In a linked work tree, this is a symbolic link.
+    // `packed-refs` may be a symbolic link, such as in a work tree of `git-new-workdir`. `open` rejects links.
     let path = ["packed-refs", ".git/packed-refs"].iter().find_map(|name| fs::canonicalize(repository.join(name)).ok());
     let Some(path) = path else { return String::new() };
     let packed = open(&path).and_then(|file| read_open(file, &path, REFS_LIMIT)).unwrap_or_else(|error| {

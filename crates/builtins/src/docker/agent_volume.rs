@@ -1,7 +1,8 @@
 //! The volume with the agent's executable, from which every job container of an engine starts its agent.
 //!
-//! The volume has the hash of the executable in its name and is filled once. It is filled through a container that is never started, so
-//! that it works for an engine on another machine, too. The name of this container is a lock: at most one agent fills the volume.
+//! The name of the volume contains the hash of the executable, and the volume is filled once. The executable is copied through a
+//! container that is never started, which also works for an engine on another machine. The name of this container is a lock: at most one
+//! agent fills the volume.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,7 +24,7 @@ use tokio_util::io::ReaderStream;
 use super::create::MANAGED;
 use super::engine::{failed, is_conflict, is_not_found};
 
-/// File of this process's own executable. It stays the same file if the executable is replaced.
+/// Path of this process's executable. The path still leads to it after the file on disk has been replaced.
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
 /// Name of the executable in the volume.
 const FILE_NAME: &str = "muster-agent";
@@ -35,9 +36,9 @@ const HASH_DIGITS: usize = 12;
 const TAR_BLOCK: u64 = 512;
 /// Maximum time to transfer the executable.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
-/// Time without progress after which another agent that fills the volume counts as dead.
+/// Time without progress after which another agent that fills the volume is considered dead.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which the volume is checked while another agent fills it. Engines report no such event.
+/// Interval at which the volume is checked while another agent fills it. Engines send no event when a volume is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serializes the jobs of this process that find an empty volume.
@@ -80,7 +81,8 @@ async fn read_own() -> io::Result<Executable> {
 }
 
 impl AgentVolume {
-    /// Fills the volume unless it is complete. `container` has it mounted, so the engine does not remove it. `image` is any image.
+    /// Fills the volume unless it is complete. `container` must mount the volume, so that the engine does not remove it. `image` may be any
+    /// image that the engine has.
     pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         if self.found_bytes(engine, container).await? == Some(self.bytes) {
             return Ok(());

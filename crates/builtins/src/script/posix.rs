@@ -19,7 +19,7 @@ const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHEL
 const EXIT_CODE_CHECK: &str =
     "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
-/// Returns the process of the shell.
+/// Returns the command that starts the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let shell = find_shell(&frame.script.shell)?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
@@ -52,7 +52,8 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
 pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // The shell parses the text for `eval` twice, so variables are set before it. A traced shell has to set them inside, to print them.
+    // The shell parses the text for `eval` twice. Variables are set before `eval`, which saves time. A traced shell must set them in
+    // the text, so that it prints them.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");
@@ -91,7 +92,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVaria
 
 /// Adds `export` commands for the variables.
 ///
-/// A single command for all variables is faster, by a tenth of the run time of the smallest script. A traced shell gets one command for
+/// A single command for all variables saves a tenth of the run time of the smallest script. A traced shell gets one command for
 /// each variable, because that is easier to read.
 fn export(to: &mut String, exports: &[ResolvedVariable<'_>], debug: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();

@@ -1,4 +1,4 @@
-//! Checks of the other executors, and of what all executors share (checks C100 to C107).
+//! Checks of the custom, ssh and shell executors, and of settings of all executors (C014, C100 to C103, C106, C107).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -72,7 +72,7 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks values that gitlab-runner reports only in `lint` (check C014).
+/// Checks values that gitlab-runner reports only in its command `lint` (check C014).
 fn values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {

@@ -1,4 +1,4 @@
-//! Checks of text values: labels, periods, time zones, expressions (checks C006, C011, C015 to C017, C019).
+//! Checks of text values: labels, periods, time zones, expressions (checks C006, C011, C015 to C017, C019, C087).
 
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::labels;

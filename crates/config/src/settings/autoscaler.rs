@@ -14,8 +14,8 @@ pub struct AutoscalerSettings {
     pub plugin: String,
     /// Configuration of the plugin as JSON. `null` means none.
     pub plugin_config: serde_json::Value,
-    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). Then the first prefix is kept, because
-    /// existing machines have it in their names.
+    /// Whether the plugin's `prefix` was derived from the runner's token (`[runners.machine]`). If it was, a new token does not change the
+    /// prefix, because existing machines have it in their names.
     pub has_token_prefix: bool,
     pub connector: ConnectorSettings,
     /// Instance groups that substitute for each other. If empty, the fields above describe the only group.
@@ -34,7 +34,7 @@ pub struct AutoscalerSettings {
 
 /// `[[runners.autoscaler.groups]]`: the plugin of a group's instances, and the connection to them.
 ///
-/// The scaler has the number of instances and the order of the groups.
+/// The number of instances and the order of the groups are in [`Scaling`].
 #[derive(Clone, Default, PartialEq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct GroupSettings {
@@ -44,7 +44,7 @@ pub struct GroupSettings {
     pub connector: ConnectorSettings,
 }
 
-/// `[runners.autoscaler.connector_config]`. Empty text means the plugin's choice.
+/// `[runners.autoscaler.connector_config]`. For an empty string, 0 or `None`, the plugin chooses the value.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct ConnectorSettings {
@@ -65,7 +65,7 @@ pub struct ConnectorSettings {
 /// `[runners.autoscaler.vm_isolation]`, if it is enabled. Each job chooses its image.
 #[derive(Clone, Default, PartialEq)]
 pub struct IsolationSettings {
-    /// Address on which the nesting daemon listens, from the instance.
+    /// Address of the nesting daemon as seen from the instance.
     pub nesting_host: String,
     /// Configuration of the nesting daemon as JSON. `null` means none.
     pub nesting_config: serde_json::Value,
@@ -90,11 +90,11 @@ impl Default for StickySettings {
 /// Configuration of the scaler.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scaling {
-    /// The configuration. An invalid value counts as not set. A group that is not listed has no name.
+    /// Configuration. An invalid value is treated as not set. If `[[runners.autoscaler.groups]]` is empty, the only group has no name yet.
     pub config: Config,
     /// Upper bounds of the scaler's histograms.
     pub buckets: Buckets,
-    /// Invalid values, each with its key below `[runners.autoscaler]`. The scaler does not start with any of them.
+    /// Invalid values, each with its key below `[runners.autoscaler]`. If there are any, the scaler does not start.
     pub problems: Vec<String>,
 }
 

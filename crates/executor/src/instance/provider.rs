@@ -6,8 +6,8 @@
 //!          --> with vm_isolation: a virtual machine with an agent on the instance (else another slot)
 //! ```
 //!
-//! A job request is sent only if a slot is reserved for it, so no job is received for which no instance is expected. An instance is ready
-//! when its agent answers, so a job finds an open connection.
+//! A job request is sent only if a slot is reserved for it, so an instance for each received job exists or is expected. An instance is
+//! ready when its agent answers, so each job starts with an open connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -75,7 +75,7 @@ pub(super) struct ProviderContext {
     settings: Mutex<Arc<AutoscalerSettings>>,
     /// Newest settings from the configuration file.
     newest_settings: Mutex<Arc<AutoscalerSettings>>,
-    /// Notified if the settings changed while the scaler could not be started.
+    /// Notified when the settings change before the scaler has started.
     pub(super) settings_changed: Notify,
     pub(super) requests: AtomicUsize,
     pub(super) intake: Mutex<Intake>,
@@ -85,7 +85,7 @@ pub(super) struct ProviderContext {
     /// Number of jobs that wait for a slot or have one.
     pub(super) active_jobs: AtomicUsize,
     pub(super) reservations: Mutex<Vec<Reservation>>,
-    /// Notified if reservations may be missing or possible again.
+    /// Notified when reservations may be missing, or when new ones may have become possible.
     pub(super) reservations_changed: Notify,
     pub(super) slots: Slots,
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
@@ -180,7 +180,7 @@ impl InstanceExecutor {
 
     /// Stops the scaler and its plugins within about `timeout`.
     ///
-    /// Instances are deleted if the configuration says so. Returns the names of the remaining ones.
+    /// Deletes the instances if `delete_instances_on_shutdown` is set. Returns the names of the remaining ones.
     pub async fn stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, false).await;
         self.shared.ledger_lock.lock().take();
@@ -192,7 +192,7 @@ impl InstanceExecutor {
     /// Deletes all its instances, and after the last one its ledger.
     pub async fn remove_all_and_stop(&self, timeout: Duration) -> Vec<String> {
         let remaining = self.shut_down(timeout, true).await;
-        // Without the lock, this executor has not read the ledger.
+        // An executor that never got the lock has not read the ledger, so it must not delete it.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
             && remaining.is_empty()
@@ -217,7 +217,7 @@ impl InstanceExecutor {
         self.shared.reservations.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
-        // The other half of the time is for the deletion of instances. Creating a virtual machine may take longer than its half.
+        // Reserve half of the time for the deletion of instances, because creating a virtual machine may take longer than `timeout`.
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else {
@@ -401,7 +401,7 @@ impl ProviderContext {
         Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
     }
 
-    /// Combines a session with an instance and the trace lines for it.
+    /// Returns a session together with the trace lines that describe its instance.
     pub(super) fn dialed(
         &self,
         (group, id): (&str, &InstanceId),

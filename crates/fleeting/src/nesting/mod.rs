@@ -26,8 +26,8 @@ use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_remote::Session;
 use target::Daemon;
 
-/// Messages of the daemon before `Init`, and for a second `Init`.
-/// Code and text are compared exactly, as in the Go host.
+/// Error messages of the daemon for a call before `Init`, and for a second `Init`.
+/// The status code and the text are compared exactly, as in the Go host.
 const NOT_INITIALIZED: &str = "not initialized";
 const ALREADY_INITIALIZED: &str = "already initialized";
 /// Start of the daemon's message when the machine in the slot cannot be removed.
@@ -62,7 +62,7 @@ impl Default for NestingTimeouts {
 /// A virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualMachine {
-    /// Id at the daemon.
+    /// ID of the machine in the daemon.
     pub id: String,
     /// Name of the image. Some daemons leave it empty in lists.
     pub image: String,
@@ -75,7 +75,7 @@ pub struct VirtualMachine {
 pub struct Created {
     /// The new machine.
     pub machine: VirtualMachine,
-    /// Id of the machine that was removed from the slot.
+    /// ID of the machine that was removed from the slot. `None` means that the slot was empty.
     pub stomped: Option<String>,
 }
 

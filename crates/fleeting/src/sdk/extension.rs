@@ -32,7 +32,7 @@ pub trait Extension: Send + Sync {
     /// Returns the offers of the provider with their prices.
     ///
     /// # Errors
-    /// The provider does not respond.
+    /// Returns an error if the provider does not respond.
     async fn offers(&self) -> Result<Vec<Offer>, Error> {
         Ok(Vec::new())
     }
@@ -45,7 +45,7 @@ pub trait Extension: Send + Sync {
     /// Returns the current resource usage of these instances. Omits instances that cannot be measured.
     ///
     /// # Errors
-    /// No instance can be measured.
+    /// Returns an error if no instance can be measured.
     async fn resource_usage(&self, _ids: Vec<InstanceId>) -> Result<Vec<ResourceUsage>, Error> {
         Ok(Vec::new())
     }
@@ -53,7 +53,7 @@ pub trait Extension: Send + Sync {
     /// Returns the fingerprints (`SHA256:...`) of the host keys of an instance's SSH server.
     ///
     /// # Errors
-    /// The instance is unknown, or has no keys yet.
+    /// Returns an error if the instance is unknown or has no keys yet.
     async fn host_keys(&self, _id: InstanceId) -> Result<Vec<String>, Error> {
         Ok(Vec::new())
     }
@@ -61,8 +61,8 @@ pub trait Extension: Send + Sync {
     /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// If the instance cannot be prepared. The job then gets another instance. After ten such failures it fails with a system failure and the
-    /// last message.
+    /// Returns an error if the instance cannot be prepared. The job then gets another instance. After ten such errors, the job ends with a
+    /// system failure that contains the last error message.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
@@ -70,7 +70,7 @@ pub trait Extension: Send + Sync {
     /// Cleans up an instance after a job, whatever its result.
     ///
     /// # Errors
-    /// If the instance cannot be cleaned up. The failure counts against the health of the instance.
+    /// Returns an error if the instance cannot be cleaned up. The error counts against the health of the instance.
     async fn cleanup(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
@@ -82,8 +82,7 @@ pub(super) struct Service {
 }
 
 impl Service {
-    /// Returns the extension.
-    /// Without one, the response is the same as from a plugin that does not know the service.
+    /// Returns the extension. If the provider has none, returns `UNIMPLEMENTED`, as a plugin without the service does.
     fn extension(&self) -> Result<&dyn Extension, Status> {
         let provider = self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))?;
         provider.extension().ok_or_else(|| Status::unimplemented("this plugin has no extension"))

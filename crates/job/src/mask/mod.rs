@@ -1,4 +1,4 @@
-//! Masks secrets in logs (docs/spec/runner-api.md, section 3.6, docs/spec/job-execution.md, section 1.10): values of
+//! Masks secrets in logs (docs/spec/runner-api.md, section 3.6; docs/spec/job-execution.md, section 1.10): values of
 //! masked variables, tokens in URLs, and text after known token prefixes.
 //!
 //! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
@@ -92,7 +92,7 @@ fn quoted(value: &str) -> Option<Vec<u8>> {
     (inner != value).then(|| inner.as_bytes().to_vec())
 }
 
-/// Returns the longer lines of a value with several lines.
+/// Returns the lines of a multi-line value that have at least [`MIN_LINE_CHARS`] characters.
 fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
     let lines = value.trim().lines().map(str::trim);
     let several = value.trim().contains('\n');
@@ -117,7 +117,7 @@ fn trimmed(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
-/// Masks a stream.
+/// Masker for a stream of bytes, which may arrive in pieces of any size.
 pub struct Masker {
     filters: [Box<dyn Filter>; 3],
     buffers: [Vec<u8>; 2],

@@ -8,8 +8,8 @@ use sha2::Digest as _;
 /// SHA-256 of the content.
 pub(super) type Digest = [u8; 32];
 
-/// Metadata of a file, with links followed. Every change of the content changes it: a write changes the times, a replacement the inode.
-/// Times may go backwards.
+/// Metadata of a file. Links are followed. Every change to the content is visible: a write changes the times, and a replacement changes
+/// the inode. Times may go backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,

@@ -10,7 +10,7 @@ use url::Url;
 
 use crate::bench::{Bench, JOB};
 
-/// Starts a server that answers each call with these bytes.
+/// Starts a server that answers each call with `body` and the content type `kind`.
 async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
     let length = body.len();
     let answer = format!(
@@ -56,7 +56,7 @@ async fn unusable_job_answers_back_off() {
     }
 }
 
-/// Replaces each number of the payload with `number`, except for the ID.
+/// Replaces every number in a JSON value with `number`.
 fn replace(value: &mut Value, number: i64) {
     match value {
         Value::Number(_) => *value = json!(number),
@@ -96,7 +96,7 @@ async fn jobs_with_absurd_numbers_end() {
 async fn job_larger_than_agent_limit_ends() {
     let bench = Bench::start().await;
     let manager = bench.manager().await;
-    // The agent of these tests accepts 4 MiB, other agents accept more.
+    // The agent of these tests accepts 4 MiB. Other agents accept more.
     bench.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
     let job = bench.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));

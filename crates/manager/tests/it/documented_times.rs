@@ -1,4 +1,4 @@
-//! Times that the documents promise, on a clock that the test controls.
+//! Times that the documentation guarantees, on a clock that the test controls.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use crate::agent::FakeAgent;
 use crate::bench::{JOB, RUN};
 
-/// Step in which the clock advances.
+/// Step by which the clock advances.
 const STEP: Duration = Duration::from_millis(20);
 /// Number of scheduler turns in one step. Calls over the loopback interface take several turns, but no time.
 const TURNS: usize = 200;
@@ -37,7 +37,7 @@ const TURNS: usize = 200;
 struct Fixture {
     coordinator: Arc<MemoryCoordinator>,
     agent: FakeAgent,
-    /// Whether the instance is unresponsive: nothing passes its network.
+    /// Whether the instance is unresponsive: no data passes through its network.
     frozen: watch::Sender<bool>,
     _home: tempfile::TempDir,
     _served: Served,
@@ -103,7 +103,7 @@ impl Fixture {
     }
 }
 
-/// An instance behind a network, with the agent in memory.
+/// An instance that is reached through a connection in memory, which a test can freeze.
 struct RemoteInstance {
     home: PathBuf,
     socket: PathBuf,
@@ -176,7 +176,8 @@ impl Executor for InstanceStubExecutor {
     }
 }
 
-/// From two unanswered pings of the connection to the report: `docs/explanation/crash-safety.md` promises 13 s.
+/// `docs/explanation/crash-safety.md` documents 13 s: 6 s until the connection is closed, and [`UNRESPONSIVE_TIMEOUT`]. The test allows
+/// 2 s for the report.
 #[tokio::test]
 async fn job_on_unresponsive_instance_ends_within_15_s() {
     let fixture = Fixture::start(true).await;

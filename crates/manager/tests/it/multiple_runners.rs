@@ -42,7 +42,7 @@ impl TestCoordinator {
 
 const LONG_POLL: Duration = Duration::from_secs(30);
 
-/// Returns settings in which held requests are canceled soon.
+/// Returns settings with which held requests may be canceled after 50 ms.
 fn settings(concurrent: usize, runners: Vec<RunnerSettings>) -> Settings {
     let runners = runners.into_iter().map(Arc::new).collect();
     let min_hold = Duration::from_millis(50);

@@ -63,7 +63,7 @@ impl Fixture {
         std::fs::read_to_string(self.path()).unwrap().replace(self.served.url.as_str(), "URL")
     }
 
-    /// Advances the clock to the time for which the rotation waits.
+    /// Advances the clock to the time until which the rotation waits.
     async fn advance_clock(&self) -> SystemTime {
         let until = tokio::time::timeout(WAIT_TIMEOUT, self.clock.next_wake_up())
             .await

@@ -1,4 +1,4 @@
-//! The agent in a job's container, and connections to it from outside of the container.
+//! The agent in a job's container, and connections to it from outside the container.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -20,7 +20,7 @@ use super::{RETENTION, bridge, relay};
 const SPOOL_LIMIT: u64 = 16 << 30;
 /// Maximum time for one attempt to connect to a service.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay between two attempts to connect to a service, which does not announce that it is ready.
+/// Delay between two attempts to connect to a service. Services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
 /// Time without connections after which the agent ends. The agent that created the container connects immediately.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -86,7 +86,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     })
 }
 
-/// Replaces this process by one without the variables that are for the agent only, so that jobs do not inherit them.
+/// Replaces this process with one that does not have the agent's own variables, so that jobs do not inherit them.
 fn without_mode() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {
@@ -95,7 +95,7 @@ fn without_mode() -> ExitCode {
         }
         Err(error) => error,
     };
-    // Nothing reads the log of this process yet but the job's log, which shows this line.
+    // The log of this process is not read yet. Standard error becomes part of the job's log.
     let _ = writeln!(std::io::stderr(), "failed to start the agent in the container: {error}");
     ExitCode::FAILURE
 }
@@ -114,7 +114,7 @@ pub(super) fn dial() -> ExitCode {
 /// Arguments of `muster agent probe`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ProbeArgs {
-    /// Milliseconds until the command fails.
+    /// Milliseconds after which the command fails if no address accepted a connection.
     timeout_ms: u64,
     /// Addresses, such as `172.17.0.2:5432`.
     #[arg(required = true)]
@@ -131,7 +131,7 @@ pub(super) fn probe(args: &ProbeArgs) -> ExitCode {
     })
 }
 
-/// Connects to an address until it accepts. Prints each error once.
+/// Tries to connect to an address until it accepts. Prints an error only if it differs from the previous one.
 async fn connect_until_accepted(address: SocketAddr) {
     let mut last = String::new();
     // The reader may have closed the output already.

@@ -137,7 +137,7 @@ fn parse_remote(url: &str) -> Option<Remote> {
         };
     }
     let (user_host, path) = url.split_once(':')?;
-    // `C:\x` and `./a:b` are paths for git.
+    // Git treats `C:\x` and `./a:b` as paths.
     if user_host.contains(['/', '\\']) || user_host.len() < 2 {
         return None;
     }

@@ -1,6 +1,6 @@
 //! Predefined variables of the pipeline, which exist before its jobs do.
 //!
-//! A variable that does not apply to the event is absent and not empty, because rules test for it: `if: $CI_COMMIT_TAG`.
+//! A variable that does not apply to the event is absent, rather than empty, because rules test for it: `if: $CI_COMMIT_TAG`.
 
 use muster_job::Variable;
 use muster_pipeline::slug::slug;

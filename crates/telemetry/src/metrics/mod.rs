@@ -63,7 +63,7 @@ pub struct Metrics {
     sources: Sources,
 }
 
-/// Reason for which the interpolation of a job's inputs failed (docs/spec/runner-config.md, section 3.2).
+/// Reason why the interpolation of a job's inputs failed (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InputFailure {
     /// The value of an input is not valid.
@@ -243,7 +243,7 @@ impl Metrics {
         let mut text = String::new();
         let mut families = self.registry.gather();
         families.extend(self.sources.gather());
-        // The encoder fails at a family without metrics and writes none of the following ones.
+        // The encoder returns an error for a family without metrics and writes no further families.
         families.retain(|family| !family.get_metric().is_empty());
         families.sort_by(|one, other| one.name().cmp(other.name()));
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {

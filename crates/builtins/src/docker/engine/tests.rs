@@ -1,4 +1,4 @@
-//! Connections to a Docker Engine: over a command, TCP, and TLS with certificates on both sides.
+//! Connections to a Docker Engine: through a command, and over TCP, TLS with certificates on both sides, and SSH.
 
 use std::path::Path;
 
@@ -104,7 +104,7 @@ async fn engine_is_reached_over_ssh() {
     let write = |name: &str, text: String| std::fs::write(path(name), text).unwrap();
     let public = |key: &str| std::fs::read_to_string(path(&format!("{key}.pub"))).unwrap();
     write("known_hosts", format!("engine.example {}", public("host")));
-    // The engine of the test has a socket of its own, so the requested command is checked and another one is run.
+    // The test engine listens on a separate socket, so the SSH server checks the requested command, but runs another one.
     let check = r#"test \"$SSH_ORIGINAL_COMMAND\" = 'docker system dial-stdio'"#;
     let command = format!("{check} && exec docker --host {} system dial-stdio", engine.url());
     write("authorized_keys", format!("command=\"{command}\" {}", public("user")));

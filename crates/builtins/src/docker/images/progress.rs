@@ -8,7 +8,7 @@ use bollard::models::CreateImageInfo;
 /// Minimum time before the first line and between two lines.
 const INTERVAL: Duration = Duration::from_secs(3);
 
-/// Maximum number of layers that are counted. Docker allows 127 layers; the messages come from the engine.
+/// Maximum number of layers to count. Docker allows 127, but the IDs come from the engine, which may send any number.
 const MAX_LAYERS: usize = 1000;
 
 /// Progress of one layer.
@@ -36,7 +36,7 @@ impl PullProgress {
         Self { layers: BTreeMap::new(), last: now, line: String::new() }
     }
 
-    /// Notes an event of the engine. Returns the next line of the log, if it is time for one.
+    /// Records an event from the engine. Returns a line for the log if one is due and has changed.
     pub(super) fn on_event(&mut self, event: &CreateImageInfo, now: Instant) -> Option<String> {
         self.note(event);
         if now.duration_since(self.last) < INTERVAL {
@@ -106,7 +106,7 @@ impl PullProgress {
     }
 }
 
-/// Returns a number of bytes in megabytes, with one digit after the point.
+/// Formats a number of bytes as megabytes with one decimal place.
 fn megabytes(bytes: u64) -> String {
     let tenths = bytes / 100_000;
     format!("{}.{}", tenths / 10, tenths % 10)

@@ -1,8 +1,8 @@
 //! References of images: `[registry/]path[:tag][@digest]`.
 //!
-//! A reference comes from a job and becomes part of requests to the engine, so nothing else passes.
+//! A reference comes from a job and becomes part of requests to the engine, so any other text is rejected.
 
-/// Registry of an image without a registry.
+/// Registry of references that do not name one.
 pub(super) const HUB: &str = "docker.io";
 
 /// Maximum length of a name in bytes, as in Docker.
@@ -15,7 +15,7 @@ const MIN_DIGEST: usize = 32;
 /// Reference of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// The reference as in the job.
+    /// Reference as written in the job.
     text: String,
     /// Registry and path in lower case, without tag and digest. Images of Docker Hub begin with `docker.io/`.
     repository: String,
@@ -81,7 +81,7 @@ impl Reference {
         Ok(Self { text: text.to_owned(), repository, is_exact: tag.is_some() || digest.is_some() })
     }
 
-    /// Returns the reference as in the job.
+    /// Returns the reference as written in the job.
     pub(super) fn as_str(&self) -> &str {
         &self.text
     }

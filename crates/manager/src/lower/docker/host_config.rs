@@ -1,4 +1,4 @@
-//! Host configuration of containers, as the Docker API has it (docs/spec/job-execution.md, section 5.3).
+//! Host configuration of containers in the format of the Docker API (docs/spec/job-execution.md, section 5.3).
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use serde_json::{Map, Value, json};
 use super::super::LowerError;
 use super::DockerFiles;
 
-/// What the host configuration depends on besides the settings.
+/// Inputs of the host configuration that are not settings.
 pub(super) struct ContainerFacts {
     pub(super) privileged: bool,
     pub(super) cgroup_parent: String,
     /// Devices in addition to those of the settings.
     pub(super) devices: Vec<Device>,
-    /// Whether the first process of the container is an init process of the engine.
+    /// Whether the engine runs its init program as the first process of the container.
     pub(super) init: bool,
 }
 
@@ -116,7 +116,8 @@ fn ulimit(limit: &Ulimit) -> Value {
     json!({ "Name": limit.name, "Soft": limit.soft, "Hard": limit.hard })
 }
 
-/// Returns a security option. A seccomp profile in a file of the manager is replaced by its content, because the engine expects that.
+/// Returns a security option. The path of a seccomp profile on the manager's machine is replaced with the content of the file, because
+/// the engine cannot read it.
 fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerError> {
     let Some(path) = seccomp_path(option) else { return Ok(option.to_owned()) };
     let profile = files.seccomp.get(path).cloned().unwrap_or_else(|| Err("it was not read".to_owned()));
