@@ -19,6 +19,7 @@ use muster_manager::store::Store;
 use muster_manager::{Control, ControlCommand, Manager};
 use muster_steps::process::Watched;
 use muster_telemetry::Telemetry;
+use sha2::{Digest, Sha256};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::observe::TelemetryRuntime;
@@ -163,6 +164,7 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
     let executable = std::env::current_exe().map_err(file("find the executable", Path::new("/proc/self/exe")))?;
     let store = Store::open(&state_dir).await.map_err(muster_manager::ManagerError::from)?;
     crate::open_files::warn_if_low(args.concurrent);
+    let cache_volume = format!("{}:/cache", cache_volume(&cache));
     let provider = HostExecutor::new(HostOptions {
         state_dir: state_dir.clone(),
         directories: Directories { builds, cache, shared: true },
@@ -182,6 +184,9 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         pull_policy: vec!["if-not-present".to_owned()],
         allowed_pull_policies: PULL_POLICIES.map(str::to_owned).to_vec(),
         wait_for_services_s: SERVICE_TIMEOUT_S,
+        // Each run is a new runner, so no later run finds its volumes. They are removed with the job, except the one for caches.
+        disable_cache: true,
+        volumes: vec![cache_volume],
         ..DockerSettings::default()
     });
     let runner = RunnerSettings {
@@ -207,6 +212,12 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
     };
     let executors = Registry::new().register_shared(host::NAME, Arc::new(provider)).alias("docker", host::NAME);
     Ok(Manager::new(settings, store, executors, telemetry))
+}
+
+/// Returns the name of the volume for the caches of jobs in containers. It belongs to the same repository as the directory `cache`.
+fn cache_volume(cache: &Path) -> String {
+    let hash = format!("{:x}", Sha256::digest(cache.as_os_str().as_encoded_bytes()));
+    format!("muster-ci-cache-{}", hash.get(..16).unwrap_or(&hash))
 }
 
 /// Stops the manager gracefully on the first signal, and returns on the second.

@@ -37,6 +37,27 @@ fn job_with_an_image_runs_in_a_container_and_all_others_on_this_machine() {
 }
 
 #[test]
+fn caches_are_kept_for_the_next_run_and_no_other_volume_is() {
+    let Some(engine) = engine() else { return };
+    let project = Project::new(&format!(
+        "job:\n  image: {IMAGE}\n  variables: {{GIT_STRATEGY: empty}}\n  cache: {{key: k, paths: [kept]}}\n  script:\n    - cat kept/file || echo first\n    \
+         - mkdir -p kept && echo again > kept/file\n    - echo project=$CI_PROJECT_ID\n"
+    ));
+    ci(&project, &engine, &["run", "--log", "all"]).code(0).prints("first");
+    let second = ci(&project, &engine, &["run", "--log", "all"]).code(0);
+    let id =
+        second.prints("again").out.split("project=").last().and_then(|rest| rest.lines().next().map(str::to_owned));
+    let (_, list) = DockerEngine::shared().unwrap().call("GET", "/volumes", &[]);
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap();
+    let of_project = |volume: &&serde_json::Value| {
+        volume["Labels"]["com.gitlab.gitlab-runner.project.id"].as_str().map(str::trim) == id.as_deref().map(str::trim)
+    };
+    let names: Vec<_> =
+        list["Volumes"].as_array().unwrap().iter().filter(of_project).map(|volume| &volume["Name"]).collect();
+    assert!(names.len() == 1 && names[0].as_str().unwrap().starts_with("muster-ci-cache-"), "{id:?}: {names:?}");
+}
+
+#[test]
 fn image_without_git_fails_the_checkout_with_a_remedy() {
     let Some(engine) = engine() else { return };
     let project = Project::new("job: {script: ['true']}\n");
