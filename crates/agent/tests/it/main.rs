@@ -19,3 +19,4 @@ mod shells;
 mod sources;
 mod special_files;
 mod step_groups;
+mod without_git;

@@ -133,6 +133,17 @@ async fn a_directory_is_declared_safe_once() {
 }
 
 #[tokio::test]
+async fn user_without_a_writable_home_directory_gets_the_sources() {
+    let mut agent = Agent::start().await;
+    let (bare, sha) = repository(agent.dir.path());
+    let checkout = Checkout { safe_directory: true, ..fetch(&bare, &sha) };
+    let plan = with_sources(agent.plan(vec![script(&["./run.sh"])]), checkout);
+    let (log, outcome) = complete_with(&mut agent, &plan, &[variable("HOME", "/nonexistent")]).await;
+    assert_eq!(outcome, Outcome::Success, "{log}");
+    assert!(!log.contains("error:") && log.contains("\nran\n"), "{log}");
+}
+
+#[tokio::test]
 async fn lfs_files_are_pulled_if_git_lfs_is_installed() {
     let mut agent = Agent::start().await;
     repository(agent.dir.path());

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
+use muster_runner_api::client::TlsFiles;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -94,7 +95,9 @@ impl Remote {
     /// # Errors
     /// [`RemoteError::Setup`] if the system's certificates cannot be read.
     pub fn new(timeout: Duration, retries: u32, delay: Duration) -> Result<Self, RemoteError> {
-        let http = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).timeout(timeout);
+        let http = muster_runner_api::client::http_client(&TlsFiles::default());
+        let http = http.map_err(|error| RemoteError::Setup(error.to_string()))?;
+        let http = http.connect_timeout(CONNECT_TIMEOUT).timeout(timeout);
         // An archive must not be decompressed, even if the store declares a content encoding.
         let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
         Ok(Self { http, retries, delay })

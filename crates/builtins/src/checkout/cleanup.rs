@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use muster_agent_api::builtin::Cleanup;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{clear, exists, remote, submodules};
+use super::{clear, embedded, exists, remote, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::removal::remove_tree;
@@ -17,7 +18,7 @@ use crate::removal::remove_tree;
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
 /// Cleans or removes the checkout after a job, as the plan requires.
-pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
+pub(super) async fn clean_up(context: &Arc<Context>, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     match cleanup.checkout.as_str() {
         "" => {}
@@ -26,6 +27,10 @@ pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &StopTo
             if let Some(flags) = cleanup.clean_flags.as_ref()
                 && exists(context, ".git", stop).await?
             {
+                if !remote::has_git(context) {
+                    embedded::clean_up(context, cleanup, flags, stop).await?;
+                    return remove_configuration(context, cleanup, stop).await;
+                }
                 let clean: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
                 remote::git(context, &clean, project, stop).await?;
                 remote::git(context, &["reset", "--hard"], project, stop).await?;
@@ -35,17 +40,21 @@ pub(super) async fn clean_up(context: &Context, cleanup: &Cleanup, stop: &StopTo
         _ => {
             clear(context, stop).await?;
             let directory = project.clone();
-            blocking(context, "removing the project directory", stop, move || {
+            blocking(&**context, "removing the project directory", stop, move || {
                 let _ = fs::remove_dir(directory);
                 Ok(())
             })
             .await?;
         }
     }
+    remove_configuration(context, cleanup, stop).await
+}
+
+async fn remove_configuration(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     if !cleanup.clean_config {
         return Ok(());
     }
-    let (project, with_submodules) = (project.clone(), !matches!(cleanup.submodules.as_str(), "" | "none"));
+    let (project, with_submodules) = (context.project_dir.clone(), !matches!(cleanup.submodules.as_str(), "" | "none"));
     blocking(context, "removing the git configuration", stop, move || {
         remove_config(&project, with_submodules);
         Ok(())

@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 
 /// User name for job tokens.
-const TOKEN_USER: &str = "gitlab-ci-token";
+pub(super) const TOKEN_USER: &str = "gitlab-ci-token";
 /// Credential helper that returns the job token from the environment.
 const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
 
@@ -77,6 +77,12 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }
 
+/// Returns the name by which checkouts present themselves to a server.
+pub(super) fn user_agent() -> String {
+    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    format!("gitlab-runner {version} {os}/{arch}")
+}
+
 /// Returns the configuration of a new repository.
 fn template_text(checkout: &Checkout, external: &Path) -> String {
     format!(
@@ -125,7 +131,7 @@ fn external_text(context: &Context, checkout: &Checkout) -> String {
 /// Returns pairs of a URL with credentials and the URL that git replaces by it (docs/spec/job-execution.md, section 2.6).
 ///
 /// Each URL is replaced only once; the first matching pair is used.
-fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
+pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));
     if let (Some(with), Some(without)) = (host(&checkout.repo_url), host(plain)) {

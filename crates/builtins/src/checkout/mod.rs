@@ -1,10 +1,11 @@
 //! `builtin://checkout`: checks out a commit in the project directory (docs/spec/job-execution.md, section 2).
 //!
 //! A commit of a repository on this machine is checked out once, as a [`template`], and copied for every job. Any other commit is
-//! fetched by the `git` command ([`remote`]).
+//! fetched by the `git` command ([`remote`]), or by libgit2 where there is no such command ([`embedded`]).
 
 mod cleanup;
 mod config;
+mod embedded;
 mod remote;
 mod submodules;
 mod template;

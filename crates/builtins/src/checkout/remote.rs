@@ -13,12 +13,12 @@ use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
-use super::{clear, exists, short_sha, submodules, without_credentials};
+use super::{clear, embedded, exists, short_sha, submodules, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 
 /// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
-const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
+pub(super) const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
 /// Fetches the commit and checks it out in the project directory.
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
@@ -37,6 +37,9 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     })
     .await?;
     let external = config::write(context, checkout, stop).await?;
+    if !has_git(context) {
+        return embedded::check_out(context, checkout, stop).await;
+    }
     fetch(context, checkout, &external, stop).await?;
     if checkout.checkout {
         check_out_files(context, checkout, stop).await?;
@@ -57,7 +60,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
         _ => "Fetching changes...".to_owned(),
     }));
-    if checkout.safe_directory {
+    if checkout.safe_directory && has_writable_home(context, stop).await? {
         let project = project.to_string_lossy();
         let pattern = format!("^{}$", regex_escaped(&project));
         let args = ["config", "--global", "--replace-all", "safe.directory", &project, &pattern];
@@ -98,8 +101,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
 
 /// Returns the configuration options for one call of git.
 fn options(checkout: &Checkout) -> Vec<String> {
-    let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
-    let mut options = vec!["-c".to_owned(), format!("http.userAgent=gitlab-runner {version} {os}/{arch}")];
+    let mut options = vec!["-c".to_owned(), format!("http.userAgent={}", config::user_agent())];
     if checkout.proactive_auth {
         let scope = host(&without_credentials(&checkout.repo_url)).map(|host| format!("{host}.")).unwrap_or_default();
         options.extend(["-c".to_owned(), format!("http.{scope}proactiveAuth=basic")]);
@@ -128,19 +130,26 @@ async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToke
         git(context, &["lfs", "pull"], project, stop).await?;
         context.print("\n");
     } else if uses_lfs(project).await {
-        context.print(&style::warning(
-            "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers",
-        ));
+        context.print(&style::warning(NO_LFS));
     }
     Ok(())
 }
 
+/// Returns whether the job's `PATH` has the `git` command.
+pub(super) fn has_git(context: &Context) -> bool {
+    has_command(context, "git")
+}
+
 /// Returns whether git finds `git-lfs` in the job's `PATH`.
 pub(super) fn has_lfs(context: &Context) -> bool {
+    has_command(context, "git-lfs")
+}
+
+fn has_command(context: &Context, name: &str) -> bool {
     let path = context.environment().into_iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path);
     let path = path.unwrap_or_default();
     std::env::split_paths(&path).any(|directory| {
-        let file = directory.join("git-lfs");
+        let file = directory.join(name);
         file.is_file() && rustix::fs::access(&file, rustix::fs::Access::EXEC_OK).is_ok()
     })
 }
@@ -149,6 +158,15 @@ pub(super) fn has_lfs(context: &Context) -> bool {
 async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
+}
+
+/// Returns whether git can write the user's configuration. The user of a container may have no home directory.
+async fn has_writable_home(context: &Context, stop: &StopToken) -> Result<bool, Failure> {
+    let home = context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| home);
+    blocking(context, "checking the home directory", stop, move || {
+        Ok(home.is_some_and(|home| rustix::fs::access(Path::new(&home), rustix::fs::Access::WRITE_OK).is_ok()))
+    })
+    .await
 }
 
 fn regex_escaped(text: &str) -> String {
@@ -167,9 +185,12 @@ async fn git_without_lfs(
     git_with(context, args, &context.project_dir, skip, stop).await
 }
 
-/// Message about an environment without git.
-const NO_GIT: &str = "failed to get the sources: there is no `git` here; use an image that has git, or set the variable GIT_STRATEGY to \
-     `none` or `empty` if the job needs no sources";
+/// Warning about LFS files that were not fetched.
+pub(super) const NO_LFS: &str = "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers";
+
+/// Message about a machine without git, on which a local repository cannot be checked out.
+const NO_GIT: &str = "failed to get the sources: there is no `git` in PATH; install it, or set the variable GIT_STRATEGY to `none` or \
+     `empty` if the job needs no sources";
 
 /// Runs git with the job's environment, except variables that would make git use another repository.
 pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &StopToken) -> Result<(), Failure> {
@@ -192,8 +213,7 @@ async fn git_with(
     env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
     env.push(("GCM_INTERACTIVE".into(), "Never".into()));
     env.extend(extra);
-    let path = env.iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path.clone()).unwrap_or_default();
-    if !std::env::split_paths(&path).any(|folder| folder.join("git").exists()) {
+    if !has_git(context) {
         return Err(Failure::Step(NO_GIT.to_owned()));
     }
     let command = Command {

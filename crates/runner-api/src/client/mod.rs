@@ -37,7 +37,7 @@ pub use error::ClientError;
 pub use observe::{CallObserver, EndedCall};
 pub use progress::Progress;
 pub use reply::{JobOffer, TraceReply, UpdateReply};
-pub use tls::TlsFiles;
+pub use tls::{TlsFiles, http_client};
 pub use transport::ConnectionAge;
 use transport::Transport;
 

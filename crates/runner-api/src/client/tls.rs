@@ -2,7 +2,7 @@
 //! 2.9).
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use muster_files::Limit;
 use muster_job::error_chain;
@@ -48,12 +48,12 @@ impl TlsFiles {
         *self == Self::default()
     }
 
-    /// Returns the TLS configuration. `None` if no file is set, so that only the system's certificates are used.
+    /// Returns the TLS configuration. `None` if only the system's certificates are needed.
     ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
     pub(super) fn config(&self) -> Result<Option<ClientConfig>, ClientError> {
-        if self.is_empty() {
+        if self.is_empty() && has_system_roots() {
             return Ok(None);
         }
         let trusted = self.ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
@@ -65,6 +65,9 @@ impl TlsFiles {
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
             tracing::debug!(%error, "failed to read a system certificate");
+        }
+        if system.certs.is_empty() {
+            roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
         }
         roots.add_parsable_certificates(system.certs);
         if let Some(path) = &self.ca {
@@ -93,6 +96,25 @@ impl TlsFiles {
             (None, Some(path)) => Err(unusable(path, "missing certificate for this key: set tls-cert-file")),
         }
     }
+}
+
+/// Returns a builder of a client that trusts what [`super::Client`] trusts: the system's certificates and those of the files. Many images of
+/// containers have no certificates: there, those that Mozilla trusts are used.
+///
+/// # Errors
+/// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
+pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError> {
+    let builder = reqwest::Client::builder();
+    Ok(match tls.config()? {
+        Some(config) => builder.use_preconfigured_tls(config),
+        None => builder,
+    })
+}
+
+/// Returns whether the system has certificates of authorities. The first answer is kept, because reading all certificates takes long.
+fn has_system_roots() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| !rustls_native_certs::load_native_certs().certs.is_empty())
 }
 
 fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError> {

@@ -1,0 +1,123 @@
+//! `git clean` with libgit2.
+
+use std::fs;
+use std::path::Path;
+
+use git2::{Pathspec, PathspecFlags, Repository, Status, StatusOptions};
+use muster_steps::style;
+
+/// What GIT_CLEAN_FLAGS says.
+#[derive(Debug, PartialEq, Eq)]
+struct Flags {
+    /// `-x`: files that `.gitignore` names are removed, too.
+    ignored: bool,
+    /// `-X`: only those files are removed.
+    only_ignored: bool,
+    /// `-e`: patterns of files that stay.
+    excluded: Vec<String>,
+}
+
+/// Reads flags. The error is the flag that is not supported.
+fn parse(flags: &[String]) -> Result<Flags, &str> {
+    let mut parsed = Flags { ignored: false, only_ignored: false, excluded: Vec::new() };
+    let mut flags = flags.iter().map(String::as_str);
+    while let Some(flag) = flags.next() {
+        if let Some(pattern) = flag.strip_prefix("--exclude=") {
+            parsed.excluded.push(pattern.to_owned());
+        } else if matches!(flag, "-e" | "--exclude") {
+            parsed.excluded.push(flags.next().ok_or(flag)?.to_owned());
+        } else if let Some(letters) = flag.strip_prefix('-').filter(|letters| !letters.starts_with('-')) {
+            for letter in letters.chars() {
+                match letter {
+                    'f' | 'd' | 'q' => {}
+                    'x' => parsed.ignored = true,
+                    'X' => parsed.only_ignored = true,
+                    _ => return Err(flag),
+                }
+            }
+        } else if !matches!(flag, "--force" | "--quiet") {
+            return Err(flag);
+        }
+    }
+    Ok(parsed)
+}
+
+/// Removes files that are not in the index. Prints what it removes.
+pub(super) fn clean(repository: &Repository, flags: &[String], print: &dyn Fn(&str)) -> Result<(), git2::Error> {
+    let flags = match parse(flags) {
+        Ok(flags) => flags,
+        Err(flag) => {
+            let warning =
+                format!("GIT_CLEAN_FLAGS: `{flag}` needs the git command, which is not in PATH: untracked files stay");
+            print(&style::warning(&warning));
+            return Ok(());
+        }
+    };
+    let mut options = StatusOptions::new();
+    options.include_untracked(true).include_ignored(flags.ignored || flags.only_ignored).exclude_submodules(true);
+    // A directory that is untracked as a whole is one entry, unless a file in it may have to stay.
+    options.recurse_untracked_dirs(!flags.ignored || !flags.excluded.is_empty());
+    options.recurse_ignored_dirs(!flags.excluded.is_empty());
+    let excluded = Pathspec::new(&flags.excluded)?;
+    let root = repository.workdir().unwrap_or_else(|| repository.path());
+    for entry in repository.statuses(Some(&mut options))?.iter() {
+        let is_removed = match entry.status() {
+            status if status.contains(Status::WT_NEW) => !flags.only_ignored,
+            status => status.contains(Status::IGNORED),
+        };
+        let path = String::from_utf8_lossy(entry.path_bytes()).into_owned();
+        let stays = !flags.excluded.is_empty() && excluded.matches_path(path.as_ref(), PathspecFlags::DEFAULT);
+        if !is_removed || stays {
+            continue;
+        }
+        let target = root.join(std::ffi::OsStr::new(&path));
+        let removed = if fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
+            fs::remove_dir_all(&target)
+        } else {
+            fs::remove_file(&target)
+        };
+        match removed {
+            Ok(()) => {
+                print(&format!("Removing {path}\n"));
+                remove_empty_parents(root, &target);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                return Err(git2::Error::from_str(&format!("failed to remove `{}`: {error}", target.display())));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Removes the directories that the removal of a file has left empty.
+fn remove_empty_parents(root: &Path, removed: &Path) {
+    let parents = removed.ancestors().skip(1).take_while(|parent| *parent != root && parent.starts_with(root));
+    for parent in parents {
+        if fs::remove_dir(parent).is_err() {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_git_clean_are_understood_or_named() {
+        let parse = |text: &str| {
+            let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            super::parse(&flags).map_err(str::to_owned)
+        };
+        let flags = |ignored, only_ignored, excluded: &[&str]| {
+            Ok(Flags { ignored, only_ignored, excluded: excluded.iter().map(|&text| text.to_owned()).collect() })
+        };
+        assert_eq!(parse("-ffdx"), flags(true, false, &[]));
+        assert_eq!(parse("-fdX -q"), flags(false, true, &[]));
+        assert_eq!(parse("-ffd -x -e cache/ --exclude=*.o"), flags(true, false, &["cache/", "*.o"]));
+        assert_eq!(parse("-ffdx -i"), Err("-i".to_owned()));
+        assert_eq!(parse("--dry-run"), Err("--dry-run".to_owned()));
+        assert_eq!(parse("-e"), Err("-e".to_owned()));
+    }
+}

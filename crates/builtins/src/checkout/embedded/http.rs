@@ -1,0 +1,208 @@
+//! HTTP requests of libgit2, made by the HTTP client of this crate.
+//!
+//! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. So the client is an entry
+//! of the thread while the thread fetches ([`Session::enter`]).
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::sync::{Arc, OnceLock};
+
+use bytes::{Buf, Bytes};
+use git2::transport::{Service, SmartSubtransport, SmartSubtransportStream, Transport};
+use muster_steps::stop::StopToken;
+use parking_lot::Mutex;
+use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::{RequestBuilder, Response, StatusCode};
+use tokio::runtime::Handle;
+
+use super::credentials::Credentials;
+
+/// Maximum size of a request: the commits that the job wants and those that it has.
+const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
+
+thread_local! {
+    static SESSION: RefCell<Option<Arc<Session>>> = const { RefCell::new(None) };
+}
+
+/// What the requests of one fetch have in common.
+pub(super) struct Session {
+    pub(super) client: reqwest::Client,
+    pub(super) credentials: Credentials,
+    pub(super) runtime: Handle,
+    pub(super) stop: StopToken,
+}
+
+impl Session {
+    /// Runs `work` on this thread, with this session for its requests.
+    pub(super) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        /// Removes the session, also if the work panics.
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                SESSION.with_borrow_mut(|session| *session = None);
+            }
+        }
+        SESSION.with_borrow_mut(|session| *session = Some(Arc::clone(self)));
+        let _leave = Leave;
+        work()
+    }
+
+    /// Sends a request and checks its answer.
+    fn send(&self, request: RequestBuilder) -> io::Result<Response> {
+        let response = self.wait(async { request.send().await.map_err(network_error) })?;
+        match response.status() {
+            StatusCode::OK => Ok(response),
+            status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the server answered {status}: the token of the job may not read this repository"),
+            )),
+            status => Err(io::Error::other(format!("the server answered {status}"))),
+        }
+    }
+
+    fn wait<T>(&self, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                _ = self.stop.stopped() => Err(io::Error::other("stopped")),
+                done = work => done,
+            }
+        })
+    }
+}
+
+fn network_error(error: reqwest::Error) -> io::Error {
+    io::Error::other(muster_job::error_chain(&error.without_url()))
+}
+
+/// Makes libgit2 use this transport for `http` and `https`.
+pub(super) fn register() -> Result<(), git2::Error> {
+    static REGISTERED: OnceLock<Result<(), String>> = OnceLock::new();
+    let register = || super::sys::register(transport).map_err(|error| error.message().to_owned());
+    REGISTERED.get_or_init(register).clone().map_err(|message| git2::Error::from_str(&message))
+}
+
+/// Creates a transport for the session of this thread.
+fn transport(remote: &git2::Remote<'_>) -> Result<Transport, git2::Error> {
+    let session = SESSION.with_borrow(Option::clone);
+    let session = session.ok_or_else(|| git2::Error::from_str("this thread has no session for HTTP requests"))?;
+    Transport::smart(remote, true, Http { session, base: Mutex::new(None) })
+}
+
+/// Transport of one connection of libgit2.
+struct Http {
+    session: Arc<Session>,
+    /// URL of the repository after redirects. It is set by the first request.
+    base: Mutex<Option<String>>,
+}
+
+impl SmartSubtransport for Http {
+    fn action(&self, url: &str, action: Service) -> Result<Box<dyn SmartSubtransportStream>, git2::Error> {
+        let failed = |error: io::Error| {
+            git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Net, error.to_string())
+        };
+        let repository = self.session.credentials.apply(url);
+        let http = &self.session.client;
+        match action {
+            Service::UploadPackLs => {
+                const SUFFIX: &str = "/info/refs?service=git-upload-pack";
+                let request = repository.authorize(http.get(format!("{}{SUFFIX}", repository.url)));
+                let response = self.session.send(request).map_err(failed)?;
+                expect_type(&response, "application/x-git-upload-pack-advertisement").map_err(failed)?;
+                *self.base.lock() = response.url().as_str().strip_suffix(SUFFIX).map(str::to_owned);
+                Ok(Box::new(Stream::response(&self.session, response)))
+            }
+            Service::UploadPack => {
+                let base = self.base.lock().clone().unwrap_or_else(|| repository.url.clone());
+                let request = http
+                    .post(format!("{base}/git-upload-pack"))
+                    .header(CONTENT_TYPE, "application/x-git-upload-pack-request")
+                    .header(ACCEPT, "application/x-git-upload-pack-result");
+                // Another server must not get the credentials.
+                let request = if repository.is_at(&base) { repository.authorize(request) } else { request };
+                Ok(Box::new(Stream::request(&self.session, request)))
+            }
+            Service::ReceivePackLs | Service::ReceivePack => {
+                Err(git2::Error::from_str("pushing is not supported without the git command"))
+            }
+        }
+    }
+
+    fn close(&self) -> Result<(), git2::Error> {
+        Ok(())
+    }
+}
+
+fn expect_type(response: &Response, expected: &str) -> io::Result<()> {
+    let found = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if found == expected {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("the answer is not that of a Git server: its type is `{found}`, not `{expected}`")))
+}
+
+/// One request, and its response.
+struct Stream {
+    session: Arc<Session>,
+    state: State,
+}
+
+enum State {
+    /// libgit2 writes the body of the request.
+    Request(Option<RequestBuilder>, Vec<u8>),
+    /// libgit2 reads the response. The bytes are the rest of its last chunk.
+    Response(Response, Bytes),
+}
+
+impl Stream {
+    fn response(session: &Arc<Session>, response: Response) -> Self {
+        Self { session: Arc::clone(session), state: State::Response(response, Bytes::new()) }
+    }
+
+    fn request(session: &Arc<Session>, request: RequestBuilder) -> Self {
+        Self { session: Arc::clone(session), state: State::Request(Some(request), Vec::new()) }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &mut self.state {
+            State::Request(_, body) if body.len() + bytes.len() <= MAX_REQUEST_BYTES => {
+                body.extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            State::Request(..) => Err(io::Error::other("the request is too large")),
+            State::Response(..) => Err(io::Error::other("the request has been sent already")),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match &mut self.state {
+                State::Request(request, body) => {
+                    let request = request.take().ok_or_else(|| io::Error::other("the request failed"))?;
+                    let response = self.session.send(request.body(std::mem::take(body)))?;
+                    expect_type(&response, "application/x-git-upload-pack-result")?;
+                    self.state = State::Response(response, Bytes::new());
+                }
+                State::Response(response, rest) if rest.is_empty() => {
+                    match self.session.wait(async { response.chunk().await.map_err(network_error) })? {
+                        Some(chunk) => *rest = chunk,
+                        None => return Ok(0),
+                    }
+                }
+                State::Response(_, rest) => {
+                    let count = rest.len().min(buffer.len());
+                    rest.copy_to_slice(buffer.get_mut(..count).unwrap_or_default());
+                    return Ok(count);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Checks out a commit where there is no `git` command, such as in most images: with libgit2, over HTTP.
+//!
+//! The result is the checkout that the `git` command makes, so that a later job may continue with either. Only what needs another program
+//! is missing: LFS files stay pointers, and a hook of the repository is not executed.
+
+mod clean;
+mod credentials;
+mod http;
+mod submodules;
+mod sys;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use git2::build::CheckoutBuilder;
+use git2::{
+    AutotagOption, ErrorCode, FetchOptions, FetchPrune, Oid, RemoteCallbacks, Repository, RepositoryInitOptions,
+};
+use muster_agent_api::builtin::{Checkout, Cleanup};
+use muster_runner_api::client::TlsFiles;
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+use muster_steps::style;
+use tokio::runtime::Handle;
+
+use super::{config, short_sha, without_credentials};
+use crate::blocking::blocking;
+use crate::context::Context;
+use credentials::Credentials;
+use http::Session;
+
+/// Time for a connection to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time without a byte from the server, which may prepare a large repository for long.
+const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// Depth that libgit2 takes for "all commits" of a repository that has only some.
+const UNSHALLOW: i32 = i32::MAX;
+
+/// Fetches the commit and checks it out in the project directory.
+pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
+    if !matches!(checkout.object_format.as_str(), "" | "sha1") {
+        return Err(Failure::Step(format!(
+            "failed to get the sources: a repository with object format {} needs the `git` command, which is not in PATH; use an image \
+             that has git",
+            checkout.object_format
+        )));
+    }
+    context.create_project_dir(stop).await?;
+    let template = config::write_template(context, checkout, stop).await?;
+    let tls = TlsFiles {
+        ca: checkout.tls.ca.as_ref().map(|name| context.temp_dir.join(name)),
+        certificate: checkout.tls.certificate.as_ref().map(|name| context.temp_dir.join(name)),
+        key: checkout.tls.key.as_ref().map(|name| context.temp_dir.join(name)),
+    };
+    let environment = context.environment();
+    let variable = |name: &str| {
+        let found = environment.iter().rev().find(|(key, _)| key == name)?;
+        Some(found.1.to_string_lossy().into_owned())
+    };
+    let accept_any = variable("GIT_SSL_NO_VERIFY").is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
+    let credentials = Credentials::new(checkout, &variable("CI_JOB_TOKEN").unwrap_or_default());
+    let (shared, checkout, stop_work) = (Arc::clone(context), checkout.clone(), stop.clone());
+    let runtime = Handle::current();
+    blocking(&**context, "getting the sources", stop, move || {
+        let failed = |error: &dyn std::error::Error| Failure::Step(format!("failed to get the sources: {error}"));
+        let client = match accept_any {
+            true => reqwest::Client::builder().danger_accept_invalid_certs(true),
+            false => muster_runner_api::client::http_client(&tls).map_err(|error| failed(&error))?,
+        };
+        let client =
+            client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
+        let client = client.build().map_err(|error| failed(&error))?;
+        let session = Arc::new(Session { client, credentials, runtime, stop: stop_work.clone() });
+        http::register().map_err(|error| failed(&error))?;
+        let work = Work { context: &shared, checkout: &checkout, session: &session, template };
+        session.enter(|| work.run()).map_err(|error| match stop_work.cause() {
+            Some(cause) => Failure::Stopped(cause),
+            None => Failure::Step(format!("failed to get the sources: {}", error.message())),
+        })
+    })
+    .await
+}
+
+/// Reverts the changes of a job, as `git clean` and `git reset --hard` do.
+pub(super) async fn clean_up(
+    context: &Arc<Context>,
+    cleanup: &Cleanup,
+    flags: &[String],
+    stop: &StopToken,
+) -> Result<(), Failure> {
+    let (project, shared, flags) = (context.project_dir.clone(), Arc::clone(context), flags.to_owned());
+    let submodules = cleanup.submodules.clone();
+    blocking(&**context, "cleaning the checkout", stop, move || {
+        let clean = || -> Result<(), git2::Error> {
+            http::register()?;
+            let repository = Repository::open(&project)?;
+            clean::clean(&repository, &flags, &|line| shared.print(line))?;
+            repository.checkout_head(Some(CheckoutBuilder::new().force()))?;
+            match submodules.as_str() {
+                mode @ ("normal" | "recursive") => {
+                    submodules::clean(&repository, mode == "recursive", &|line| shared.print(line))
+                }
+                _ => Ok(()),
+            }
+        };
+        clean().map_err(|error| Failure::Step(format!("failed to clean the checkout: {}", error.message())))
+    })
+    .await
+}
+
+/// One checkout, on a thread that may block.
+struct Work<'a> {
+    context: &'a Context,
+    checkout: &'a Checkout,
+    session: &'a Arc<Session>,
+    /// Directory with the configuration for a new repository.
+    template: PathBuf,
+}
+
+impl Work<'_> {
+    fn run(&self) -> Result<(), git2::Error> {
+        let (checkout, project) = (self.checkout, &self.context.project_dir);
+        self.print(&match checkout.depth {
+            depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
+            _ => "Fetching changes...".to_owned(),
+        });
+        let is_new = !project.join(".git").exists();
+        let mut repository = self.open(project, is_new)?;
+        if is_new {
+            self.print("Created fresh repository.");
+        }
+        let sha = Oid::from_str(&checkout.sha)?;
+        let url = without_credentials(&checkout.repo_url);
+        let (refspecs, depth) = (checkout.refspecs.as_slice(), checkout.depth);
+        if let Err(error) = self.fetch(&repository, &url, refspecs, depth) {
+            if is_new || error.class() == git2::ErrorClass::Net || self.session.stop.cause().is_some() {
+                return Err(error);
+            }
+            // What an earlier job left may be unusable.
+            self.print("Failed to fetch into the existing repository, which is replaced by a fresh one");
+            drop(repository);
+            std::fs::remove_dir_all(project.join(".git")).map_err(|error| git2::Error::from_str(&error.to_string()))?;
+            repository = self.open(project, true)?;
+            self.fetch(&repository, &url, refspecs, depth)?;
+        }
+        if repository.find_commit(sha).is_err() {
+            // A server may hide the refs of pipelines.
+            self.fetch(&repository, &url, &[checkout.sha.as_str()], depth)?;
+        }
+        if checkout.checkout {
+            let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
+            self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
+            check_out_commit(&repository, sha)?;
+            if let Some(flags) = &checkout.clean_flags {
+                clean::clean(&repository, flags, &|line| self.context.print(line))?;
+            }
+        } else {
+            self.print("Skipping Git checkout");
+        }
+        match checkout.submodules.as_str() {
+            "" | "none" => self.print("Skipping Git submodules setup"),
+            mode => submodules::update(self, &repository, mode == "recursive")?,
+        }
+        self.warn_of_lfs(project);
+        Ok(())
+    }
+
+    fn print(&self, line: &str) {
+        self.context.print(&style::info(line));
+    }
+
+    /// Opens the repository, or creates it. Its configuration is that of [`config::write_template`].
+    fn open(&self, directory: &Path, is_new: bool) -> Result<Repository, git2::Error> {
+        let mut options = RepositoryInitOptions::new();
+        options.external_template(true).template_path(&self.template).initial_head("none");
+        let repository = if is_new || self.checkout.clean_config {
+            Repository::init_opts(directory, &options)?
+        } else {
+            Repository::open(directory)?
+        };
+        let mut config = repository.config()?;
+        config.set_str("remote.origin.url", &without_credentials(&self.checkout.repo_url))?;
+        config.set_str("include.path", &config::external_path(self.context).to_string_lossy())?;
+        Ok(repository)
+    }
+
+    fn fetch(
+        &self,
+        repository: &Repository,
+        url: &str,
+        refspecs: &[impl AsRef<str>],
+        depth: i64,
+    ) -> Result<(), git2::Error> {
+        let refspecs: Vec<&str> = refspecs.iter().map(AsRef::as_ref).collect();
+        repository.remote_anonymous(url)?.fetch(&refspecs, Some(&mut self.fetch_options(repository, depth)), None)
+    }
+
+    /// Returns the options of a fetch, with GIT_FETCH_EXTRA_FLAGS. Other flags than those for tags and pruning are of no use here.
+    fn fetch_options(&self, repository: &Repository, depth: i64) -> FetchOptions<'_> {
+        let has = |names: [&str; 2]| self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()));
+        let mut callbacks = RemoteCallbacks::new();
+        callbacks.transfer_progress(|_| self.session.stop.cause().is_none());
+        let mut options = FetchOptions::new();
+        options.remote_callbacks(callbacks).update_fetchhead(true);
+        options.prune(if has(["--prune", "-p"]) { FetchPrune::On } else { FetchPrune::Off });
+        options.download_tags(match () {
+            () if has(["--no-tags", "-n"]) => AutotagOption::None,
+            () if has(["--tags", "-t"]) => AutotagOption::All,
+            () => AutotagOption::Auto,
+        });
+        match i32::try_from(depth) {
+            Ok(depth @ 1..) => options.depth(depth),
+            _ if repository.is_shallow() => options.depth(UNSHALLOW),
+            _ => &mut options,
+        };
+        options
+    }
+
+    fn warn_of_lfs(&self, project: &Path) {
+        let text = muster_files::open(&project.join(".gitattributes")).and_then(|file| {
+            muster_files::read_open(file, &project.join(".gitattributes"), super::remote::ATTRIBUTES_LIMIT)
+        });
+        let uses_lfs = text.is_ok_and(|text| String::from_utf8_lossy(&text).contains("filter=lfs"));
+        if uses_lfs && !self.checkout.skip_lfs {
+            self.context.print(&style::warning(super::remote::NO_LFS));
+        }
+    }
+}
+
+/// Makes the files those of the commit. Files that the commit does not have stay, if an earlier commit did not have them either.
+fn check_out_commit(repository: &Repository, sha: Oid) -> Result<(), git2::Error> {
+    let commit = repository.find_commit(sha).map_err(|error| match error.code() {
+        ErrorCode::NotFound => git2::Error::from_str(&format!("the server has no commit {sha}")),
+        _ => error,
+    })?;
+    let mut options = CheckoutBuilder::new();
+    options.force();
+    repository.checkout_tree(commit.as_object(), Some(&mut options))?;
+    repository.set_head_detached(sha)?;
+    // libgit2 does not create a file in the place of a directory that an earlier job has removed. It does if only the file is missing.
+    repository.checkout_head(Some(&mut options))
+}

@@ -1,0 +1,113 @@
+//! Submodules with libgit2 (docs/spec/job-execution.md, section 2.7).
+
+use git2::build::CheckoutBuilder;
+use git2::{Oid, Pathspec, PathspecFlags, Repository};
+use muster_steps::style;
+
+use super::{Work, check_out_commit, clean};
+use crate::checkout::without_credentials;
+
+const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
+
+/// Updates the submodules to the commits that the checked-out commit names.
+pub(super) fn update(work: &Work<'_>, repository: &Repository, recursive: bool) -> Result<(), git2::Error> {
+    let depth = work.checkout.submodule_depth;
+    work.print(&format!(
+        "Updating/initializing submodules{}{}...",
+        if recursive { " recursively" } else { "" },
+        if depth > 0 { format!(" with git depth set to {depth}") } else { String::new() }
+    ));
+    update_in(work, repository, recursive, &work.checkout.submodule_paths)?;
+    work.print("Updated submodules");
+    Ok(())
+}
+
+/// `paths` are those of GIT_SUBMODULE_PATHS, and empty for all submodules.
+fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &[String]) -> Result<(), git2::Error> {
+    let selected = Selection::new(paths)?;
+    for mut submodule in repository.submodules()? {
+        if !selected.includes(submodule.path()) {
+            continue;
+        }
+        submodule.init(true)?;
+        let name = submodule.name()?.to_owned();
+        let failed = |error: git2::Error| {
+            git2::Error::new(error.code(), error.class(), format!("submodule `{name}`: {}", error.message()))
+        };
+        // libgit2 has no transport for SSH addresses of the coordinator, which git replaces by URLs, too.
+        let mut config = repository.config()?;
+        let key = format!("submodule.{name}.url");
+        let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));
+        config.set_str(&key, &url)?;
+        submodule.reload(true)?;
+        let Some(sha) = submodule.index_id() else { continue };
+        let inner = submodule.open().or_else(|_| submodule.repo_init(true)).map_err(failed)?;
+        // The configuration may have been removed with that of the checkout.
+        let mut inner_config = inner.config()?;
+        inner_config.set_str("remote.origin.url", &url)?;
+        inner_config.set_str("remote.origin.fetch", ALL_BRANCHES)?;
+        fetch(work, &inner, &url, sha).map_err(failed)?;
+        check_out_commit(&inner, sha).map_err(failed)?;
+        clean::clean(&inner, &clean_flags(work), &|line| work.context.print(line))?;
+        if recursive {
+            update_in(work, &inner, true, &[]).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Fetches the commit of a submodule unless an earlier job has: by its hash, or with all branches from a server that does not permit this.
+fn fetch(work: &Work<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
+    let is_missing = || repository.find_commit(sha).is_err();
+    let depth = work.checkout.submodule_depth;
+    if is_missing() && (work.fetch(repository, url, &[sha.to_string()], depth).is_err() || is_missing()) {
+        work.fetch(repository, url, &[ALL_BRANCHES], 0)?;
+    }
+    Ok(())
+}
+
+fn clean_flags(work: &Work<'_>) -> Vec<String> {
+    let flags = work.checkout.clean_flags.clone().filter(|flags| !flags.is_empty());
+    flags.unwrap_or_else(|| vec!["-ffdx".to_owned()])
+}
+
+/// Cleans and resets the submodules after a job.
+pub(super) fn clean(repository: &Repository, recursive: bool, print: &dyn Fn(&str)) -> Result<(), git2::Error> {
+    for submodule in repository.submodules()? {
+        let Ok(inner) = submodule.open() else {
+            let name = submodule.name().unwrap_or_default();
+            print(&style::info(&format!("Skipping the submodule `{name}`, which is not checked out")));
+            continue;
+        };
+        clean::clean(&inner, &["-ffdx".to_owned()], print)?;
+        inner.checkout_head(Some(CheckoutBuilder::new().force()))?;
+        if recursive {
+            clean(&inner, true, print)?;
+        }
+    }
+    Ok(())
+}
+
+/// Submodules that GIT_SUBMODULE_PATHS selects.
+struct Selection {
+    included: Option<Pathspec>,
+    excluded: Option<Pathspec>,
+}
+
+impl Selection {
+    fn new(paths: &[String]) -> Result<Self, git2::Error> {
+        let exclusion = |path: &&String| path.starts_with(":(exclude)") || path.starts_with(":!");
+        let pathspec = |paths: Vec<&str>| (!paths.is_empty()).then(|| Pathspec::new(paths)).transpose();
+        let strip = |path: &'_ String| path.trim_start_matches(":(exclude)").trim_start_matches(":!").to_owned();
+        let excluded: Vec<String> = paths.iter().filter(exclusion).map(strip).collect();
+        Ok(Self {
+            included: pathspec(paths.iter().filter(|path| !exclusion(path)).map(String::as_str).collect())?,
+            excluded: pathspec(excluded.iter().map(String::as_str).collect())?,
+        })
+    }
+
+    fn includes(&self, path: &std::path::Path) -> bool {
+        let matches = |spec: &Pathspec| spec.matches_path(path, PathspecFlags::DEFAULT);
+        self.included.as_ref().is_none_or(matches) && !self.excluded.as_ref().is_some_and(matches)
+    }
+}

@@ -1,0 +1,17 @@
+//! Settings of libgit2 for the whole process.
+#![expect(unsafe_code, reason = "libgit2 does not synchronize its global settings")]
+
+use git2::Remote;
+use git2::transport::Transport;
+
+/// Registers the transport for HTTP, and makes libgit2 open repositories whoever owns them, as `safe.directory` does for git.
+///
+/// It must be called once, before any other use of libgit2.
+pub(super) fn register(transport: fn(&Remote<'_>) -> Result<Transport, git2::Error>) -> Result<(), git2::Error> {
+    for scheme in ["http", "https"] {
+        // SAFETY: `http::register` calls this once and before this crate creates any transport, and nothing else in the process uses libgit2.
+        unsafe { git2::transport::register(scheme, transport) }?;
+    }
+    // SAFETY: as above. A job may do everything with its own checkout, so its owner does not matter; no command of its configuration is executed.
+    unsafe { git2::opts::set_verify_owner_validation(false) }
+}
