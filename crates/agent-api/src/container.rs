@@ -22,6 +22,8 @@ pub const SPOOL: &str = "/.muster-run/spool";
 pub const SERVE: [&str; 2] = ["agent", "container"];
 /// Arguments with which the executable connects its stdin and stdout to the agent of the container.
 pub const DIAL: [&str; 2] = ["agent", "dial"];
+/// Arguments with which the executable gives directories to the user of the container. It must run as root.
+pub const ADOPT: [&str; 2] = ["agent", "adopt"];
 /// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
 

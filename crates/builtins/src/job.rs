@@ -4,8 +4,10 @@
 //! header -> steps -> last line -> result
 //! ```
 
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -99,10 +101,19 @@ async fn prepare(
 async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
-        let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        let created = fs::create_dir_all(&dir).and_then(|()| take(&dir));
         created.map_err(Failure::io("failed to create the job's directory"))
     })
     .await
+}
+
+/// Makes the user of this process the owner of a directory, if it may. The owner of a job's directory tells whose files are in it.
+fn take(directory: &Path) -> io::Result<()> {
+    let own = rustix::process::geteuid();
+    if own.is_root() && fs::metadata(directory)?.uid() != 0 {
+        std::os::unix::fs::lchown(directory, Some(own.as_raw()), None)?;
+    }
+    Ok(())
 }
 
 /// Returns the first lines of the trace.

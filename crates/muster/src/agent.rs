@@ -1,5 +1,6 @@
 //! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session, and in containers.
 
+mod adopt;
 mod container;
 mod relay;
 
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Container(container::ContainerArgs),
     /// Connect stdin and stdout to the agent of this container.
     Dial,
+    /// Give the directories of a job to the user of this container.
+    Adopt(adopt::AdoptArgs),
     /// Wait until one of several addresses accepts a connection.
     Probe(container::ProbeArgs),
 }
@@ -83,6 +86,7 @@ pub(crate) fn run(command: Command) -> ExitCode {
         Command::Connect(args) => connect(args),
         Command::Container(args) => container::serve(&args),
         Command::Dial => container::dial(),
+        Command::Adopt(args) => adopt::adopt(&args),
         Command::Probe(args) => container::probe(&args),
     }
 }

@@ -57,9 +57,15 @@ pub(super) async fn connect(
     Ok(tokio::io::join(StreamReader::new(Box::pin(stdout.map_err(io::Error::other))), input))
 }
 
-/// Runs a command to its end.
-pub(super) async fn run(engine: &Docker, container: &str, command: Vec<String>) -> Result<Finished, ApiError> {
-    let options = CreateExecOptions { cmd: Some(command), ..attached() };
+/// Runs a command to its end, as `user`. Empty means the user of the container.
+pub(super) async fn run(
+    engine: &Docker,
+    container: &str,
+    user: &str,
+    command: Vec<String>,
+) -> Result<Finished, ApiError> {
+    let user = Some(user.to_owned()).filter(|user| !user.is_empty());
+    let options = CreateExecOptions { cmd: Some(command), user, ..attached() };
     let exec = engine.create_exec(container, ExecConfig::from(options)).await?;
     let StartExecResults::Attached { output, .. } = engine.start_exec(&exec.id, None).await? else {
         return Err(not_attached());

@@ -21,6 +21,7 @@ mod exec;
 pub(crate) mod images;
 mod network;
 mod output;
+mod owner;
 mod relay;
 mod search;
 mod services;
@@ -82,14 +83,16 @@ async fn create_all(
     check(stop)?;
     network::create(engine, job).await?;
     let services = services::start(engine, job, &images, context, stop).await?;
-    let image = images.ensure(&job.build.image).await?.id;
+    let resolved = images.ensure(&job.build.image).await?;
+    let image = &resolved.id;
     check(stop)?;
-    let build = build::create(engine, job, &image, &agent, &services, relay.as_ref()).await?;
-    stoppable(stop, agent.fill(engine, &build, &image)).await?;
-    directories::create(engine, job, &build, &image).await?;
+    let build = build::create(engine, job, image, &agent, &services, relay.as_ref()).await?;
+    stoppable(stop, agent.fill(engine, &build, image)).await?;
+    directories::create(engine, job, &build, image).await?;
     check(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
     let container = build::start(engine, job, objects, build, context, stop).await?.with_helpers(service_logs, relay);
+    stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, context)).await?;
     let checking = async {
         services::wait_until_healthy(engine, job, container.id(), &services, context).await;
         Ok(())

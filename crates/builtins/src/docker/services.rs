@@ -198,7 +198,7 @@ impl Service {
         let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
         let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
         let command = [command, vec![limit.as_millis().to_string()], targets.collect()].concat();
-        let checking = tokio::time::timeout(limit + REPORT_TIMEOUT, exec::run(engine, build, command));
+        let checking = tokio::time::timeout(limit + REPORT_TIMEOUT, exec::run(engine, build, "", command));
         let checked = tokio::select! {
             checked = checking => checked,
             code = self.wait_for_exit(engine) => return Err(exited(code)),

@@ -48,3 +48,27 @@ async fn volumes_are_kept_for_the_next_job_unless_they_are_temporary() {
     assert_eq!(log.matches("file\n").count(), 1, "{log}");
     assert_eq!(host.objects("vols"), "", "objects of the job are left");
 }
+
+#[tokio::test]
+async fn jobs_with_different_users_share_the_directories_of_a_project() {
+    let Some(host) = Host::start().await else { return };
+    let mut job = job("users");
+    job.volumes[0].temporary = false;
+    job.directories = ["/builds", "/builds/group", "/builds/group/project"].map(str::to_owned).to_vec();
+    let work = "set -e; echo \"user $(id -u)\"; rm -rf old; mkdir -p old/deep; echo x > old/deep/file; chmod 700 old; \
+                ln -sf /etc/passwd link; ln -sfn /etc directory; touch ../sibling-$(id -u)";
+    for user in ["", "1000:1000", "0", "4321", "1000:1000"] {
+        job.build.user = user.to_owned();
+        let inspect = "ls -nd /etc /etc/passwd | tr -s ' ' | cut -d' ' -f3 | sort -u";
+        let (log, result) = host.run(&job, vec![script(&[work, inspect])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{user}: {log}");
+        let id = user.split(':').next().filter(|id| !id.is_empty()).unwrap_or("0");
+        assert!(log.contains(&format!("\nuser {id}\n")), "{log}");
+        assert!(log.contains("\n0\n"), "a link was followed: {log}");
+        assert!(!log.contains("failed to give"), "{log}");
+        host.close().await;
+    }
+    let (status, answer) = host.docker.call("DELETE", "/volumes/users-builds", &[]);
+    assert_eq!(status, 204, "{answer}");
+    assert_eq!(host.objects("users"), "", "objects of the job are left");
+}

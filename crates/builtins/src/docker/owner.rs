@@ -1,0 +1,48 @@
+//! Gives the directories of a job to the user of its image. Jobs of one project with different images share these directories.
+
+use bollard::Docker;
+use muster_agent_api::builtin::DockerContainer;
+use muster_agent_api::container::{ADOPT, EXECUTABLE};
+use muster_steps::failure::Failure;
+use muster_steps::style;
+
+use super::exec;
+use super::images::ResolvedImage;
+use crate::context::Context;
+
+/// Root, without asking the image for its name.
+const ROOT: &str = "0:0";
+
+/// Makes the job's directories usable for a user other than root. If that fails, the job goes on with a warning: the user may own the
+/// directories already.
+pub(super) async fn adopt(
+    engine: &Docker,
+    job: &DockerContainer,
+    container: &str,
+    image: &ResolvedImage,
+    context: &Context,
+) -> Result<(), Failure> {
+    let of_image = image.inspect.config.as_ref().and_then(|config| config.user.as_deref()).unwrap_or_default();
+    if is_root(if job.build.user.is_empty() { of_image } else { &job.build.user }) {
+        return Ok(());
+    }
+    let owned = [job.project_dir.clone(), format!("{}.tmp", job.project_dir)];
+    let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
+    let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
+    let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);
+    let problem = match exec::run(engine, container, ROOT, command.chain(shared).collect()).await {
+        Ok(finished) if finished.succeeded => return Ok(()),
+        Ok(finished) => String::from_utf8_lossy(&finished.output).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    context.print(&style::warning(&format!(
+        "failed to give the job's directories to the user of the container: {problem}"
+    )));
+    Ok(())
+}
+
+/// Returns whether the user of an image or of the configuration is root.
+fn is_root(user: &str) -> bool {
+    let name = user.split(':').next().unwrap_or_default();
+    matches!(name, "" | "root") || name.parse() == Ok(0_u32)
+}

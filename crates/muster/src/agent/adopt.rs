@@ -1,0 +1,107 @@
+//! Gives the directories of a job to the user of its container.
+//!
+//! Jobs of one project share volumes, and their images may have different users. This runs as root, before the first command of the job.
+//! Earlier jobs may have planted links in the directories, so no link is followed.
+
+use std::io::Write;
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+
+use muster_agent_api::container::SOCKET;
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, chownat, fchmod, fchown, fstat, lstat, mkdirat, openat, statat,
+};
+use rustix::io::{Errno, Result};
+use rustix::process::{Gid, Uid};
+
+/// Mode of directories that the jobs of all users share.
+const SHARED: Mode = Mode::from_raw_mode(0o777);
+
+/// Arguments of `muster agent adopt`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct AdoptArgs {
+    /// Directory that the job owns, with everything in it. It is created if it does not exist.
+    #[arg(long, value_name = "DIR")]
+    own: Vec<PathBuf>,
+    /// Directories in which all users may create files. They are created if they do not exist.
+    #[arg(required = true, value_name = "DIR")]
+    shared: Vec<PathBuf>,
+}
+
+/// Runs `muster agent adopt`.
+pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
+    // The socket belongs to the user of the container.
+    let owner = match lstat(SOCKET) {
+        Ok(found) => (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid)),
+        Err(error) => return failed(Path::new(SOCKET), error),
+    };
+    let shared = args.shared.iter().map(|directory| (directory, share(directory)));
+    let owned = args.own.iter().map(|directory| (directory, own(directory, owner)));
+    for (directory, done) in shared.chain(owned) {
+        if let Err(error) = done {
+            return failed(directory, error);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn failed(path: &Path, error: Errno) -> ExitCode {
+    // The agent that started this command shows the line in the log of the job.
+    let _ = writeln!(std::io::stderr(), "{}: {error}", path.display());
+    ExitCode::FAILURE
+}
+
+/// Opens a directory, and creates it if it does not exist.
+fn open(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut directory = rustix::fs::open("/", flags, Mode::empty())?;
+    for component in path.components() {
+        let Component::Normal(name) = component else { continue };
+        match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error),
+        }
+        directory = openat(&directory, name, flags, Mode::empty())?;
+    }
+    Ok(directory)
+}
+
+fn share(path: &Path) -> Result<()> {
+    let directory = open(path)?;
+    let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode);
+    if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
+}
+
+/// Changes the owner of a directory last, so that an interrupted change is repeated by the next job.
+fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
+    let directory = open(path)?;
+    if fstat(&directory)?.st_uid == owner.0.as_raw() {
+        return Ok(());
+    }
+    own_entries(&directory, owner)?;
+    fchown(&directory, Some(owner.0), Some(owner.1))
+}
+
+fn own_entries(directory: impl AsFd, owner: (Uid, Gid)) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let found = match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => found,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(error),
+        };
+        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+            own_entries(openat(&directory, name, flags, Mode::empty())?, owner)?;
+        }
+        if found.st_uid != owner.0.as_raw() {
+            chownat(&directory, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+    }
+    Ok(())
+}
