@@ -82,7 +82,7 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     let directories = directories.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref());
     let builds = directories.builds.display().to_string();
     // Other jobs see checkouts that are on the engine's machine, so each slot has its own.
-    let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_mounted_from_host(docker, &builds));
+    let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_shared(docker, &builds));
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 

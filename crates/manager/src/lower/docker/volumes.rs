@@ -128,10 +128,11 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Returns whether the configuration mounts a directory of the engine's machine at or above `directory`.
-pub(in super::super) fn is_mounted_from_host(docker: &DockerSettings, directory: &str) -> bool {
+/// Returns whether the configuration mounts a directory of the engine's machine, or a volume with a name, at or above `directory`. All slots of
+/// a runner share it.
+pub(in super::super) fn is_shared(docker: &DockerSettings, directory: &str) -> bool {
     let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
-    mounts.filter(|(source, ..)| source.is_some_and(|source| source.starts_with('/'))).any(|(_, destination, _)| {
+    mounts.filter(|(source, ..)| source.is_some()).any(|(_, destination, _)| {
         paths::clean(destination).is_some_and(|destination| is_below(directory, &destination))
     })
 }

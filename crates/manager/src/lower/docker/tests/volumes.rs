@@ -13,6 +13,14 @@ fn checkouts_on_the_engine_machine_are_separate_for_each_slot() {
     assert!(container.directories.contains(&"/builds/shorttoke".to_owned()));
 }
 
+#[test]
+fn checkouts_in_a_named_volume_are_separate_for_each_slot() {
+    let container = container(|docker| docker.volumes = texts(&["ci-builds:/builds"]), json!({}));
+    assert_eq!(container.project_dir, "/builds/shorttoke/1/group/project");
+    let sources: Vec<&str> = container.volumes.iter().map(|volume| volume.source.as_str()).collect();
+    assert_eq!(sources, ["ci-builds"]);
+}
+
 fn volumes(change: impl FnOnce(&mut DockerSettings), more: Value) -> Vec<(String, String, bool)> {
     let shown = |volume: &DockerVolume| {
         let DockerVolume { source, destination, mode, temporary, .. } = volume;
