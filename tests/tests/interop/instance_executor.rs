@@ -68,6 +68,11 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Starts the pipeline and the runner. `autoscaler` and `plugin` are additional keys of `[runners.autoscaler]` and `plugin_config`.
     pub(crate) fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
+        Self::with_executor("instance", "shell = \"bash\"", yaml, autoscaler, plugin)
+    }
+
+    /// Does the same as [`Self::start`] for another executor, with additional `keys` of the runner. The last of them may be a table.
+    pub(crate) fn with_executor(executor: &str, keys: &str, yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let [home, project, machines] = ["home", "project", "machines"].map(|name| directory.path().join(name));
         std::fs::create_dir(&home).unwrap();
@@ -87,7 +92,7 @@ impl Fleet {
         let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).unwrap();
         let text = format!(
             "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  \
-             executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = 20\n  [runners.autoscaler]\n    \
+             executor = {executor:?}\n  request_concurrency = 20\n  {keys}\n  [runners.autoscaler]\n    \
              plugin = {:?}\n    delete_instances_on_shutdown = true\n{autoscaler}    \
              [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n{plugin}",
             plugin_local()

@@ -4,6 +4,7 @@
 
 mod archives;
 mod density;
+mod docker_autoscaler;
 mod extension;
 mod gitlab_runner;
 mod instance_executor;
