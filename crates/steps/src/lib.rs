@@ -14,4 +14,5 @@ pub mod log;
 pub mod process;
 pub mod stop;
 pub mod style;
+mod value;
 mod yaml;

@@ -12,8 +12,8 @@ pub(crate) enum ValueFileError {
     OutputLine(LineError),
     #[error("output file: read output file: key \"{0}\": {1}")]
     Output(String, OutputError),
-    #[error("output file: delegate: reading output_file as a step result: {0}")]
-    StepResult(String),
+    #[error("output file: delegate: reading output_file as a step result: {error}{}", quote("output file data", data))]
+    StepResult { error: String, data: Option<String> },
     #[error("export file: read env file: {0}")]
     ExportLine(LineError),
     #[error("export file: read env file: key \"{0}\": cannot convert value type \"{1}\" to string")]
@@ -22,10 +22,17 @@ pub(crate) enum ValueFileError {
 
 /// Invalid line of an output or export file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("failed to unmarshal JSON at line {line}: {problem}")]
+#[error("failed to unmarshal JSON at line {line}: {problem}{}", quote("line", text))]
 pub(crate) struct LineError {
     line: usize,
     problem: LineProblem,
+    /// The line. `None` means that errors do not quote the file.
+    text: Option<String>,
+}
+
+/// Returns the end of a message that quotes a file.
+fn quote(name: &str, text: &Option<String>) -> String {
+    text.as_ref().map(|text| format!(", {name}: {text}")).unwrap_or_default()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -55,11 +62,41 @@ pub(crate) enum OutputError {
     Type { declared: &'static str, received: &'static str },
 }
 
-/// Returns the values in a file by name. A later line replaces an earlier one of the same name.
-fn values(text: &str) -> Result<Map<String, Value>, LineError> {
+/// Fields of a step's result as JSON, in both spellings that protobuf accepts. Only `outputs` is used.
+const RESULT_FIELDS: [&str; 11] = [
+    "step",
+    "specDefinition",
+    "spec_definition",
+    "status",
+    "outputs",
+    "exports",
+    "env",
+    "execResult",
+    "exec_result",
+    "subStepResults",
+    "sub_step_results",
+];
+
+/// Returns the outputs in the text of a step's result.
+fn delegated_outputs(text: &str) -> Result<Map<String, Value>, String> {
+    let mut result: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if let Some(field) = result.keys().find(|field| !RESULT_FIELDS.contains(&field.as_str())) {
+        return Err(format!("unknown field {field:?}; write an object with the field \"outputs\""));
+    }
+    match result.remove("outputs") {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(outputs)) => Ok(outputs),
+        Some(_) => Err("\"outputs\" must be an object".to_owned()),
+    }
+}
+
+/// Returns the values in a file by name. A later line replaces an earlier one of the same name. `debug` means that errors quote
+/// the line.
+fn values(text: &str, debug: bool) -> Result<Map<String, Value>, LineError> {
     let mut values = Map::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-        let (name, value) = parse_line(line).map_err(|problem| LineError { line: index + 1, problem })?;
+        let fail = |problem| LineError { line: index + 1, problem, text: debug.then(|| line.to_owned()) };
+        let (name, value) = parse_line(line).map_err(fail)?;
         values.insert(name, value);
     }
     Ok(values)
@@ -84,19 +121,20 @@ fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
 }
 
 /// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
-pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Value>, ValueFileError> {
+pub(crate) fn outputs(text: &str, declared: &Outputs, debug: bool) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
-        let result: Value =
-            serde_json::from_str(text).map_err(|error| ValueFileError::StepResult(error.to_string()))?;
-        return Ok(result.get("outputs").and_then(Value::as_object).cloned().unwrap_or_default());
+        let data = debug.then(|| text.to_owned());
+        return delegated_outputs(text).map_err(|error| ValueFileError::StepResult { error, data });
     };
     let fail = |key: &String, error: OutputError| ValueFileError::Output(key.clone(), error);
-    let mut found = values(text).map_err(ValueFileError::OutputLine)?;
-    for (key, value) in &found {
-        let parameter = declared.get(key).ok_or_else(|| fail(key, OutputError::Unexpected))?;
-        if Kind::from_value(value) != Some(parameter.kind) {
-            let (declared, received) = (parameter.kind.name(), Kind::from_value(value).map_or("null", Kind::name));
-            return Err(fail(key, OutputError::Type { declared, received }));
+    let mut found = values(text, debug).map_err(ValueFileError::OutputLine)?;
+    if let Some(key) = found.keys().find(|key| !declared.contains_key(*key)) {
+        return Err(fail(key, OutputError::Unexpected));
+    }
+    for (key, parameter) in declared {
+        let received = found.get(key).map(|value| Kind::from_value(value).map_or("null", Kind::name));
+        if let Some(received) = received.filter(|received| *received != parameter.kind.name()) {
+            return Err(fail(key, OutputError::Type { declared: parameter.kind.name(), received }));
         }
     }
     for (key, parameter) in declared {
@@ -109,8 +147,8 @@ pub(crate) fn outputs(text: &str, declared: &Outputs) -> Result<Map<String, Valu
 }
 
 /// Returns the environment variables in an export file.
-pub(crate) fn exports(text: &str) -> Result<Vec<(String, String)>, ValueFileError> {
-    let values = values(text).map_err(ValueFileError::ExportLine)?;
+pub(crate) fn exports(text: &str, debug: bool) -> Result<Vec<(String, String)>, ValueFileError> {
+    let values = values(text, debug).map_err(ValueFileError::ExportLine)?;
     let text = |(key, value): (String, Value)| {
         let text = match &value {
             Value::Array(_) | Value::Object(_) => {
@@ -134,9 +172,9 @@ mod tests {
     use crate::definition::Parameter;
 
     fn declared(entries: &[(&str, Kind, Option<Value>)]) -> Outputs {
-        let entries = entries
-            .iter()
-            .map(|(name, kind, default)| ((*name).to_owned(), Parameter { kind: *kind, default: default.clone() }));
+        let entries = entries.iter().map(|(name, kind, default)| {
+            ((*name).to_owned(), Parameter { kind: *kind, default: default.clone(), is_sensitive: false })
+        });
         Outputs::Declared(entries.collect::<IndexMap<_, _>>())
     }
 
@@ -144,7 +182,7 @@ mod tests {
     fn outputs_are_checked_and_completed_with_defaults() {
         let spec = declared(&[("a", Kind::Number, None), ("b", Kind::String, Some(json!("x")))]);
         let text = "{\"name\":\"a\",\"value\":1}\n\n{\"Name\":\"a\",\"VALUE\":2,\"extra\":0}\n";
-        assert_eq!(Value::Object(outputs(text, &spec).unwrap()), json!({"a": 2, "b": "x"}));
+        assert_eq!(Value::Object(outputs(text, &spec, false).unwrap()), json!({"a": 2, "b": "x"}));
         for (text, part) in [
             ("", "key \"a\": missing output"),
             ("{\"name\":\"c\",\"value\":1}", "key \"c\": unexpected output"),
@@ -154,11 +192,15 @@ mod tests {
             ("{\"name\":\"a\",\"value\":null}", "\"value\" field value is null"),
             ("  ", "failed to unmarshal JSON at line 1"),
         ] {
-            let error = outputs(text, &spec).unwrap_err().to_string();
+            let error = outputs(text, &spec, false).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
         }
+        let error = outputs("\nx=1", &spec, true).unwrap_err().to_string();
+        assert!(error.contains("at line 2: ") && error.ends_with(", line: x=1"), "{error}");
         let result = "{\"status\":\"success\",\"outputs\":{\"k\":1}}";
-        assert_eq!(Value::Object(outputs(result, &Outputs::Delegate).unwrap()), json!({"k": 1}));
+        assert_eq!(Value::Object(outputs(result, &Outputs::Delegate, false).unwrap()), json!({"k": 1}));
+        let error = outputs("{\"other\":1}", &Outputs::Delegate, true).unwrap_err().to_string();
+        assert!(error.ends_with("with the field \"outputs\", output file data: {\"other\":1}"), "{error}");
     }
 
     #[test]
@@ -166,8 +208,8 @@ mod tests {
         let text = "{\"name\":\"A\",\"value\":1.50}\n{\"name\":\"B\",\"value\":true}\n{\"name\":\"C\",\"value\":1e21}";
         let expected = [("A", "1.5"), ("B", "true"), ("C", "1000000000000000000000")];
         let expected: Vec<_> = expected.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        assert_eq!(exports(text).unwrap(), expected);
-        let error = exports("{\"name\":\"A\",\"value\":[]}").unwrap_err().to_string();
+        assert_eq!(exports(text, false).unwrap(), expected);
+        let error = exports("{\"name\":\"A\",\"value\":[]}", false).unwrap_err().to_string();
         assert!(error.contains("cannot convert value type \"array\""), "{error}");
     }
 }

@@ -1,11 +1,81 @@
-//! Reader for the YAML documents of step files, as JSON values (docs/spec/steps.md, section 1.1).
+//! Reader for the YAML documents of step files (docs/spec/steps.md, section 1.1).
 //!
 //! Anchors, aliases and merge keys are supported. The number of values and their depth are limited.
 
 use std::collections::HashMap;
 
 use granit_parser::{Event, Parser, ScalarStyle};
-use serde_json::{Map, Number, Value};
+use indexmap::IndexMap;
+use serde_json::{Number, Value};
+
+use crate::expression::to_text;
+
+/// Value of a YAML document.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Node {
+    /// Null, boolean, number or string.
+    Scalar {
+        /// Text of the scalar in the file, such as `1.10`.
+        text: String,
+        /// Value of the scalar.
+        value: Value,
+    },
+    /// Date, or date and time. JSON has no such type.
+    Timestamp(String),
+    List(Vec<Node>),
+    Map(IndexMap<String, Node>),
+}
+
+impl Node {
+    pub(crate) fn is_null(&self) -> bool {
+        matches!(self, Self::Scalar { value: Value::Null, .. })
+    }
+
+    pub(crate) fn as_map(&self) -> Option<&IndexMap<String, Self>> {
+        if let Self::Map(map) = self { Some(map) } else { None }
+    }
+
+    /// Returns the value of a string.
+    pub(crate) fn as_str(&self) -> Option<&str> {
+        if let Self::Scalar { value: Value::String(text), .. } = self { Some(text) } else { None }
+    }
+
+    /// Returns a scalar as it is written in the file. `None` means that the value is null, a list or a mapping.
+    pub(crate) fn to_scalar_text(&self) -> Option<String> {
+        match self {
+            Self::Scalar { value: Value::Null, .. } | Self::List(_) | Self::Map(_) => None,
+            Self::Scalar { text, .. } | Self::Timestamp(text) => Some(text.clone()),
+        }
+    }
+
+    /// Converts the value to JSON.
+    ///
+    /// # Errors
+    /// The text of a timestamp that the value contains.
+    pub(crate) fn to_json(&self) -> Result<Value, String> {
+        Ok(match self {
+            Self::Scalar { value, .. } => value.clone(),
+            Self::Timestamp(text) => return Err(text.clone()),
+            Self::List(items) => Value::Array(items.iter().map(Self::to_json).collect::<Result<_, _>>()?),
+            Self::Map(map) => {
+                let entry = |(key, value): (&String, &Self)| value.to_json().map(|value| (key.clone(), value));
+                Value::Object(map.iter().map(entry).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+}
+
+impl From<&Value> for Node {
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Array(items) => Self::List(items.iter().map(Self::from).collect()),
+            Value::Object(object) => {
+                Self::Map(object.iter().map(|(key, value)| (key.clone(), Self::from(value))).collect())
+            }
+            scalar => Self::Scalar { text: to_text(scalar), value: scalar.clone() },
+        }
+    }
+}
 
 /// Error in a YAML document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +96,9 @@ enum YamlProblem {
     #[error("expected a value")]
     NoValue,
     #[error("the key is not a string")]
-    KeyNotString,
+    KeyNotScalar,
+    #[error("the key `{0}` is not a string; put it in quotes")]
+    KeyNotString(String),
     #[error("the key `{0}` is defined twice")]
     DuplicateKey(String),
     #[error("the value of `<<` is not a mapping")]
@@ -42,7 +114,7 @@ const MAX_DEPTH: usize = 64;
 ///
 /// # Errors
 /// The text is not valid YAML, or exceeds a limit. The error has the line.
-pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Value>, YamlError> {
+pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Node>, YamlError> {
     let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, line: 1 };
     let mut values = Vec::new();
     loop {
@@ -62,7 +134,7 @@ pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Value>
 
 struct Reader<'a> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
-    anchors: HashMap<usize, (Value, usize)>,
+    anchors: HashMap<usize, (Node, usize)>,
     nodes: usize,
     line: usize,
 }
@@ -86,7 +158,7 @@ impl<'a> Reader<'a> {
         Err(YamlError { line: self.line, problem })
     }
 
-    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Value, YamlError> {
+    fn value(&mut self, event: Event<'a>, depth: usize) -> Result<Node, YamlError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES || depth > MAX_DEPTH {
             return self.fail(YamlProblem::TooLarge);
@@ -95,7 +167,7 @@ impl<'a> Reader<'a> {
         let (value, anchor) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let plain = style == ScalarStyle::Plain && tag.is_none();
-                (if plain { scalar(&text) } else { Value::String(text.into_owned()) }, anchor)
+                (if plain { plain_scalar(&text) } else { string(&text) }, anchor)
             }
             Event::SequenceStart(_, anchor, _) => {
                 let mut items = Vec::new();
@@ -105,7 +177,7 @@ impl<'a> Reader<'a> {
                         event => items.push(self.value(event, depth + 1)?),
                     }
                 }
-                (Value::Array(items), anchor)
+                (Node::List(items), anchor)
             }
             Event::MappingStart(_, anchor, _) => (self.mapping(depth)?, anchor),
             Event::Alias(anchor) => {
@@ -123,14 +195,17 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    fn mapping(&mut self, depth: usize) -> Result<Value, YamlError> {
-        let mut map = Map::new();
+    fn mapping(&mut self, depth: usize) -> Result<Node, YamlError> {
+        let mut map = IndexMap::new();
         let mut merged = Vec::new();
         loop {
             let key = match self.next()? {
                 Event::MappingEnd => break,
+                Event::Scalar(text, ScalarStyle::Plain, _, None) if string(&text) != plain_scalar(&text) => {
+                    return self.fail(YamlProblem::KeyNotString(text.into_owned()));
+                }
                 Event::Scalar(text, _, _, _) => text.into_owned(),
-                _ => return self.fail(YamlProblem::KeyNotString),
+                _ => return self.fail(YamlProblem::KeyNotScalar),
             };
             let event = self.next()?;
             let value = self.value(event, depth + 1)?;
@@ -142,18 +217,47 @@ impl<'a> Reader<'a> {
         }
         for value in merged {
             let sources = match value {
-                Value::Array(items) => items,
+                Node::List(items) => items,
                 other => vec![other],
             };
             for source in sources {
-                let Value::Object(source) = source else { return self.fail(YamlProblem::MergeNotMapping) };
+                let Node::Map(source) = source else { return self.fail(YamlProblem::MergeNotMapping) };
                 for (key, value) in source {
                     map.entry(key).or_insert(value);
                 }
             }
         }
-        Ok(Value::Object(map))
+        Ok(Node::Map(map))
     }
+}
+
+fn string(text: &str) -> Node {
+    Node::Scalar { text: text.to_owned(), value: Value::String(text.to_owned()) }
+}
+
+fn plain_scalar(text: &str) -> Node {
+    if is_timestamp(text) {
+        return Node::Timestamp(text.to_owned());
+    }
+    Node::Scalar { text: text.to_owned(), value: scalar(text) }
+}
+
+/// Returns whether a plain scalar is a date, such as `2001-12-14`, or a date and time, such as `2001-12-14t21:59:43.10-05:00`.
+fn is_timestamp(text: &str) -> bool {
+    let date_end = text.find(['T', 't', ' ']).unwrap_or(text.len());
+    let (date, time) = text.split_at(date_end);
+    let is_number = |text: &str, lengths: std::ops::RangeInclusive<usize>| {
+        lengths.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let mut parts = date.split('-');
+    let (year, month, day) = (parts.next(), parts.next(), parts.next());
+    let is_date = year.is_some_and(|year| is_number(year, 4..=4))
+        && [month, day].iter().all(|part| part.is_some_and(|part| is_number(part, 1..=2)))
+        && parts.next().is_none();
+    let mut parts = time.trim_start_matches(['T', 't', ' ']).splitn(3, ':');
+    let is_time = [parts.next(), parts.next()].iter().all(|part| part.is_some_and(|part| is_number(part, 1..=2)))
+        && parts.next().is_some_and(|seconds| seconds.starts_with(|c: char| c.is_ascii_digit()));
+    is_date && (time.is_empty() || is_time)
 }
 
 /// Returns the value of a plain scalar by the core schema of YAML 1.2. Like in Go, numbers with a leading zero are octal.
@@ -193,9 +297,28 @@ mod tests {
         let text =
             "{}\n---\na: &x {k: 1, l: [0x1F, 017, 1.5, yes, ~]}\nb:\n  <<: *x\n  k: two\nc: \"1\"\r\n---\nnever: [\n";
         let values = parse_documents(text, 2).unwrap();
-        assert_eq!(values[0], json!({}));
+        assert_eq!(values[0].to_json(), Ok(json!({})));
         let list = json!([31, 15, 1.5, "yes", null]);
-        assert_eq!(values[1], json!({"a": {"k": 1, "l": list}, "b": {"k": "two", "l": list}, "c": "1"}));
+        let value = values[1].to_json().unwrap();
+        assert_eq!(value, json!({"a": {"k": 1, "l": list}, "b": {"k": "two", "l": list}, "c": "1"}));
+    }
+
+    #[test]
+    fn dates_and_times_are_timestamps_unless_quoted() {
+        for (text, expected) in [
+            ("2024-01-02", true),
+            ("2024-1-2", true),
+            ("2001-12-14t21:59:43.10-05:00", true),
+            ("2001-12-14 21:59:43", true),
+            ("'2024-01-02'", false),
+            ("2024-01", false),
+            ("2024-01-02-03", false),
+            ("2024-01-02 or later", false),
+            ("12:30:00", false),
+        ] {
+            let values = parse_documents(text, 1).unwrap();
+            assert_eq!(matches!(values[0], Node::Timestamp(_)), expected, "{text}");
+        }
     }
 
     #[test]

@@ -73,7 +73,7 @@ async fn invalid_step_file_is_refused_and_not_stored() {
     for (steps, work_dir, message) in [
         ("run: []", "/tmp/none", "loading step: a step file must have two documents"),
         ("{}\n---\nrun: []", "/tmp/none", "loading step: `run` must be a list of at least one step"),
-        ("{}\n---\nrun: [{script: ls}]", "", "is not a valid project directory"),
+        ("{}\n---\nrun: [{name: a, script: ls}]", "", "is not a valid project directory"),
     ] {
         let request = RunRequest {
             id: "1".to_owned(),

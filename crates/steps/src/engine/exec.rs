@@ -4,17 +4,20 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
 use super::call::expression_error;
+use super::masked_log::MaskedLog;
+use super::results::ExecResult;
 use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::StepFile;
-use crate::expression::expand_text;
 use crate::lines;
-use crate::process::{Command, ProcessEnd, find_program};
+use crate::log::Log;
+use crate::process::{Command, ProcessEnd, RunError, find_program};
 use muster_files::Limit;
 
 /// Maximum size of an output or export file.
@@ -33,25 +36,31 @@ impl UserSteps<'_> {
         Ok(ValueFiles { output: file()?, export: file()? })
     }
 
-    /// Runs the process of an exec step.
+    /// Runs the process of an exec step. Stores its command and exit code in `result`.
     pub(super) async fn exec(
         &self,
         command: &[String],
         work_dir: Option<&str>,
         frame: &Frame<'_>,
+        result: &mut Option<ExecResult>,
     ) -> Result<(), StepError> {
         let scope = self.scope(frame);
         let expanded = |word: &String| {
-            expand_text(word, &scope).map_err(expression_error(&format!("exec: interpolate command argument {word:?}")))
+            scope.expand_text(word).map_err(expression_error(&format!("exec: interpolate command argument {word:?}")))
         };
-        let mut words = command.iter().map(expanded).collect::<Result<Vec<_>, _>>()?.into_iter();
-        let program = words.next().unwrap_or_default();
+        let words = command.iter().map(expanded).collect::<Result<Vec<_>, _>>()?;
         let dir = match work_dir {
             Some(dir) => {
-                self.work_dir.join(expand_text(dir, &scope).map_err(expression_error("exec: interpolate workdir"))?)
+                let site = format!("exec: interpolate workdir {dir:?}");
+                let dir = PathBuf::from(scope.expand_text(dir).map_err(expression_error(&site))?);
+                // In the legacy dialect, the directory is relative to that of the agent (docs/spec/steps.md, section 1.4).
+                if self.is_legacy() { dir } else { self.work_dir.join(dir) }
             }
             None => self.work_dir.to_owned(),
         };
+        *result = Some(ExecResult::new(words.clone(), &dir));
+        let mut words = words.into_iter();
+        let program = words.next().unwrap_or_default();
         // A name without a directory is looked up in the agent's PATH, not the step's (docs/spec/steps.md, section 1.4).
         let program = if program.contains('/') {
             PathBuf::from(program)
@@ -60,16 +69,22 @@ impl UserSteps<'_> {
                 StepError::Step(format!("exec: exec: {program:?}: executable file not found in $PATH"))
             })?
         };
-        self.process(program, words.map(Into::into).collect(), &frame.env, dir, None).await
+        self.process(program, words.map(Into::into).collect(), &frame.env, dir, None, result).await
     }
 
     /// Runs a script in a shell. The shell reads the text from standard input, because other users can read arguments (invariant J6).
-    pub(super) async fn script(&self, text: &str, env: &IndexMap<String, String>) -> Result<(), StepError> {
+    pub(super) async fn script(
+        &self,
+        text: &str,
+        env: &IndexMap<String, String>,
+        result: &mut Option<ExecResult>,
+    ) -> Result<(), StepError> {
         let shell = find_program("bash").or_else(|| find_program("sh"));
         let shell =
             shell.ok_or_else(|| StepError::Step("shell not found: this machine has neither bash nor sh".to_owned()))?;
+        *result = Some(ExecResult::new(vec![shell.display().to_string()], self.work_dir));
         let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
-        self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes())).await
+        self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes()), result).await
     }
 
     async fn process(
@@ -79,28 +94,48 @@ impl UserSteps<'_> {
         env: &IndexMap<String, String>,
         dir: PathBuf,
         stdin: Option<Vec<u8>>,
+        result: &mut Option<ExecResult>,
     ) -> Result<(), StepError> {
         let mut environment = self.environment.clone();
         let exports = self.exports.lock().clone();
         environment.extend(exports.iter().chain(env).map(|(key, value)| (key.into(), value.into())));
-        let command = Command { program, args, env: environment, work_dir: Some(dir), stdin, stdout: None };
-        match self.processes.run(command, &self.log, self.stop, self.grace).await? {
-            ProcessEnd::Stopped(cause) => Err(StepError::Stopped(cause)),
-            ProcessEnd::Exited(status) => match (status.code(), status.signal()) {
-                (Some(0), _) => Ok(()),
-                (Some(code), _) => Err(StepError::Exit(code)),
-                (None, signal) => Err(StepError::Signal(signal.unwrap_or_default())),
-            },
+        let command = Command { program, args, env: environment, work_dir: Some(dir.clone()), stdin, stdout: None };
+        let log: Arc<dyn Log> = Arc::<MaskedLog>::clone(&self.log);
+        let ended = self.processes.run(command, &log, self.stop, self.grace).await;
+        self.log.flush();
+        match ended {
+            Err(RunError::Start { .. }) if !dir.is_dir() => Err(StepError::WorkDir(dir.display().to_string())),
+            Err(error) => Err(error.into()),
+            Ok(ProcessEnd::Stopped(cause)) => Err(StepError::Stopped(cause)),
+            Ok(ProcessEnd::Exited(status)) => {
+                if let (Some(result), Some(code)) = (result, status.code()) {
+                    result.exit_code = code;
+                }
+                match (status.code(), status.signal()) {
+                    (Some(0), _) => Ok(()),
+                    (Some(code), _) => Err(StepError::Exit(code)),
+                    (None, signal) => Err(StepError::Signal(signal.unwrap_or_default())),
+                }
+            }
         }
     }
 
     /// Reads the files of a process that succeeded. Its exports take effect only if its outputs are valid.
-    pub(super) async fn collect(&self, file: &StepFile, files: &ValueFiles) -> Result<Map<String, Value>, StepError> {
+    ///
+    /// Stores the exports in `exported`.
+    pub(super) async fn collect(
+        &self,
+        file: &StepFile,
+        files: &ValueFiles,
+        exported: &mut IndexMap<String, String>,
+    ) -> Result<Map<String, Value>, StepError> {
+        let debug = self.settings.is_debug;
         let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
         let output = self.read_value_file("output file", files.output.path()).await?;
-        let outputs = lines::outputs(&output, &file.spec.outputs).map_err(invalid)?;
+        let outputs = lines::outputs(&output, &file.spec.outputs, debug).map_err(invalid)?;
         let export = self.read_value_file("export file", files.export.path()).await?;
-        self.exports.lock().extend(lines::exports(&export).map_err(invalid)?);
+        exported.extend(lines::exports(&export, debug).map_err(invalid)?);
+        self.exports.lock().extend(exported.clone());
         Ok(outputs)
     }
 
@@ -109,5 +144,12 @@ impl UserSteps<'_> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let text = muster_files::read_in(self.temp_dir.to_owned(), name, VALUES_LIMIT).await;
         text.map_err(|error| StepError::Step(format!("{kind}: {error}")))
+    }
+}
+
+impl ExecResult {
+    /// Returns the result of a process that was not started.
+    fn new(command: Vec<String>, work_dir: &Path) -> Self {
+        Self { command, work_dir: work_dir.display().to_string(), exit_code: -1 }
     }
 }

@@ -11,9 +11,13 @@
 mod call;
 mod delegate;
 mod exec;
+mod masked_log;
 mod node;
 mod policy;
 mod progress;
+mod reference;
+mod results;
+mod settings;
 mod user_steps;
 
 use std::path::Path;
@@ -33,6 +37,8 @@ use crate::process::Processes;
 use crate::stop::StopToken;
 pub use node::{StartTime, StepEnd};
 use progress::JobProgress;
+pub use reference::ReferenceError;
+pub use settings::SettingError;
 pub use user_steps::StepError;
 
 /// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).

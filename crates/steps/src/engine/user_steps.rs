@@ -1,7 +1,7 @@
 //! Executes the `run:` list of a job: its steps in order, each loaded right before it runs (docs/spec/steps.md, sections 1.5 and 4).
 //!
 //! A process gets its environment variables from these layers. A later layer replaces variables of earlier layers:
-//! 1. the agent's environment
+//! 1. the agent's environment, and `CI_STEPS_LOG_LEVEL`
 //! 2. exports of earlier steps
 //! 3. `env` of the enclosing sequences, outermost first
 //! 4. `env` of the entry that calls the step
@@ -10,21 +10,24 @@
 //! Job variables are not part of the environment. Expressions read them as `vars.NAME` or `job.NAME`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
 use muster_agent_api::result::StepNode;
-use muster_job::TerminationCause;
+use muster_job::{TerminationCause, error_chain};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use super::masked_log::MaskedLog;
+use super::reference::ReferenceError;
+use super::results::StepResult;
+use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, StartTime, StepEnd};
-use crate::definition::{StepEntry, parse_run_list};
-use crate::expression::ExpressionError;
+use crate::definition::{Body, Spec, StepEntry, StepFile, parse_run_list};
+use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::Failure;
-use crate::log::Log;
 use crate::process::{Processes, RunError};
 use crate::stop::StopToken;
 
@@ -52,6 +55,15 @@ pub enum StepError {
         #[source]
         source: ExpressionError,
     },
+    /// The working directory of a process does not exist.
+    #[error("exec: chdir {0}: no such directory; create it in an earlier step, or change `work_dir`")]
+    WorkDir(String),
+    /// A setting of the steps is invalid.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A reference is invalid or not supported.
+    #[error("failed to load: fetching step: {0}")]
+    Reference(#[from] ReferenceError),
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
@@ -88,7 +100,7 @@ impl From<&StepError> for Failure {
             StepError::Signal(signal) => Self::Signal(*signal),
             StepError::Stopped(cause) => Self::Stopped(*cause),
             StepError::System(message) => Self::System(message.clone()),
-            _ => Self::Step(error.to_string()),
+            _ => Self::Step(error_chain(error)),
         }
     }
 }
@@ -96,7 +108,7 @@ impl From<&StepError> for Failure {
 /// State of a `run:` list while it runs, with the exports of its steps.
 pub(super) struct UserSteps<'a> {
     pub(super) processes: &'a Processes,
-    pub(super) log: Arc<dyn Log>,
+    pub(super) log: Arc<MaskedLog>,
     pub(super) stop: &'a StopToken,
     /// Time between TERM and KILL when processes are terminated.
     pub(super) grace: Duration,
@@ -104,10 +116,19 @@ pub(super) struct UserSteps<'a> {
     pub(super) environment: Vec<(OsString, OsString)>,
     /// Variables of the job, for expressions.
     variables: Map<String, Value>,
+    pub(super) settings: Settings,
     pub(super) work_dir: &'a Path,
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Mutex<IndexMap<String, String>>,
+}
+
+/// Results of the steps that were started.
+#[derive(Default)]
+pub(super) struct Record {
+    pub(super) nodes: Vec<StepNode>,
+    /// Results for the results file. Empty if the file is not written.
+    pub(super) results: Vec<StepResult>,
 }
 
 /// Values that expressions and calls of one sequence or step can use, like a stack frame.
@@ -129,19 +150,31 @@ pub(super) const MAX_DEPTH: usize = 32;
 
 impl<'a> UserSteps<'a> {
     /// Returns the state for a `run:` list of the job. Its steps end when `stop` is stopped.
-    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken) -> Self {
+    ///
+    /// # Errors
+    /// A setting is invalid.
+    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken) -> Result<Self, SettingError> {
         let processes = job.processes();
-        Self {
+        let mut environment = processes.environment().to_vec();
+        let variables = job.values();
+        let settings = Settings::read(|name| {
+            let variable = variables.get(name).and_then(Value::as_str).map(str::to_owned);
+            let inherited = || environment.iter().rev().find(|(key, _)| key == name)?.1.to_str().map(str::to_owned);
+            variable.or_else(inherited)
+        })?;
+        environment.push((LOG_LEVEL.into(), settings.log_level.into()));
+        Ok(Self {
             processes,
-            log: job.log(),
+            log: Arc::new(MaskedLog::new(job.log())),
             stop,
             grace: job.grace(),
-            environment: processes.environment().to_vec(),
-            variables: job.values(),
+            environment,
+            variables,
+            settings,
             work_dir: job.work_dir(),
             temp_dir: job.temp_dir(),
             exports: Mutex::default(),
-        }
+        })
     }
 
     /// Runs the steps of a job's `run:` list. Adds a node to `nodes` for each step that was started.
@@ -150,17 +183,16 @@ impl<'a> UserSteps<'a> {
     /// The first failure. The steps after it are not started.
     pub(super) async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
         let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
-        let no_file = PathBuf::new();
-        let frame = Frame {
-            dir: self.work_dir,
-            env: IndexMap::new(),
-            inputs: Map::new(),
-            steps: Map::new(),
-            output_file: &no_file,
-            export_file: &no_file,
-            depth: 0,
-        };
-        self.run_sequence(&entries, frame, nodes).await.map(|_| ())
+        let body = Body::Run { entries, outputs: Map::new(), delegate: None };
+        self.run_file(&StepFile { spec: Spec::default(), body, env: IndexMap::new() }, nodes).await
+    }
+
+    /// Converts an error to the failure of the job, without sensitive values.
+    pub(super) fn failure(&self, error: &StepError) -> Failure {
+        match Failure::from(error) {
+            Failure::Step(message) => Failure::Step(self.log.mask(&message)),
+            other => other,
+        }
     }
 
     /// Runs the steps in order. Returns the outputs of all of them by name.
@@ -168,17 +200,20 @@ impl<'a> UserSteps<'a> {
         &self,
         entries: &[StepEntry],
         mut frame: Frame<'_>,
-        nodes: &mut Vec<StepNode>,
+        record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
         for entry in entries {
             if let Some(cause) = self.stop.cause() {
                 return Err(StepError::Stopped(cause));
             }
             let start = StartTime::now();
-            let mut inner = Vec::new();
+            let mut inner = Record::default();
             // Boxed, because this function is recursive.
             let result = Box::pin(self.run_entry(entry, &frame, &mut inner)).await;
-            nodes.push(start.node(&entry.name, StepEnd::from(&result), inner));
+            let mut node = start.node(&entry.name, StepEnd::from(&result), inner.nodes);
+            node.message = self.log.mask(&node.message);
+            record.nodes.push(node);
+            record.results.append(&mut inner.results);
             let outputs =
                 result.map_err(|error| StepError::Inner { name: entry.name.clone(), source: error.into() })?;
             let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs))]);
@@ -187,18 +222,20 @@ impl<'a> UserSteps<'a> {
         Ok(frame.steps)
     }
 
-    /// Returns the values that expressions can use, as an object.
-    pub(super) fn scope(&self, frame: &Frame<'_>) -> Value {
-        let mut env: Map<String, Value> = self
-            .environment
-            .iter()
-            .filter_map(|(key, value)| Some((key.to_str()?.to_owned(), Value::String(value.to_str()?.to_owned()))))
-            .collect();
+    /// Returns the complete environment of a step with these layers above the exports.
+    pub(super) fn full_env(&self, layers: &IndexMap<String, String>) -> IndexMap<String, String> {
+        let inherited = self.environment.iter().filter_map(|(key, value)| Some((key.to_str()?, value.to_str()?)));
+        let mut env: IndexMap<String, String> = inherited.map(|(key, value)| (key.into(), value.into())).collect();
         let exports = self.exports.lock();
-        let layers = exports.iter().chain(&frame.env);
-        env.extend(layers.map(|(key, value)| (key.clone(), Value::String(value.clone()))));
+        env.extend(exports.iter().chain(layers).map(|(key, value)| (key.clone(), value.clone())));
+        env
+    }
+
+    /// Returns the values that expressions can use.
+    pub(super) fn scope(&self, frame: &Frame<'_>) -> Scope {
+        let env = self.full_env(&frame.env).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
         let path = |path: &Path| Value::String(path.to_string_lossy().into_owned());
-        Value::Object(Map::from_iter([
+        let values = Map::from_iter([
             ("env".to_owned(), Value::Object(env)),
             ("inputs".to_owned(), Value::Object(frame.inputs.clone())),
             ("vars".to_owned(), Value::Object(self.variables.clone())),
@@ -209,7 +246,12 @@ impl<'a> UserSteps<'a> {
             ("work_dir".to_owned(), path(self.work_dir)),
             ("step_dir".to_owned(), path(frame.dir)),
             ("func_dir".to_owned(), path(frame.dir)),
-        ]))
+        ]);
+        Scope::new(self.settings.dialect, Value::Object(values))
+    }
+
+    pub(super) fn is_legacy(&self) -> bool {
+        self.settings.dialect == Dialect::Legacy
     }
 }
 

@@ -4,23 +4,23 @@ use std::cmp::Ordering;
 
 use serde_json::{Map, Number, Value};
 
-use super::ExpressionError;
 use super::parser::Node;
 use super::template;
 use super::text::to_text;
+use super::{ExpressionError, Scope};
 
 fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
 /// Evaluates `node`. `depth` is the number of strings of other expressions that contain it.
-pub(super) fn eval(node: &Node, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
+pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Number(value) => number(*value),
         Node::Text(parts) => template::join(parts, scope, depth + 1).map(Value::String),
-        Node::Name(name) => attribute(scope, name),
+        Node::Name(name) => attribute(scope.values(), name),
         Node::Array(items) => {
             items.iter().map(|item| eval(item, scope, depth)).collect::<Result<_, _>>().map(Value::Array)
         }
@@ -56,7 +56,7 @@ fn number(value: f64) -> Result<Value, ExpressionError> {
     Number::from_f64(value).map(Value::Number).ok_or_else(|| error("the result is not a finite number"))
 }
 
-fn object(entries: &[(Node, Node)], scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
+fn object(entries: &[(Node, Node)], scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     let mut object = Map::new();
     for (key, value) in entries {
         let Value::String(key) = eval(key, scope, depth)? else { return Err(error("a key must be a string")) };
@@ -172,7 +172,8 @@ fn compare(left: &Value, right: &Value) -> Ordering {
     match (left, right) {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         (Value::Number(a), Value::Number(b)) => {
-            a.as_f64().unwrap_or_default().total_cmp(&b.as_f64().unwrap_or_default())
+            // The numbers of JSON are never NaN. -0 equals 0.
+            a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal)
         }
         (Value::String(a), Value::String(b)) => a.as_bytes().cmp(b.as_bytes()),
         (Value::Array(a), Value::Array(b)) => {

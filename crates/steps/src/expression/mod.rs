@@ -1,9 +1,11 @@
-//! Expressions of step files, `${{ ... }}`: the language Moa, with the lookups of its predecessor (docs/spec/steps.md, section 3).
+//! Expressions of step files, `${{ ... }}`, in two dialects (docs/spec/steps.md, section 3): the language Moa, which also accepts the
+//! lookups of its predecessor, and that predecessor alone.
 //!
 //! Values are JSON values, and numbers are doubles. The parser limits the depth. Evaluation always terminates, because the language
 //! has no loops.
 
 mod eval;
+mod legacy;
 mod lexer;
 mod parser;
 mod template;
@@ -11,13 +13,47 @@ mod text;
 
 use serde_json::Value;
 
-pub use template::{expand, expand_text};
 pub use text::to_text;
 
 /// Maximum depth of expressions inside strings of other expressions.
 const MAX_STRING_DEPTH: usize = 16;
 
-/// Error of an expression.
+/// Dialect of step files and their expressions (docs/spec/steps.md, section 0.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dialect {
+    /// Functions of gitlab-runner 19, with the language Moa.
+    #[default]
+    Current,
+    /// Steps of step-runner 0.11.0.
+    Legacy,
+}
+
+/// Values that expressions can read, and the dialect of the expressions.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scope {
+    dialect: Dialect,
+    values: Value,
+}
+
+impl Scope {
+    /// Returns a scope in which the keys of the object `values` are names.
+    #[must_use]
+    pub fn new(dialect: Dialect, values: Value) -> Self {
+        Self { dialect, values }
+    }
+
+    /// Returns the dialect of the expressions.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    fn values(&self) -> &Value {
+        &self.values
+    }
+}
+
+/// Error of an expression. The messages are those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// A `${{` has no matching `}}`.
@@ -34,18 +70,51 @@ pub enum ExpressionError {
     /// The expression could not be evaluated.
     #[error("evaluating expression failed: {0}")]
     Eval(String),
+    /// Legacy dialect: a `}}` does not close an expression.
+    #[error("the \"{0}\" has extra '}}}}'; write the braces with a space between them")]
+    ExtraClose(String),
+    /// Legacy dialect: there is no value of this name.
+    #[error("{expression}: the \"{piece}\" was not found")]
+    NotFound {
+        /// The expression.
+        expression: String,
+        /// Part of the expression that was not found.
+        piece: String,
+    },
+    /// Legacy dialect: a value that is not a mapping has no fields.
+    #[error("{expression}: \"{kind}\" is not supported; only a struct has fields")]
+    NotSupported {
+        /// The expression.
+        expression: String,
+        /// Type of the value.
+        kind: &'static str,
+    },
+    /// Legacy dialect: an array has no fields.
+    #[error("{expression}: the value is not map to get \"{piece}\" key")]
+    NotMap {
+        /// The expression.
+        expression: String,
+        /// Name of the field.
+        piece: String,
+    },
+    /// Legacy dialect: the expression names all values of a kind, not one of them.
+    #[error("{0}: invalid type: a map; name one of its values")]
+    WholeMap(String),
 }
 
 /// Evaluates the expression `text`, without its `${{ }}`. Names are looked up in `scope`.
 ///
 /// # Errors
 /// The expression could not be parsed or evaluated.
-pub fn evaluate(text: &str, scope: &Value) -> Result<Value, ExpressionError> {
+pub fn evaluate(text: &str, scope: &Scope) -> Result<Value, ExpressionError> {
     evaluate_within(text, scope, 0)
 }
 
 /// Evaluates an expression that is inside `depth` strings of other expressions.
-fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, ExpressionError> {
+fn evaluate_within(text: &str, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
+    if scope.dialect == Dialect::Legacy {
+        return legacy::evaluate(text, scope);
+    }
     if depth > MAX_STRING_DEPTH {
         return Err(ExpressionError::Eval(format!(
             "expressions are nested inside more than {MAX_STRING_DEPTH} strings"
@@ -60,12 +129,12 @@ fn evaluate_within(text: &str, scope: &Value, depth: usize) -> Result<Value, Exp
 }
 
 /// Looks up a dotted path by its parts, as the predecessor of Moa does. Unlike in Moa, names may contain `-`.
-fn lookup_dotted_path(text: &str, scope: &Value) -> Option<Value> {
+fn lookup_dotted_path(text: &str, scope: &Scope) -> Option<Value> {
     let text = text.trim();
     if text.contains(['"', '\'', '[', ']', '(', ')', '{', '}', '|', '&']) {
         return None;
     }
-    text.split('.').try_fold(scope, |value, piece| value.as_object()?.get(piece)).cloned()
+    text.split('.').try_fold(scope.values(), |value, piece| value.as_object()?.get(piece)).cloned()
 }
 
 #[cfg(test)]

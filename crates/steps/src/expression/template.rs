@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::text::to_text;
-use super::{ExpressionError, evaluate, evaluate_within};
+use super::{Dialect, ExpressionError, Scope, evaluate_within, legacy};
 
 /// Part of a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,34 +13,45 @@ pub(super) enum Part {
     Expression(String),
 }
 
-/// Expands all strings in a value, at any depth. Keys of objects are not expanded.
-///
-/// # Errors
-/// The first expression that could not be evaluated.
-pub fn expand(value: &Value, scope: &Value) -> Result<Value, ExpressionError> {
-    match value {
-        Value::String(text) => match parts(text)?.as_slice() {
-            [Part::Expression(expression)] => evaluate(expression, scope),
-            parts => join(parts, scope, 0).map(Value::String),
-        },
-        Value::Array(items) => items.iter().map(|item| expand(item, scope)).collect::<Result<_, _>>().map(Value::Array),
-        Value::Object(object) => {
-            let entry = |(key, value): (&String, &Value)| Ok((key.clone(), expand(value, scope)?));
-            object.iter().map(entry).collect::<Result<_, _>>().map(Value::Object)
+impl Scope {
+    /// Expands all strings in a value, at any depth. Keys of objects are not expanded.
+    ///
+    /// # Errors
+    /// The first expression that could not be evaluated.
+    pub fn expand(&self, value: &Value) -> Result<Value, ExpressionError> {
+        match value {
+            Value::String(text) => match self.parts(text)?.as_slice() {
+                [Part::Expression(expression)] => evaluate_within(expression, self, 0),
+                parts => join(parts, self, 0).map(Value::String),
+            },
+            Value::Array(items) => {
+                items.iter().map(|item| self.expand(item)).collect::<Result<_, _>>().map(Value::Array)
+            }
+            Value::Object(object) => {
+                let entry = |(key, value): (&String, &Value)| Ok((key.clone(), self.expand(value)?));
+                object.iter().map(entry).collect::<Result<_, _>>().map(Value::Object)
+            }
+            other => Ok(other.clone()),
         }
-        other => Ok(other.clone()),
+    }
+
+    /// Expands a text. Values that are not strings are written as JSON.
+    ///
+    /// # Errors
+    /// The first expression that could not be evaluated.
+    pub fn expand_text(&self, text: &str) -> Result<String, ExpressionError> {
+        join(&self.parts(text)?, self, 0)
+    }
+
+    fn parts(&self, text: &str) -> Result<Vec<Part>, ExpressionError> {
+        match self.dialect() {
+            Dialect::Current => parts(text),
+            Dialect::Legacy => legacy::parts(text),
+        }
     }
 }
 
-/// Expands a text. Values that are not strings are written as JSON.
-///
-/// # Errors
-/// The first expression that could not be evaluated.
-pub fn expand_text(text: &str, scope: &Value) -> Result<String, ExpressionError> {
-    join(&parts(text)?, scope, 0)
-}
-
-pub(super) fn join(parts: &[Part], scope: &Value, depth: usize) -> Result<String, ExpressionError> {
+pub(super) fn join(parts: &[Part], scope: &Scope, depth: usize) -> Result<String, ExpressionError> {
     let mut out = String::new();
     for part in parts {
         match part {

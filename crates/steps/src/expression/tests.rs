@@ -5,13 +5,18 @@ use serde_json::json;
 
 use super::*;
 
-fn scope() -> Value {
-    json!({
+fn scope() -> Scope {
+    scope_of(Dialect::Current)
+}
+
+fn scope_of(dialect: Dialect) -> Scope {
+    let values = json!({
         "env": {"HOME": "/h"},
         "job": {"CI": "true", "foo-bar": "dashed"},
         "inputs": {"n": 2, "list": [1, {"a": "b"}], "flag": false, "text": "hi", "none": null},
         "steps": {"build": {"outputs": {"name": "x", "size": 3}}},
-    })
+    });
+    Scope::new(dialect, values)
 }
 
 fn value(text: &str) -> Result<Value, ExpressionError> {
@@ -66,14 +71,30 @@ fn invalid_expression_is_rejected_with_reason() {
 
 #[test]
 fn template_keeps_type_of_single_expression() {
-    let expanded = |text: &str| expand(&json!(text), &scope());
+    let expanded = |text: &str| scope().expand(&json!(text));
     assert_eq!(expanded("${{ inputs.list }}"), Ok(json!([1, {"a": "b"}])));
     assert_eq!(expanded("<${{ inputs.list }}>"), Ok(json!("<[1,{\"a\":\"b\"}]>")));
     assert_eq!(expanded("a }} b"), Ok(json!("a }} b")));
     assert_eq!(expanded(r"\${{ kept }}"), Ok(json!("${{ kept }}")));
     assert_eq!(expanded("${{ {a: {b: '}}'}}.a.b }}!"), Ok(json!("}}!")));
     assert!(matches!(expanded("x ${{ y"), Err(ExpressionError::NotClosed(_))));
-    assert_eq!(expand(&json!({"${{k}}": ["${{ inputs.n }}"]}), &scope()), Ok(json!({"${{k}}": [2]})));
+    assert_eq!(scope().expand(&json!({"${{k}}": ["${{ inputs.n }}"]})), Ok(json!({"${{k}}": [2]})));
+}
+
+#[test]
+fn legacy_dialect_ends_expression_at_matching_braces() {
+    let scope = scope_of(Dialect::Legacy);
+    assert_eq!(scope.expand_text("${{job.CI}}}-\\${{ inputs.n }}"), Ok("true}-\\2".to_owned()));
+    assert_eq!(scope.expand(&json!("${{ inputs.list }}")), Ok(json!([1, {"a": "b"}])));
+    for (text, part) in [
+        ("a }} b", "has extra '}}'"),
+        ("${{ job.${{ job.CI }} }}", "the \"${{ job\" was not found"),
+        ("${{ job.${{ job.CI }}", "is not closed"),
+        ("${{ 1 + 1 }}", "the \"1 + 1\" was not found"),
+    ] {
+        let error = scope.expand_text(text).unwrap_err().to_string();
+        assert!(error.contains(part), "{text}: {error}");
+    }
 }
 
 #[test]
@@ -87,8 +108,8 @@ fn deeply_nested_expression_is_rejected() {
 #[test]
 fn deeply_nested_strings_are_rejected() {
     let nested = |depth: usize| (0..depth).fold("${{ 1 }}".to_owned(), |inner, _| format!("${{{{ \"{inner}\" }}}}"));
-    assert_eq!(expand_text(&nested(10), &scope()).unwrap(), "1");
-    let error = expand_text(&nested(2000), &scope()).unwrap_err().to_string();
+    assert_eq!(scope().expand_text(&nested(10)).unwrap(), "1");
+    let error = scope().expand_text(&nested(2000)).unwrap_err().to_string();
     assert!(error.contains("inside more than 16 strings"), "{error}");
 }
 
@@ -103,7 +124,8 @@ proptest! {
     #[test]
     fn arbitrary_text_does_not_panic(text in ".{0,60}") {
         let _ = value(&text);
-        let _ = expand_text(&format!("${{{{{text}}}}}"), &scope());
+        let _ = scope().expand_text(&format!("${{{{{text}}}}}"));
+        let _ = scope_of(Dialect::Legacy).expand_text(&text);
     }
 
     #[test]
@@ -145,11 +167,12 @@ fn fuzz_step_expressions() {
         "||",
         "1e308",
     ];
-    let scope = scope();
+    let (scope, legacy) = (scope(), scope_of(Dialect::Legacy));
     muster_fuzz::fuzz("expressions of steps", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
         let text = String::from_utf8_lossy(input);
         let _ = evaluate(&text, &scope);
-        let _ = expand_text(&text, &scope);
-        let _ = expand(&Value::String(text.into_owned()), &scope);
+        let _ = scope.expand_text(&text);
+        let _ = legacy.expand_text(&text);
+        let _ = scope.expand(&Value::String(text.into_owned()));
     });
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::log::Stream;
+use crate::log::{Log, Stream};
 use crate::process::{Containment, ProcessManager};
 
 #[derive(Default)]
@@ -40,13 +40,15 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
     let stop = StopToken::new();
     let variables = Map::from_iter([("CI_NAME".to_owned(), json!("from the job"))]);
     let grace = Duration::from_millis(200);
+    let settings = Settings::read(|_| None).unwrap();
     let steps = UserSteps {
         processes: &processes,
-        log: Arc::<MemoryLog>::clone(&memory),
+        log: Arc::new(MaskedLog::new(Arc::<MemoryLog>::clone(&memory))),
         stop: &stop,
         grace,
         environment: processes.environment().to_vec(),
         variables,
+        settings,
         work_dir: dir.path(),
         temp_dir: temp.path(),
         exports: Mutex::default(),
@@ -121,7 +123,7 @@ async fn invalid_step_is_rejected_with_reason() {
     for (item, part) in [
         (json!({"name": "x", "step": "./none"}), "reading file: No such file"),
         (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "only local steps are supported"),
-        (json!({"name": "x", "step": {"git": {"url": "u"}}}), "steps from git are not supported"),
+        (json!({"name": "x", "step": {"git": {"url": "u", "rev": "v"}}}), "steps from git are not supported"),
         (json!({"name": "x", "step": "./greet", "inputs": {"y": 1}}), "does not accept input with name \"y\""),
         (json!({"name": "x", "script": "${{ steps.no }}"}), "attribute not found"),
         (json!({"name": "x", "step": "builtin://none"}), "there is no built-in step \"none\""),

@@ -1,0 +1,109 @@
+//! Types of step files, which have two documents: a specification and a definition (docs/spec/steps.md, section 1).
+
+mod error;
+mod parse;
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value};
+
+pub use error::StepFileError;
+pub(crate) use parse::is_identifier;
+pub use parse::parse_run_list;
+
+pub use crate::value::Kind;
+
+/// Parsed step file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepFile {
+    /// Inputs and outputs of the step.
+    pub spec: Spec,
+    /// Action of the step.
+    pub body: Body,
+    /// Environment variables of its process, or of all of its steps.
+    pub env: IndexMap<String, String>,
+}
+
+/// Inputs and outputs of a step.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Spec {
+    /// Inputs by name.
+    pub inputs: IndexMap<String, Parameter>,
+    /// Outputs of the step.
+    pub outputs: Outputs,
+}
+
+/// Outputs of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outputs {
+    /// Declared outputs by name.
+    Declared(IndexMap<String, Parameter>),
+    /// Outputs of the step that is named by `delegate`.
+    Delegate,
+}
+
+impl Default for Outputs {
+    fn default() -> Self {
+        Self::Declared(IndexMap::new())
+    }
+}
+
+/// Input or output.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parameter {
+    /// Type of its values.
+    pub kind: Kind,
+    /// Default value. `None` means that an input is required.
+    pub default: Option<Value>,
+    /// Whether its values must not appear in the log.
+    pub is_sensitive: bool,
+}
+
+/// Action of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Body {
+    /// Starts a process.
+    Exec {
+        /// Program and arguments.
+        command: Vec<String>,
+        /// Working directory. `None` means the job's directory.
+        work_dir: Option<String>,
+    },
+    /// Runs the input `script` in a shell. Only the bundled step `dist://script` has this action.
+    Script,
+    /// Runs steps in order.
+    Run {
+        /// Steps to run.
+        entries: Vec<StepEntry>,
+        /// Outputs of the sequence, as expressions.
+        outputs: Map<String, Value>,
+        /// Name of the step whose outputs become the outputs of the sequence.
+        delegate: Option<String>,
+    },
+}
+
+/// Entry of a `run` list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepEntry {
+    /// Name of the step. In the `run:` list of a job it may be any text.
+    pub name: String,
+    /// Environment variables of the step and everything that it calls.
+    pub env: IndexMap<String, String>,
+    /// Inputs for the step that is called.
+    pub inputs: Map<String, Value>,
+    /// Target of the call.
+    pub call: Call,
+}
+
+/// Target of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Call {
+    /// Shell script.
+    Script(String),
+    /// Text reference of a step. It may contain expressions.
+    Step(String),
+    /// Kind of step that this engine does not support. The text completes "... are not supported".
+    Unsupported(&'static str),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! File with the results of all steps, as step-runner writes it: `StepResult` as JSON (docs/spec/steps.md, section 5).
+
+use std::fs::Permissions;
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use indexmap::IndexMap;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
+
+/// Name of the file in the job's directory.
+pub(super) const RESULTS_FILE: &str = "step-results.json";
+
+/// Result of a step that was loaded.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct StepResult {
+    pub(super) step: StepCall,
+    /// Step file, with its expressions.
+    pub(super) spec_definition: Value,
+    /// `success` or `failure`.
+    pub(super) status: &'static str,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) outputs: Map<String, Value>,
+    #[serde(skip_serializing_if = "IndexMap::is_empty")]
+    pub(super) exports: IndexMap<String, String>,
+    /// Environment of the step, with the `env` of its file.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) env: Map<String, Value>,
+    /// Process of the step. `None` means that the step is a sequence, or that its command could not be evaluated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) exec_result: Option<ExecResult>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) sub_step_results: Vec<StepResult>,
+}
+
+/// Call of a step, with evaluated expressions. The call of the outermost step is empty.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(super) struct StepCall {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) name: String,
+    #[serde(rename = "step", skip_serializing_if = "Value::is_null")]
+    pub(super) reference: Value,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) env: Map<String, Value>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub(super) inputs: Map<String, Value>,
+}
+
+/// Process of a step.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ExecResult {
+    pub(super) command: Vec<String>,
+    pub(super) work_dir: String,
+    /// Exit code. -1 means that the process was not started, or was terminated by a signal.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) exit_code: i32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(code: &i32) -> bool {
+    *code == 0
+}
+
+/// Writes the results to a file. Replaces the file, even if it is a symbolic link.
+pub(super) fn write(dir: &Path, result: &Value) -> io::Result<()> {
+    let permissions = Permissions::from_mode(0o640);
+    let mut file = tempfile::Builder::new().prefix(RESULTS_FILE).permissions(permissions).tempfile_in(dir)?;
+    file.write_all(result.to_string().as_bytes())?;
+    file.persist(dir.join(RESULTS_FILE)).map(drop).map_err(|error| error.error)
+}
+
+/// Returns a step file as a `SpecDefinition`.
+pub(super) fn spec_definition(file: &StepFile) -> Value {
+    let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
+    match &file.spec.outputs {
+        Outputs::Declared(outputs) => {
+            spec.extend(fields([("outputs", parameters(outputs)), ("outputMethod", json!("outputs"))]));
+        }
+        Outputs::Delegate => spec.extend(fields([("outputMethod", json!("delegate"))])),
+    }
+    let mut definition = fields([("env", json!(file.env))]);
+    definition.extend(match &file.body {
+        Body::Exec { command, work_dir } => {
+            let exec = fields([("command", json!(command)), ("workDir", json!(work_dir))]);
+            fields([("type", json!("exec")), ("exec", exec.into())])
+        }
+        Body::Script => fields([("type", json!("exec"))]),
+        Body::Run { entries, outputs, delegate } => fields([
+            ("type", json!("steps")),
+            ("steps", entries.iter().map(entry).collect()),
+            ("outputs", json!(outputs)),
+            ("delegate", json!(delegate)),
+        ]),
+    });
+    json!({"spec": {"spec": spec}, "definition": definition})
+}
+
+fn entry(entry: &StepEntry) -> Value {
+    let mut inputs = entry.inputs.clone();
+    if let Call::Script(text) = &entry.call {
+        inputs.insert("script".to_owned(), json!(text));
+    }
+    let fields = fields([
+        ("name", json!(entry.name)),
+        ("step", reference(&entry.call)),
+        ("env", json!(entry.env)),
+        ("inputs", inputs.into()),
+    ]);
+    fields.into()
+}
+
+/// Returns a reference as a `Step.Reference`.
+pub(super) fn reference(call: &Call) -> Value {
+    let text = match call {
+        Call::Script(_) => "dist://script",
+        Call::Step(text) => text.trim(),
+        Call::Unsupported(kind) => return json!({"url": kind}),
+    };
+    if text.contains("${{") {
+        return json!({"protocol": "dynamic", "pathExp": text});
+    }
+    let (protocol, path) = match text.strip_prefix("dist://") {
+        Some(path) => ("dist", path),
+        None if text.starts_with(['.', '/']) => ("local", text),
+        None => return json!({"url": text}),
+    };
+    let (path, file) = match path.rsplit_once('/') {
+        Some((dir, file)) if file.ends_with(".yml") => (dir, file),
+        _ => (path, "step.yml"),
+    };
+    let root = path.starts_with('/').then_some("/");
+    let parts: Vec<&str> = root.into_iter().chain(path.split('/').filter(|part| !part.is_empty())).collect();
+    json!({"protocol": protocol, "filename": file, "paths": {"parts": parts}})
+}
+
+fn parameters(parameters: &IndexMap<String, Parameter>) -> Value {
+    let parameter = |(name, parameter): (&String, &Parameter)| {
+        let mut fields = fields([("type", json!(parameter.kind.name())), ("sensitive", json!(parameter.is_sensitive))]);
+        // An empty default is not omitted: an input without a default is required.
+        fields.extend(parameter.default.clone().map(|default| ("default".to_owned(), default)));
+        (name.clone(), Value::Object(fields))
+    };
+    Value::Object(parameters.iter().map(parameter).collect())
+}
+
+/// Returns the fields whose values are not empty, as the JSON mapping of protobuf omits empty values.
+fn fields<const N: usize>(fields: [(&str, Value); N]) -> Map<String, Value> {
+    let is_empty = |value: &Value| match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        _ => false,
+    };
+    fields.into_iter().filter(|(_, value)| !is_empty(value)).map(|(key, value)| (key.to_owned(), value)).collect()
+}

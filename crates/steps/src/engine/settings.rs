@@ -1,0 +1,53 @@
+//! Settings of steps. A variable of the job takes precedence over an environment variable of the same name.
+
+use crate::expression::Dialect;
+
+/// Name of the variable with the level of the messages that GitLab's own steps print. Every process gets it.
+pub(super) const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
+const DEBUG: &str = "CI_STEPS_DEBUG";
+const DIALECT: &str = "CI_STEPS_DIALECT";
+
+/// Settings of the steps of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Value of [`LOG_LEVEL`]. Defaults to `info`.
+    pub(super) log_level: &'static str,
+    /// Whether the results are written to a file, and errors of output files quote the file. Defaults to false.
+    pub(super) is_debug: bool,
+    /// Dialect of the step files.
+    pub(super) dialect: Dialect,
+}
+
+/// Invalid value of a setting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SettingError {
+    /// The log level is unknown.
+    #[error("log level: {0} not supported; set {LOG_LEVEL} to debug, info, warn or error")]
+    LogLevel(String),
+    /// The dialect is unknown.
+    #[error("{0:?} is not a valid dialect of steps; set {DIALECT} to current or legacy")]
+    Dialect(String),
+}
+
+impl Settings {
+    /// Reads the settings. `lookup` returns the value of a variable.
+    ///
+    /// # Errors
+    /// A value is invalid.
+    pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, SettingError> {
+        let value = |name| lookup(name).map(|value| value.trim().to_ascii_lowercase()).unwrap_or_default();
+        let log_level = match value(LOG_LEVEL).as_str() {
+            "" | "info" => "info",
+            "debug" => "debug",
+            "warn" => "warn",
+            "error" => "error",
+            _ => return Err(SettingError::LogLevel(lookup(LOG_LEVEL).unwrap_or_default())),
+        };
+        let dialect = match value(DIALECT).as_str() {
+            "" | "current" => Dialect::Current,
+            "legacy" => Dialect::Legacy,
+            _ => return Err(SettingError::Dialect(lookup(DIALECT).unwrap_or_default())),
+        };
+        Ok(Self { log_level, is_debug: matches!(value(DEBUG).as_str(), "1" | "t" | "true"), dialect })
+    }
+}
