@@ -7,7 +7,7 @@ use muster_agent_api::result::StepNode;
 use muster_files::Limit;
 use serde_json::{Map, Value};
 
-use super::reference::Target;
+use super::reference::{ReferenceError, Target, is_dynamic};
 use super::results::{ExecResult, RESULTS_FILE, StepCall, StepResult, reference, spec_definition, write};
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
 use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, is_identifier};
@@ -76,18 +76,29 @@ impl UserSteps<'_> {
     fn target(&self, entry: &StepEntry, scope: &Scope, dir: &Path) -> Result<Target, StepError> {
         let text = match &entry.call {
             Call::Script(_) => return Ok(Target::Script),
-            Call::Unsupported(kind) => {
-                return Err(StepError::Step(format!(
-                    "{kind} are not supported; keep the step in the repository and call it as `./directory`"
-                )));
-            }
+            Call::Unsupported(kind) => return Err(ReferenceError::Unsupported(kind).into()),
             Call::Step(text) => text,
         };
         let site = "failed to load: fetching step: interpolating reference";
         let reference = scope.expand_text(text).map_err(expression_error(site))?;
         // In the legacy dialect, such a reference is relative to the directory of the agent (docs/spec/steps.md, section 2.5).
-        let base = if self.is_legacy() && text.contains("${{") { Path::new("") } else { dir };
+        let base = if self.is_legacy() && is_dynamic(text) { Path::new("") } else { dir };
         Ok(Target::parse(&reference, base, self.settings.dialect)?)
+    }
+
+    /// Checks a reference without expressions before the first step of its sequence runs (docs/spec/steps.md, section 1.5).
+    ///
+    /// # Errors
+    /// The reference is not of a form that can be called. Whether the step exists is checked right before it runs.
+    pub(super) fn check_reference(&self, entry: &StepEntry) -> Result<(), StepError> {
+        match &entry.call {
+            Call::Unsupported(kind) => Err(ReferenceError::Unsupported(kind).into()),
+            Call::Step(text) if !is_dynamic(text) => match Target::parse(text, Path::new(""), self.settings.dialect) {
+                Err(error @ (ReferenceError::NoRevision(_) | ReferenceError::Remote(_))) => Err(error.into()),
+                _ => Ok(()),
+            },
+            Call::Step(_) | Call::Script(_) => Ok(()),
+        }
     }
 
     /// Runs a step file that is not called by another step. Its inputs have their defaults.

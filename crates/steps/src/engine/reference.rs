@@ -35,9 +35,17 @@ pub enum ReferenceError {
     /// The text is neither a local nor a remote reference.
     #[error("expecting url@rev. got {0:?}; write a local step as `./directory`")]
     NoRevision(String),
+    /// The kind of step is not supported.
+    #[error("{0} are not supported; {ADVICE}")]
+    Unsupported(&'static str),
     /// The step is not in the repository.
     #[error("{0:?}: only local steps are supported; {ADVICE}")]
     Remote(String),
+}
+
+/// Returns whether a reference contains an expression.
+pub(super) fn is_dynamic(reference: &str) -> bool {
+    reference.contains("${{")
 }
 
 impl Target {

@@ -9,6 +9,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::reference::is_dynamic;
 use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
 
 /// Name of the file in the job's directory.
@@ -121,7 +122,7 @@ pub(super) fn reference(call: &Call) -> Value {
         Call::Step(text) => text.trim(),
         Call::Unsupported(kind) => return json!({"url": kind}),
     };
-    if text.contains("${{") {
+    if is_dynamic(text) {
         return json!({"protocol": "dynamic", "pathExp": text});
     }
     let (protocol, path) = match text.strip_prefix("dist://") {

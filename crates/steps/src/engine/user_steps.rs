@@ -82,6 +82,11 @@ pub enum StepError {
 }
 
 impl StepError {
+    /// Returns the error of a sequence in which the step `name` failed with this error.
+    fn within(self, name: &str) -> Self {
+        Self::Inner { name: name.to_owned(), source: self.into() }
+    }
+
     /// Returns the error of the innermost step, without the names of the steps that contain it.
     #[must_use]
     pub fn cause(&self) -> &Self {
@@ -203,6 +208,9 @@ impl<'a> UserSteps<'a> {
         record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
         for entry in entries {
+            self.check_reference(entry).map_err(|error| error.within(&entry.name))?;
+        }
+        for entry in entries {
             if let Some(cause) = self.stop.cause() {
                 return Err(StepError::Stopped(cause));
             }
@@ -214,8 +222,7 @@ impl<'a> UserSteps<'a> {
             node.message = self.log.mask(&node.message);
             record.nodes.push(node);
             record.results.append(&mut inner.results);
-            let outputs =
-                result.map_err(|error| StepError::Inner { name: entry.name.clone(), source: error.into() })?;
+            let outputs = result.map_err(|error| error.within(&entry.name))?;
             let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs))]);
             frame.steps.insert(entry.name.clone(), Value::Object(outputs));
         }

@@ -36,8 +36,8 @@ pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, Ex
         // On the left of `||`, a missing value counts as false.
         Node::Binary("||", left, right) => match eval(left, scope, depth) {
             Ok(value) if truthy(&value) => Ok(value),
-            Err(ExpressionError::Eval(message)) if !message.ends_with(MISSING) => Err(error(message)),
-            _ => eval(right, scope, depth),
+            Ok(_) | Err(ExpressionError::Missing { .. }) => eval(right, scope, depth),
+            Err(error) => Err(error),
         },
         Node::Binary("&&", left, right) => {
             let value = eval(left, scope, depth)?;
@@ -49,8 +49,9 @@ pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, Ex
     }
 }
 
-/// End of the message about a missing value. `||` recognizes it.
-const MISSING: &str = "not found";
+fn missing(place: String, what: &'static str) -> ExpressionError {
+    ExpressionError::Missing { place, what }
+}
 
 fn number(value: f64) -> Result<Value, ExpressionError> {
     Number::from_f64(value).map(Value::Number).ok_or_else(|| error("the result is not a finite number"))
@@ -67,9 +68,7 @@ fn object(entries: &[(Node, Node)], scope: &Scope, depth: usize) -> Result<Value
 
 fn attribute(value: &Value, name: &str) -> Result<Value, ExpressionError> {
     match value {
-        Value::Object(object) => {
-            object.get(name).cloned().ok_or_else(|| error(format!("at \".{name}\": attribute {MISSING}")))
-        }
+        Value::Object(object) => object.get(name).cloned().ok_or_else(|| missing(format!(".{name}"), "attribute")),
         other => Err(error(format!("at \".{name}\": {} has no attributes", kind(other).1))),
     }
 }
@@ -80,7 +79,7 @@ fn element(value: &Value, index: &Value) -> Result<Value, ExpressionError> {
         (Value::Array(items), Value::Number(index)) => {
             let position = index.as_f64().filter(|index| index.fract() == 0.0 && *index >= 0.0);
             let found = items.iter().enumerate().find(|(index, _)| Some(*index as f64) == position);
-            found.map(|(_, item)| item.clone()).ok_or_else(|| error(format!("at [{index}]: element {MISSING}")))
+            found.map(|(_, item)| item.clone()).ok_or_else(|| missing(format!("[{index}]"), "element"))
         }
         (value, index) => Err(error(format!("{} cannot be indexed by {}", kind(value).1, kind(index).1))),
     }
@@ -103,7 +102,7 @@ fn call(name: &str, arguments: &[Value]) -> Result<Value, ExpressionError> {
                 .ok_or_else(|| error(format!("num(): {text:?} is not a number"))),
             other => Err(error(format!("num() takes a string, not {}", kind(other).1))),
         },
-        _ => Err(error(format!("function {name:?} {MISSING}; the functions are str(), num() and bool()"))),
+        _ => Err(error(format!("function {name:?} not found; the functions are str(), num() and bool()"))),
     }
 }
 

@@ -70,6 +70,14 @@ pub enum ExpressionError {
     /// The expression could not be evaluated.
     #[error("evaluating expression failed: {0}")]
     Eval(String),
+    /// The expression reads an attribute or element that does not exist.
+    #[error("evaluating expression failed at \"{place}\": {what} not found")]
+    Missing {
+        /// Access in the expression: `.name` or `[index]`.
+        place: String,
+        /// `attribute` or `element`.
+        what: &'static str,
+    },
     /// Legacy dialect: a `}}` does not close an expression.
     #[error("the \"{0}\" has extra '}}}}'; write the braces with a space between them")]
     ExtraClose(String),

@@ -60,7 +60,7 @@ fn invalid_expression_is_rejected_with_reason() {
         ("1 / 0", "division by zero"),
         ("1 + 'a'", "cannot be applied to a number and a string"),
         ("for", "reserved word"),
-        ("nope(1)", "function \"nope\" not found"),
+        ("nope(1) || 1", "function \"nope\" not found"),
         ("'open", "expected the end of the string"),
         ("inputs.text.x", "a string has no attributes"),
     ] {

@@ -54,6 +54,14 @@ async fn c083_path_of_the_step_does_not_affect_the_lookup_of_its_program_legacy(
 }
 
 #[tokio::test]
+async fn c082_path_of_a_program_is_relative_to_its_working_directory() {
+    let step = "{}\n---\nexec: {command: [./own-sh, -c, echo found], work_dir: '${{step_dir}}'}";
+    let project = Project::new().step("own", step);
+    std::os::unix::fs::symlink("/bin/sh", project.path().join("own/own-sh")).unwrap();
+    assert_eq!(project.run("- {name: o, step: ./own}").await.log(), "found\n");
+}
+
+#[tokio::test]
 async fn c084_missing_directory_of_a_process_is_named() {
     let outcome = project(Project::new(), "none").run(ITEM).await;
     outcome.assert_error("step \"p\": exec: chdir ");

@@ -184,5 +184,5 @@ async fn c047_backslash_escapes_an_expression_current() {
 #[tokio::test]
 async fn c049_variables_of_the_job_are_not_in_env() {
     assert_fails(&legacy(), "${{ env.V }}", "env.V: the \"V\" was not found").await;
-    assert_fails(&current(), "${{ env.V }}", "evaluating expression failed: at \".V\": attribute not found").await;
+    assert_fails(&current(), "${{ env.V }}", "evaluating expression failed at \".V\": attribute not found").await;
 }

@@ -77,6 +77,16 @@ async fn c088_reference_without_revision_is_rejected() {
 }
 
 #[tokio::test]
+async fn c088_references_are_parsed_before_the_first_step_runs() {
+    for reference in ["numdef", "gitlab.com/a/b@v1", "{git: {url: gitlab.com/a/b, rev: v1}}"] {
+        let items = format!("- {{name: a, script: echo ran}}\n- {{name: r, step: {reference}}}");
+        let outcome = Project::new().run(&items).await;
+        assert_eq!(outcome.log_before_error(), "", "{reference}");
+        outcome.assert_error("step \"r\": failed to load: fetching step: ");
+    }
+}
+
+#[tokio::test]
 async fn c091_incomplete_mapping_is_rejected() {
     for (reference, part) in [
         ("{git: {url: gitlab.com/a/b}}", "field rev in git: required"),
