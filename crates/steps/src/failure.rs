@@ -62,7 +62,8 @@ fn cause_message(cause: TerminationCause) -> &'static str {
     }
 }
 
-fn signal_name(signal: i32) -> String {
+/// Returns the name of a signal, as Go prints it.
+pub(crate) fn signal_name(signal: i32) -> String {
     let name = match signal {
         1 => "hangup",
         2 => "interrupt",

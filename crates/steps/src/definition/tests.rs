@@ -36,3 +36,21 @@ fn invalid_step_file_is_rejected_with_reason() {
         assert!(error.contains(part), "{text}: {error}");
     }
 }
+
+#[test]
+fn fuzz_step_files() {
+    let samples: [&[u8]; 3] = [
+        b"spec:\n  inputs: {a: {type: array, default: [1, {k: v}], sensitive: true}}\n  outputs: delegate\n---\n\
+          env: {A: 1.10}\nrun: [{name: a, step: {git: {url: u, rev: r}}, inputs: {d: 2024-01-02}}]\ndelegate: a\n",
+        b"{}\n---\nexec: {command: [echo, '${{inputs.a}}'], work_dir: /}\n",
+        b"---\nspec: &x\n---\nrun:\n- <<: {name: b}\n  script: |\n    text\noutputs: {o: ~}\n",
+    ];
+    let words =
+        ["spec:", "run:", "exec:", "name:", "type: ", "\n---\n", "{", "[", "&x ", "*x", "<<: ", "0x", "'", "\"", "- "];
+    muster_fuzz::fuzz("step files", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+        let _ = StepFile::parse(&String::from_utf8_lossy(input));
+        if let Ok(list) = serde_json::from_slice(input) {
+            let _ = parse_run_list(&list);
+        }
+    });
+}

@@ -69,7 +69,9 @@ impl MaskedLog {
         let Some(mut masker) = state.masker.take() else { return };
         let mut out = Vec::new();
         masker.finish(&mut out);
-        self.inner.write(Stream::Output, &out);
+        if !out.is_empty() {
+            self.inner.write(Stream::Output, &out);
+        }
         state.masker = Some(Masker::new(&state.secrets));
     }
 }
@@ -88,7 +90,9 @@ impl Log for MaskedLog {
             Some(masker) => {
                 let mut out = Vec::new();
                 masker.push(bytes, &mut out);
-                self.inner.write(stream, &out);
+                if !out.is_empty() {
+                    self.inner.write(stream, &out);
+                }
             }
         }
     }

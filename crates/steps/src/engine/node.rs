@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::{StepNode, StepStatus};
-use muster_job::{TerminationCause, milliseconds};
+use muster_job::{TerminationCause, error_chain, milliseconds};
 
 use super::StepError;
 use crate::failure::Failure;
@@ -89,6 +89,6 @@ impl<T> From<&Result<T, StepError>> for StepEnd {
             StepError::Exit(code) => (StepStatus::Failure, Some(*code), None),
             _ => (StepStatus::Failure, None, None),
         };
-        Self { status, exit_code, message: error.to_string(), cause }
+        Self { status, exit_code, message: error_chain(error), cause }
     }
 }

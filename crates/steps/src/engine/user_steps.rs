@@ -27,7 +27,7 @@ use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, StartTime, StepEnd};
 use crate::definition::{Body, Spec, StepEntry, StepFile, parse_run_list};
 use crate::expression::{Dialect, ExpressionError, Scope};
-use crate::failure::Failure;
+use crate::failure::{Failure, signal_name};
 use crate::process::{Processes, RunError};
 use crate::stop::StopToken;
 
@@ -38,7 +38,7 @@ pub enum StepError {
     #[error("exec: exit status {0}")]
     Exit(i32),
     /// A process was terminated by this signal.
-    #[error("exec: signal: {0}")]
+    #[error("exec: signal: {}", signal_name(*.0))]
     Signal(i32),
     /// The steps were stopped.
     #[error("stopped")]

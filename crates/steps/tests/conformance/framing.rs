@@ -50,11 +50,23 @@ async fn c007_unknown_key_beside_spec_is_rejected() {
     assert_rejected("spec: {}\nother: 1\n---\nexec: {command: [echo]}", "field `other` not found").await;
 }
 
+/// Step file with unknown keys at all levels below the first.
+const UNKNOWN_KEYS: &str = "spec:
+  more: 1
+  inputs: {a: {type: string, default: x, description: text}}
+---
+exec: {command: [echo, '${{inputs.a}}'], shell: no}
+more: 1
+";
+
 #[tokio::test]
-async fn c008_unknown_keys_elsewhere_are_ignored_legacy() {
-    let text = "spec:\n  more: 1\n  inputs: {a: {type: string, default: x, description: text}}\n---\n\
-                exec: {command: [echo, '${{inputs.a}}'], shell: no}\nmore: 1\n";
-    assert_eq!(Project::legacy().run_file(text).await.log(), "x\n");
+async fn c008_unknown_keys_below_spec_are_ignored_legacy() {
+    assert_eq!(Project::legacy().run_file(UNKNOWN_KEYS).await.log(), "x\n");
+}
+
+#[tokio::test]
+async fn c008_unknown_keys_below_spec_are_ignored_current() {
+    assert_eq!(Project::new().run_file(UNKNOWN_KEYS).await.log(), "x\n");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod harness;
 mod inputs;
 mod moa;
 mod outputs;
+mod processes;
 mod references;
 mod results;
 mod sensitive;
