@@ -105,7 +105,8 @@ fn values(text: &str, debug: bool) -> Result<Map<String, Value>, LineError> {
 fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
     let object: Map<String, Value> =
         serde_json::from_str(line).map_err(|error| LineProblem::Json(error.to_string()))?;
-    let field = |name: &str| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
+    let field =
+        |name: &str| object.iter().rev().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
     let name = match field("name") {
         None => return Err(LineProblem::Missing("name")),
         Some(Value::String(name)) if name.is_empty() => return Err(LineProblem::Empty("name")),

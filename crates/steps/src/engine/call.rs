@@ -67,7 +67,7 @@ impl UserSteps<'_> {
             env: self.entry_env(entry, frame, &scope)?,
             depth: frame.depth + 1,
             name: &entry.name,
-            reference: reference(&entry.call),
+            reference: reference(&entry.call, self.settings.dialect),
         };
         self.call(invocation, record).await
     }
@@ -235,7 +235,7 @@ impl UserSteps<'_> {
                 env: if is_called { full_env(&env) } else { Map::new() },
                 inputs: if is_called { inputs } else { Map::new() },
             },
-            spec_definition: spec_definition(file),
+            spec_definition: spec_definition(file, self.settings.dialect),
             status: if succeeded { "success" } else { "failure" },
             outputs,
             exports: details.exports,

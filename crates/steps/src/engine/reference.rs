@@ -1,4 +1,4 @@
-//! Text references of steps (docs/spec/steps.md, sections 2.1 to 2.6).
+//! Text references of steps (docs/spec/steps.md, sections 2.1 to 2.5).
 
 use std::path::{Component, Path, PathBuf};
 
@@ -74,15 +74,25 @@ impl Target {
     }
 
     fn local(reference: &str, base: &Path, dialect: Dialect) -> Self {
-        let path = base.join(reference);
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let is_file = name.ends_with(".yml") || (dialect == Dialect::Current && name.ends_with(".yaml"));
-        let (dir, names) = match (path.parent(), is_file) {
-            (Some(dir), true) => (dir, vec![name.to_owned()]),
-            _ if dialect == Dialect::Legacy => (&*path, LEGACY_STEP_FILES.map(str::to_owned).to_vec()),
-            _ => (&*path, STEP_FILES.map(str::to_owned).to_vec()),
+        let (dir, file) = split(reference, dialect);
+        let names = match (file, dialect) {
+            (Some(file), _) => vec![file.to_owned()],
+            (None, Dialect::Legacy) => LEGACY_STEP_FILES.map(str::to_owned).to_vec(),
+            (None, Dialect::Current) => STEP_FILES.map(str::to_owned).to_vec(),
         };
-        Self::File { dir: clean(dir), names }
+        Self::File { dir: clean(&base.join(dir)), names }
+    }
+}
+
+/// Splits a path into the directory of a step, and the name of its file if the path has one.
+pub(super) fn split(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
+    let path = path.trim_end_matches('/');
+    let is_file = |name: &str| name.ends_with(".yml") || (dialect == Dialect::Current && name.ends_with(".yaml"));
+    match path.rsplit_once('/') {
+        Some(("", file)) if is_file(file) => ("/", Some(file)),
+        Some((dir, file)) if is_file(file) => (dir, Some(file)),
+        _ if path.is_empty() => ("/", None),
+        _ => (path, None),
     }
 }
 
@@ -114,6 +124,8 @@ mod tests {
             ("./a/my.yml", "/base/a", "my.yml"),
             ("/abs/", "/abs", "step.yml"),
             ("/abs/x.yml", "/abs", "x.yml"),
+            ("/", "/", "step.yml"),
+            ("/x.yml", "/", "x.yml"),
             ("../a", "/a", "step.yml"),
             ("../../../a", "/a", "step.yml"),
             ("./x.yaml", "/base/x.yaml", "step.yml"),
@@ -121,6 +133,8 @@ mod tests {
             let expected = Target::File { dir: PathBuf::from(dir), names: vec![file.to_owned()] };
             assert_eq!(Target::parse(reference, Path::new("/base"), Dialect::Legacy), Ok(expected), "{reference}");
         }
+        let own = Target::File { dir: PathBuf::from("/a.yml"), names: vec!["step.yml".to_owned()] };
+        assert_eq!(Target::parse(".", Path::new("/a.yml"), Dialect::Legacy), Ok(own));
         assert_eq!(clean(Path::new("../../a/../b")), Path::new("../../b"));
     }
 }

@@ -9,8 +9,9 @@ use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::reference::is_dynamic;
+use super::reference::{is_dynamic, split};
 use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
+use crate::expression::Dialect;
 
 /// Name of the file in the job's directory.
 pub(super) const RESULTS_FILE: &str = "step-results.json";
@@ -76,7 +77,7 @@ pub(super) fn write(dir: &Path, result: &Value) -> io::Result<()> {
 }
 
 /// Returns a step file as a `SpecDefinition`.
-pub(super) fn spec_definition(file: &StepFile) -> Value {
+pub(super) fn spec_definition(file: &StepFile, dialect: Dialect) -> Value {
     let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
     match &file.spec.outputs {
         Outputs::Declared(outputs) => {
@@ -93,7 +94,7 @@ pub(super) fn spec_definition(file: &StepFile) -> Value {
         Body::Script => fields([("type", json!("exec"))]),
         Body::Run { entries, outputs, delegate } => fields([
             ("type", json!("steps")),
-            ("steps", entries.iter().map(entry).collect()),
+            ("steps", entries.iter().map(|item| entry(item, dialect)).collect()),
             ("outputs", json!(outputs)),
             ("delegate", json!(delegate)),
         ]),
@@ -101,14 +102,14 @@ pub(super) fn spec_definition(file: &StepFile) -> Value {
     json!({"spec": {"spec": spec}, "definition": definition})
 }
 
-fn entry(entry: &StepEntry) -> Value {
+fn entry(entry: &StepEntry, dialect: Dialect) -> Value {
     let mut inputs = entry.inputs.clone();
     if let Call::Script(text) = &entry.call {
         inputs.insert("script".to_owned(), json!(text));
     }
     let fields = fields([
         ("name", json!(entry.name)),
-        ("step", reference(&entry.call)),
+        ("step", reference(&entry.call, dialect)),
         ("env", json!(entry.env)),
         ("inputs", inputs.into()),
     ]);
@@ -116,7 +117,7 @@ fn entry(entry: &StepEntry) -> Value {
 }
 
 /// Returns a reference as a `Step.Reference`.
-pub(super) fn reference(call: &Call) -> Value {
+pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
     let text = match call {
         Call::Script(_) => "dist://script",
         Call::Step(text) => text.trim(),
@@ -130,13 +131,10 @@ pub(super) fn reference(call: &Call) -> Value {
         None if text.starts_with(['.', '/']) => ("local", text),
         None => return json!({"url": text}),
     };
-    let (path, file) = match path.rsplit_once('/') {
-        Some((dir, file)) if file.ends_with(".yml") => (dir, file),
-        _ => (path, "step.yml"),
-    };
+    let (path, file) = split(path, dialect);
     let root = path.starts_with('/').then_some("/");
     let parts: Vec<&str> = root.into_iter().chain(path.split('/').filter(|part| !part.is_empty())).collect();
-    json!({"protocol": protocol, "filename": file, "paths": {"parts": parts}})
+    json!({"protocol": protocol, "filename": file.unwrap_or("step.yml"), "paths": {"parts": parts}})
 }
 
 fn parameters(parameters: &IndexMap<String, Parameter>) -> Value {
