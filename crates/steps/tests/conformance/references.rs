@@ -121,8 +121,10 @@ async fn c093_dynamic_reference_is_relative_to_the_agent_legacy() {
     let project = Project::legacy().step("where", "{}\n---\nexec: {command: [echo, found]}");
     let depth = std::env::current_dir().unwrap().components().count() - 1;
     let relative = format!("./{}{}", "../".repeat(depth), project.path().strip_prefix("/").unwrap().display());
-    let project = project.variable("DIR", &relative);
+    let project = project.variable("DIR", &relative).variable("NONE", "none");
     assert_eq!(project.run("- {name: r, step: '${{job.DIR}}/where'}").await.log(), "found\n");
+    let outcome = project.run("- {name: r, step: './${{job.NONE}}'}").await;
+    outcome.assert_error("loading file \"none/step.yml\": reading file");
 }
 
 #[tokio::test]
