@@ -41,6 +41,14 @@ pub enum Outputs {
     Delegate,
 }
 
+impl Outputs {
+    /// Returns whether a declared output is sensitive.
+    #[must_use]
+    pub fn have_sensitive(&self) -> bool {
+        matches!(self, Self::Declared(outputs) if outputs.values().any(|output| output.is_sensitive))
+    }
+}
+
 impl Default for Outputs {
     fn default() -> Self {
         Self::Declared(IndexMap::new())

@@ -129,7 +129,8 @@ impl UserSteps<'_> {
         files: &ValueFiles,
         exported: &mut IndexMap<String, String>,
     ) -> Result<Map<String, Value>, StepError> {
-        let debug = self.settings.is_debug;
+        // An error that quotes the file could contain a sensitive value, which is not known before the file is read.
+        let debug = self.settings.is_debug && !file.spec.outputs.have_sensitive();
         let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
         let output = self.read_value_file("output file", files.output.path()).await?;
         let outputs = lines::outputs(&output, &file.spec.outputs, debug).map_err(invalid)?;

@@ -38,3 +38,17 @@ async fn sensitive_value_is_masked_in_messages_and_results() {
     let results = fs::read_to_string(project.path().join("step-results.json")).unwrap();
     assert!(results.contains("[MASKED]") && !results.contains("hidden-value"), "{results}");
 }
+
+#[tokio::test]
+async fn error_of_a_file_with_sensitive_outputs_does_not_quote_the_file() {
+    let step = |sensitive: bool| {
+        let command = "exec: {command: [sh, -c, 'echo token=hidden-value >${{output_file}}']}";
+        format!("spec: {{outputs: {{token: {{type: string, sensitive: {sensitive}}}}}}}\n---\n{command}")
+    };
+    for (sensitive, is_quoted) in [(false, true), (true, false)] {
+        let project = Project::new().variable("CI_STEPS_DEBUG", "true").step("s", &step(sensitive));
+        let error = project.run("- {name: s, step: ./s}").await.error();
+        assert!(error.contains("failed to unmarshal JSON at line 1"), "{error}");
+        assert_eq!(error.contains("hidden-value"), is_quoted, "{error}");
+    }
+}
