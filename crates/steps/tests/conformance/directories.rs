@@ -1,4 +1,4 @@
-//! Cases 82 to 85: directories, programs and streams of processes.
+//! Cases 82, 83 and 85: directories, programs and streams of processes. The agent creates the directory of a job (case 84).
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -62,7 +62,7 @@ async fn c082_path_of_a_program_is_relative_to_its_working_directory() {
 }
 
 #[tokio::test]
-async fn c084_missing_directory_of_a_process_is_named() {
+async fn missing_work_dir_of_a_step_is_named() {
     let outcome = project(Project::new(), "none").run(ITEM).await;
     outcome.assert_error("step \"p\": exec: chdir ");
     outcome.assert_error("/none: no such directory");
