@@ -63,6 +63,8 @@ pub struct Options {
     pub job_nofile_limit: Option<u64>,
     /// Time without a connection after which the agent exits if no result can be fetched. `None` means that it keeps running.
     pub idle_timeout: Option<Duration>,
+    /// Time without a connection after which the agent ends its jobs and exits. `None` means that it waits for its manager to return.
+    pub unattended_timeout: Option<Duration>,
     /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
@@ -110,7 +112,7 @@ pub enum ServeError {
 
 /// Runs an agent until it is stopped or idle.
 ///
-/// SIGTERM, SIGINT, [`Options::shutdown`] and the end of the process [`Options::exit_with_pid`] stop it: it accepts no new jobs, ends those
+/// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of the process [`Options::exit_with_pid`] stop it: it accepts no new jobs, ends those
 /// that run, and returns when all of them have a result. It also returns after [`Options::idle_timeout`] without connections and without
 /// results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
@@ -153,6 +155,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
             () = options.shutdown.cancelled() => tracing::info!("shutting down"),
             name = signals.next() => tracing::info!(signal = name, "signal received, shutting down"),
             () = wait_for_process_end(options.exit_with_pid) => tracing::info!("the process to exit with has ended, shutting down"),
+            () = wait_until_unattended(&connections, options.unattended_timeout) => {}
             () = prune_forever(&agent, options.retention) => {}
             () = wait_until_idle(&connections, &agent, &socket, options.idle_timeout) => return,
         }
@@ -217,6 +220,13 @@ async fn wait_until_idle(
     };
     connections.close_when_idle(idle_timeout, is_idle).await;
     tracing::info!(idle_s = idle_timeout.as_secs(), "agent is idle, shutting down");
+}
+
+/// Waits until no connection was open for this time. From then on the agent accepts no connections.
+async fn wait_until_unattended(connections: &ConnectionTracker, unattended_timeout: Option<Duration>) {
+    let Some(unattended_timeout) = unattended_timeout else { return std::future::pending().await };
+    connections.close_when_idle(unattended_timeout, || true).await;
+    tracing::warn!(unattended_s = unattended_timeout.as_secs(), "no manager is connected, shutting down");
 }
 
 /// Binds the socket so that only this user can connect. A socket on which no process listens is replaced.

@@ -208,6 +208,7 @@ fn serve(args: ServeArgs) -> ExitCode {
             spool_limit: args.spool_limit << 20,
             boot_id: muster_agent::boot_id(),
             job_nofile_limit: args.job_nofile_limit.or(open_files),
+            unattended_timeout: None,
             idle_timeout: args.idle_timeout.map(Duration::from_secs),
             containment: if args.no_cgroups { Containment::ProcessTree } else { Containment::Cgroups },
             shutdown: CancellationToken::new(),

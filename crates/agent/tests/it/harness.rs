@@ -43,6 +43,7 @@ pub(crate) fn options(dir: &Path) -> Options {
         containment: Containment::default(),
         job_nofile_limit: None,
         idle_timeout: None,
+        unattended_timeout: None,
         shutdown: CancellationToken::new(),
     }
 }

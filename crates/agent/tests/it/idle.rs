@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::Endpoint;
 
-use crate::harness::{Agent, TIMEOUT, options, script};
+use crate::harness::{Agent, TIMEOUT, is_running, options, script};
 
 /// Idle timeout of the agents. Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -40,6 +40,24 @@ async fn advance_time(time: Duration) {
 
 async fn wait_exit(task: JoinHandle<Result<(), ServeError>>) {
     tokio::time::timeout(TIMEOUT, task).await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn unattended_agent_ends_its_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { unattended_timeout: Some(IDLE_TIMEOUT), ..options(dir.path()) };
+    let mut agent = Agent::start_with(options, dir).await;
+    let plan = agent.plan(vec![script(&["echo $$", "exec sleep 1000"])]);
+    agent.run("1-1", &plan, &[]).await;
+    let log = agent.log_until("1-1", "exec sleep").await;
+    let pid = log.lines().find(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit())).unwrap();
+    advance_time(3 * IDLE_TIMEOUT).await;
+    assert!(is_running(pid), "a connection keeps the job running");
+    let (task, _dir) = agent.disconnect();
+    tokio::time::pause();
+    wait_exit(task).await;
+    tokio::time::resume();
+    assert!(!is_running(pid), "the job goes on without its agent");
 }
 
 #[tokio::test]

@@ -22,8 +22,10 @@ const SPOOL_LIMIT: u64 = 16 << 30;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to connect to a service. Services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
-/// Time without connections after which the agent ends. The agent that created the container connects immediately.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
+/// Time without connections after which the agent ends, and with it the job and the container. The agent that created the container connects
+/// immediately, and fails the job if it cannot connect again within a minute. If it cannot remove the container then, the script must not go
+/// on for ever.
+const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Arguments of `muster agent container`.
 #[derive(Debug, Default, clap::Args)]
@@ -64,7 +66,8 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
             spool_limit: SPOOL_LIMIT,
             boot_id: muster_agent::boot_id(),
             job_nofile_limit: open_files,
-            idle_timeout: Some(IDLE_TIMEOUT),
+            idle_timeout: None,
+            unattended_timeout: Some(UNATTENDED_TIMEOUT),
             // The container is the cgroup of the job.
             containment: Containment::ProcessTree,
             shutdown: CancellationToken::new(),
