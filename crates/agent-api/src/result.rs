@@ -63,6 +63,22 @@ pub struct ResourceUsage {
 }
 
 impl ResourceUsage {
+    /// Adds what steps used in another environment while this job waited for them.
+    pub fn add_delegated(&mut self, other: &Self) {
+        let sum = |own: &mut Option<u64>, other: Option<u64>| {
+            *own = match (*own, other) {
+                (Some(own), Some(other)) => Some(own.saturating_add(other)),
+                (own, other) => own.or(other),
+            };
+        };
+        sum(&mut self.cpu_ms, other.cpu_ms);
+        self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        self.counted_by_process |= other.counted_by_process;
+        sum(&mut self.cpu_stalled_ms, other.cpu_stalled_ms);
+        sum(&mut self.memory_stalled_ms, other.memory_stalled_ms);
+        sum(&mut self.io_stalled_ms, other.io_stalled_ms);
+    }
+
     /// Returns the resource usage at the root of a tree of [`JobResult::to_tree`].
     #[must_use]
     pub fn from_tree(tree: &Value) -> Option<Self> {

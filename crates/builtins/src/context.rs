@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use futures::future::BoxFuture;
 use muster_agent_api::builtin::UnpackLimits;
 use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
+use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
@@ -119,6 +120,8 @@ pub struct Context {
     pub shared: Arc<AgentResources>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
+    /// What delegated steps used in their environments.
+    pub(crate) delegated_usage: Mutex<Vec<ResourceUsage>>,
 }
 
 impl std::fmt::Debug for Context {
@@ -161,6 +164,7 @@ impl Context {
             shared,
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
+            delegated_usage: Mutex::default(),
         }
     }
 
@@ -281,6 +285,10 @@ impl engine::Job for Context {
     }
 
     /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
+    fn add_delegated_usage(&self, usage: &ResourceUsage) {
+        self.delegated_usage.lock().push(usage.clone());
+    }
+
     async fn begin_step(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {

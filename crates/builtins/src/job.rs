@@ -57,6 +57,7 @@ pub async fn run(
     };
     context.processes.finish(context.grace).await;
     let mut used = share::usage(&context.processes, start.elapsed());
+    context.delegated_usage.lock().iter().for_each(|usage| used.add_delegated(usage));
     if let Some(resources) = resources {
         resources.end(&context, &mut used).await;
     }

@@ -66,7 +66,11 @@ impl<J: Job> Engine<J> {
             self.print(&style::error(&explanation));
         }
         target.close().await;
-        nodes.clone_from(&result?.tree.steps);
+        let result = result?;
+        if let Some(usage) = &result.used {
+            self.job.add_delegated_usage(usage);
+        }
+        nodes.clone_from(&result.tree.steps);
         let Some(failure) = failure else { return Ok(()) };
         // If this engine stopped the steps, the failure is this engine's cause, not the message of the second agent.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));

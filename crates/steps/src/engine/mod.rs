@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_agent_api::plan::{self, JobPlan, When};
-use muster_agent_api::result::StepNode;
+use muster_agent_api::result::{ResourceUsage, StepNode};
 use muster_agent_api::step_runner::RunRequest;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
@@ -72,6 +72,9 @@ pub trait Job: Send + Sync + 'static {
     /// # Errors
     /// [`Failure`] if the steps cannot be serialized.
     fn delegate_request(&self, project_dir: &Path, steps: &[plan::Step]) -> Result<RunRequest, Failure>;
+
+    /// Adds what delegated steps used at a second agent to the usage of the job.
+    fn add_delegated_usage(&self, usage: &ResourceUsage);
 
     /// Prepares the job's files for a step.
     fn begin_step(self: &Arc<Self>, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;

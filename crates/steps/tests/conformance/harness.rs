@@ -236,6 +236,8 @@ impl Job for TestJob {
         Err(Failure::System("this job has one agent".to_owned()))
     }
 
+    fn add_delegated_usage(&self, _: &muster_agent_api::result::ResourceUsage) {}
+
     async fn begin_step(self: &Arc<Self>, _: &StopToken) -> Result<(), Failure> {
         Ok(())
     }

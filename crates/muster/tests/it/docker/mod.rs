@@ -27,8 +27,11 @@ async fn steps_run_in_a_container_that_is_removed_afterwards() {
 #[tokio::test]
 async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
     let Some(host) = Host::start().await else { return };
-    let (log, result) = host.run(&job("exits"), vec![script(&["exit 7"])]).await;
+    let (log, result) =
+        host.run(&job("exits"), vec![script(&["i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done", "exit 7"])]).await;
     assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)), "{log}");
+    let used = result.used.unwrap();
+    assert!(used.cpu_ms.unwrap() >= 10 && used.memory_bytes.unwrap() > 0, "usage in the container counts: {used:?}");
     assert_eq!(host.objects("exits"), "", "objects of the job are left");
 }
 
