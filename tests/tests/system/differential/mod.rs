@@ -2,14 +2,16 @@
 //! comparison covers state, failure reason, exit code, artifacts and trace.
 //!
 //! ```text
-//! differential/cases/*.toml      the payloads
-//! differential/recorded/*.txt    the results of gitlab-runner, normalized
-//! differential/differences.toml  the known differences with their reasons; an unused entry is an error
+//! differential/<executor>/cases/*.toml      the payloads
+//! differential/<executor>/recorded/*.txt    the results of gitlab-runner, normalized
+//! differential/<executor>/differences.toml  the known differences with their reasons; an unused entry is an error
 //! ```
 //! Every test run compares Muster with the recorded results. If `MUSTER_TEST_GITLAB_RUNNER` is set, the recorded results are compared
-//! with that executable. With `MUSTER_TEST_RECORD=1`, they are recorded again.
+//! with that executable, and for containers also with the helper program `MUSTER_TEST_GITLAB_RUNNER_HELPER`. With
+//! `MUSTER_TEST_RECORD=1`, they are recorded again.
 
 mod case;
+mod docker;
 mod normal;
 mod observed;
 mod runners;
@@ -19,60 +21,105 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use case::Case;
-use runners::CaseRunner;
+use docker::Docker;
+use runners::{CaseRunner, Executor};
 
 /// Results of the cases by name.
 type Observations = BTreeMap<String, String>;
 
-/// Returns the directory `tests/differential`.
-fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("differential")
+/// Cases of one executor.
+struct Suite {
+    executor: Executor,
+    cases: Vec<Case>,
 }
 
-/// Returns the path of the recorded result of a case.
-fn recorded_path(case: &str) -> PathBuf {
-    directory().join("recorded").join(format!("{case}.txt"))
+impl Suite {
+    fn new(executor: Executor) -> Self {
+        let cases = Case::all(&directory(executor.name()).join("cases"));
+        Self { executor, cases }
+    }
+
+    /// Returns the path of the recorded result of a case.
+    fn recorded_path(&self, case: &str) -> PathBuf {
+        directory(self.executor.name()).join("recorded").join(format!("{case}.txt"))
+    }
+
+    async fn compare_muster(&self) {
+        let observations = CaseRunner::new(&self.cases, &self.executor).muster().await;
+        let mut table = table::Differences::read(&directory(self.executor.name()).join("differences.toml"));
+        for (name, muster) in &observations {
+            let stock = std::fs::read_to_string(self.recorded_path(name));
+            table.compare(name, &stock.unwrap_or_else(|error| panic!("{name}: {error}")), muster);
+        }
+        let problems = table.problems();
+        assert!(problems.is_empty(), "{problems}");
+        println!("{} cases agree, except for the listed differences", observations.len());
+    }
+
+    async fn compare_recording(&self) {
+        let Some(executable) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else {
+            println!("skipped: MUSTER_TEST_GITLAB_RUNNER is not set");
+            return;
+        };
+        let observations = CaseRunner::new(&self.cases, &self.executor).stock(&executable).await;
+        if std::env::var_os("MUSTER_TEST_RECORD").is_some() {
+            for (name, observation) in &observations {
+                std::fs::write(self.recorded_path(name), observation).unwrap();
+            }
+        }
+        for (name, observation) in &observations {
+            let recorded = std::fs::read_to_string(self.recorded_path(name)).unwrap_or_default();
+            assert_eq!(
+                *observation, recorded,
+                "{name}: set MUSTER_TEST_RECORD=1 to record again, and review the changes"
+            );
+        }
+    }
+}
+
+/// Returns the directory of the cases of an executor.
+fn directory(executor: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("differential").join(executor)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn muster_matches_recorded_results_of_stock_runner() {
-    let cases = Case::all(&directory().join("cases"));
-    let observations = CaseRunner::new(&cases).muster().await;
-    let mut table = table::Differences::read(&directory().join("differences.toml"));
-    for (name, muster) in &observations {
-        let stock = std::fs::read_to_string(recorded_path(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        table.compare(name, &stock, muster);
-    }
-    let problems = table.problems();
-    assert!(problems.is_empty(), "{problems}");
-    println!("{} cases agree, except for the listed differences", observations.len());
+    Suite::new(Executor::Shell).compare_muster().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn muster_matches_recorded_results_of_stock_runner_in_containers() {
+    let Some(docker) = Docker::start() else { return };
+    Suite::new(Executor::Docker(docker)).compare_muster().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recording_matches_stock_runner() {
-    let Some(executable) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else {
-        println!("skipped: MUSTER_TEST_GITLAB_RUNNER is not set");
+    Suite::new(Executor::Shell).compare_recording().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn recording_matches_stock_runner_in_containers() {
+    let Some(helper) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER_HELPER") else {
+        println!("skipped: MUSTER_TEST_GITLAB_RUNNER_HELPER is not set");
         return;
     };
-    let cases = Case::all(&directory().join("cases"));
-    let observations = CaseRunner::new(&cases).stock(&executable).await;
-    if std::env::var_os("MUSTER_TEST_RECORD").is_some() {
-        for (name, observation) in &observations {
-            std::fs::write(recorded_path(name), observation).unwrap();
-        }
-    }
-    for (name, observation) in &observations {
-        let recorded = std::fs::read_to_string(recorded_path(name)).unwrap_or_default();
-        assert_eq!(*observation, recorded, "{name}: set MUSTER_TEST_RECORD=1 to record again, and review the changes");
-    }
+    let Some(docker) = Docker::start() else { return };
+    docker.create_helper_image(Path::new(&helper));
+    Suite::new(Executor::Docker(docker)).compare_recording().await;
 }
 
 #[test]
 fn every_recording_belongs_to_a_case() {
-    let cases: Vec<_> = Case::all(&directory().join("cases")).into_iter().map(|case| case.name).collect();
-    assert!(cases.len() >= 60, "{} cases", cases.len());
-    let mut unknown: Vec<_> =
-        std::fs::read_dir(directory().join("recorded")).unwrap().map(|file| file.unwrap().path()).collect();
-    unknown.retain(|file| !cases.iter().any(|case| *file == recorded_path(case)));
-    assert_eq!(unknown, Vec::<PathBuf>::new(), "these files have no case");
+    for (executor, at_least) in [("shell", 60), ("docker", 40)] {
+        let cases: Vec<_> = Case::all(&directory(executor).join("cases"))
+            .into_iter()
+            .map(|case| format!("{}.txt", case.name))
+            .collect();
+        assert!(cases.len() >= at_least, "{} cases of {executor}", cases.len());
+        let files = std::fs::read_dir(directory(executor).join("recorded")).unwrap();
+        let mut unknown: Vec<_> = files.map(|file| file.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        unknown.retain(|file| !cases.contains(file));
+        assert_eq!(unknown, Vec::<String>::new(), "these files have no case");
+    }
 }

@@ -26,6 +26,12 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"system ID: [rs]_[0-9A-Za-z]{12}", "system ID: S"),
         (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z?", "DATE"),
         (r"127\.0\.0\.1:[0-9]+", "COORDINATOR"),
+        // Objects of an engine have random IDs. The names of containers contain the slot, and a hash of the job.
+        (r"sha256:[0-9a-f]{64}", "sha256:ID"),
+        (r"\b[0-9a-f]{64}\b", "ID"),
+        (r"project-[0-9]+", "project-N"),
+        (r"concurrent-[0-9]+(-[0-9a-f]{16})?", "concurrent-N"),
+        (r"\(manager\.go:[0-9]+:[0-9]+s\)", "(manager.go:N)"),
         // git prints the amount of data and the speed.
         (r"\(delta [0-9]+\), reused [0-9]+ \(delta [0-9]+\)", "(delta N)"),
     ]
@@ -39,6 +45,7 @@ pub(super) fn text(text: &str, home: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut text = text.replace(&*home.to_string_lossy(), "HOME");
     text = text.replace(&format!("Running on {}...", host.trim()), "Running on HOST...");
+    text = text.replace(&format!(" via {}...", host.trim()), " via HOST...");
     for (pattern, replacement) in &*RULES {
         text = pattern.replace_all(&text, *replacement).into_owned();
     }

@@ -13,15 +13,41 @@ use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, s
 use muster_tests::process::muster;
 
 use super::case::{Case, Sources};
+use super::docker::Docker;
 use super::{Observations, observed};
 
 /// Maximum time of all cases, on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(300);
 const CONCURRENT: usize = 4;
+
+/// Executor of the cases.
+pub(super) enum Executor {
+    Shell,
+    Docker(Docker),
+}
+
+impl Executor {
+    /// Returns the executor's name in `config.toml`.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Shell => "shell",
+            Self::Docker(_) => "docker",
+        }
+    }
+
+    /// Returns the keys of a runner in `config.toml` that the executor needs.
+    fn keys(&self) -> String {
+        match self {
+            Self::Shell => "shell = \"bash\"\n".to_owned(),
+            Self::Docker(docker) => docker.config(),
+        }
+    }
+}
 
 /// Runs all cases with one runner: has the coordinator, the home directory of the runner, and the repositories of the cases.
 pub(super) struct CaseRunner<'a> {
     cases: &'a [Case],
+    executor: &'a Executor,
     coordinator: Arc<MemoryCoordinator>,
     home: tempfile::TempDir,
     sources: Sources,
@@ -48,7 +74,7 @@ impl Drop for RunnerProcess {
 }
 
 impl<'a> CaseRunner<'a> {
-    pub(super) fn new(cases: &'a [Case]) -> Self {
+    pub(super) fn new(cases: &'a [Case], executor: &'a Executor) -> Self {
         let home = tempfile::tempdir().unwrap();
         let sources = create_repository(home.path());
         for case in cases {
@@ -59,7 +85,7 @@ impl<'a> CaseRunner<'a> {
         }
         // The coordinator holds job requests for longer than a case takes, so that no runner waits for its check interval.
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_wait_timeout(2 * TIMEOUT));
-        Self { cases, coordinator, home, sources }
+        Self { cases, executor, coordinator, home, sources }
     }
 
     /// Returns the results of `muster runner run` with the same `config.toml`.
@@ -89,8 +115,10 @@ impl<'a> CaseRunner<'a> {
         let config = self.home.path().join("config.toml");
         let text = format!(
             "concurrent = {CONCURRENT}\ncheck_interval = 1\n[[runners]]\nname = \"peer\"\nid = 1\n\
-             url = \"{}\"\ntoken = \"{RUNNER_TOKEN}\"\nexecutor = \"shell\"\nshell = \"bash\"\n",
-            served.url
+             url = \"{}\"\ntoken = \"{RUNNER_TOKEN}\"\nexecutor = {:?}\n{}",
+            served.url,
+            self.executor.name(),
+            self.executor.keys()
         );
         std::fs::write(&config, text).unwrap();
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());

@@ -1,0 +1,64 @@
+//! Engine and images of the cases in containers.
+
+use std::path::Path;
+
+use muster_test_needs::{DockerEngine, busybox_root};
+
+/// Images of the cases, with their instructions.
+const IMAGES: [(&str, &[&str]); 6] = [
+    ("diff/plain:1", &[]),
+    ("diff/user:1", &["USER 1000:1000"]),
+    ("diff/environment:1", &["WORKDIR /srv", "ENV FROM_IMAGE=yes CI_JOB_NAME=image"]),
+    ("diff/wrapper:1", &["ENTRYPOINT [\"sh\", \"-c\", \"echo from the entrypoint; exec \\\"$@\\\"\", \"wrapper\"]"]),
+    ("diff/ends:1", &["ENTRYPOINT [\"echo\", \"only this\"]"]),
+    ("diff/server:1", &["EXPOSE 80", "CMD [\"nc\", \"-ll\", \"-p\", \"80\", \"-e\", \"echo\", \"served\"]"]),
+];
+/// Helper image of gitlab-runner.
+const HELPER: &str = "diff/helper:1";
+/// Length of a block of a tar archive, two of which end it.
+const TAR_BLOCK: usize = 512;
+
+/// A Docker Engine with the images of the cases.
+pub(super) struct Docker {
+    engine: &'static DockerEngine,
+}
+
+impl Docker {
+    /// Returns `None` if an engine cannot run here.
+    pub(super) fn start() -> Option<Self> {
+        let engine = DockerEngine::shared()?;
+        IMAGES.iter().all(|(name, instructions)| engine.create_image(name, instructions)).then_some(Self { engine })
+    }
+
+    /// Creates gitlab-runner's helper image, with this program.
+    pub(super) fn create_helper_image(&self, program: &Path) {
+        let mut archive = tar::Builder::new(Vec::new());
+        let program = std::fs::read(program).unwrap();
+        let scripts = b"#!/bin/sh\nexec sh\n".as_slice();
+        for (name, content) in
+            [("usr/bin/gitlab-runner-helper", program.as_slice()), ("usr/bin/gitlab-runner-build", scripts)]
+        {
+            let mut header = tar::Header::new_gnu();
+            header.set_mode(0o755);
+            header.set_size(content.len() as u64);
+            archive.append_data(&mut header, name, content).unwrap();
+        }
+        let mut root = busybox_root().unwrap();
+        root.truncate(root.len() - 2 * TAR_BLOCK);
+        root.extend(archive.into_inner().unwrap());
+        let (repository, tag) = HELPER.split_once(':').unwrap();
+        let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}");
+        let (status, answer) = self.engine.call("POST", &path, &root);
+        assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
+    }
+
+    /// Returns the keys of `[[runners]]`.
+    pub(super) fn config(&self) -> String {
+        format!(
+            "[runners.docker]\nhost = {:?}\nimage = \"diff/plain:1\"\nhelper_image = {HELPER:?}\npull_policy = \"if-not-present\"\n\
+             allowed_pull_policies = [\"if-not-present\", \"never\"]\nallowed_images = [\"diff/*:*\", \"missing/*:*\", \"127.0.0.1:1/*:*\"]\n\
+             allowed_services = [\"diff/*:*\"]\nvolumes = [\"/cache\"]\nwait_for_services_timeout = 5\n",
+            self.engine.url()
+        )
+    }
+}
