@@ -21,8 +21,8 @@ def muster() -> str:
 
 def programs(muster_path: str | None) -> tuple[str, str | None]:
     """Returns the absolute paths of Muster (`muster_path`, or built with profile `dist`) and of gitlab-runner, if set."""
-    peer = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
-    return os.path.abspath(muster_path) if muster_path else muster(), os.path.abspath(peer) if peer else None
+    gitlab_runner = os.environ.get("MUSTER_TEST_GITLAB_RUNNER")
+    return os.path.abspath(muster_path) if muster_path else muster(), os.path.abspath(gitlab_runner) if gitlab_runner else None
 
 
 def load() -> float:

@@ -76,8 +76,8 @@ def missing() -> list[str]:
 class Machines:
     """The Docker daemon, and the directory of docker-machine. `close` stops the daemon and deletes its data."""
 
-    def __init__(self, place: pathlib.Path, outcomes: list[str], boot_seconds: float):
-        self.store, self.bin = place / "machine", place / "bin"
+    def __init__(self, directory: pathlib.Path, outcomes: list[str], boot_seconds: float):
+        self.store, self.bin = directory / "machine", directory / "bin"
         for folder in (self.store, self.store / "creations", self.store / "machines", self.store / "certs", self.bin):
             folder.mkdir()
         executable = self.bin / "docker-machine"
@@ -98,31 +98,31 @@ class Machines:
         self.docker = ["docker", "-H", f"unix://{self.socket_dir}/s"]
         self.daemon = None
         try:
-            self._start(place, port)
-            self._image(place)
+            self._start(directory, port)
+            self._image(directory)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, place: pathlib.Path, port: int) -> None:
+    def _start(self, directory: pathlib.Path, port: int) -> None:
         """Starts the daemon and waits until it responds."""
         certificates = self.store / "certs"
-        with (place / "dockerd.log").open("w") as log:
+        with (directory / "dockerd.log").open("w") as log:
             self.daemon = subprocess.Popen(
                 ["dockerd", "-H", f"unix://{self.socket_dir}/s", "-H", f"tcp://127.0.0.1:{port}", "--tlsverify", "--tlscacert", certificates / "ca.pem",
                  "--tlscert", certificates / "cert.pem", "--tlskey", certificates / "key.pem", "--data-root", self.socket_dir / "data",
                  "--exec-root", self.socket_dir / "exec", "--pidfile", self.socket_dir / "pid", "--iptables=false", "--ip-masq=false", "--bridge=none"],
-                env=common.clean_env(place), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=common.clean_env(directory), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )
         deadline = time.monotonic() + MAX_START_SECONDS
         while subprocess.run([*self.docker, "version"], capture_output=True).returncode:
             if time.monotonic() > deadline or self.daemon.poll() is not None:
-                raise SystemExit(f"benches/scheme: the Docker daemon did not start; see {place}/dockerd.log")
+                raise SystemExit(f"benches/scheme: the Docker daemon did not start; see {directory}/dockerd.log")
             time.sleep(0.1)
 
-    def _image(self, place: pathlib.Path) -> None:
+    def _image(self, directory: pathlib.Path) -> None:
         """Builds one image for the job and for the runner's helper: busybox, and the two programs that the runner calls."""
-        tree = place / "image"
+        tree = directory / "image"
         for folder in ("bin", "usr/bin", "tmp"):
             (tree / folder).mkdir(parents=True)
         busybox = shutil.copy(shutil.which("busybox"), tree / "bin/busybox")
@@ -133,9 +133,9 @@ class Machines:
             script = tree / "usr/bin" / name
             script.write_text(f"#!/bin/sh\n{line}\n")
             script.chmod(script.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
-        with tarfile.open(place / "image.tar", "w") as archive:
+        with tarfile.open(directory / "image.tar", "w") as archive:
             archive.add(tree, arcname=".")
-        subprocess.run([*self.docker, "import", place / "image.tar", f"{IMAGE}:latest"], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*self.docker, "import", directory / "image.tar", f"{IMAGE}:latest"], check=True, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
         if self.daemon and self.daemon.poll() is None:

@@ -31,8 +31,8 @@ def shell_configuration(url: str, token: str, concurrent: int) -> str:
 class Runner:
     """A runner with a config.toml, and all its processes."""
 
-    def __init__(self, place: pathlib.Path, program: str, executable: str, text: str, extra_env: dict[str, str] | None = None):
-        self.home, self.program = place / "runner", program
+    def __init__(self, directory: pathlib.Path, program: str, executable: str, text: str, extra_env: dict[str, str] | None = None):
+        self.home, self.program = directory / "runner", program
         self.home.mkdir()
         config = self.home / "config.toml"
         config.write_text(text.replace(HOME, str(self.home)))
