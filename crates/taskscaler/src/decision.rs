@@ -304,20 +304,22 @@ impl fmt::Display for ScaleUpBlock {
             Self::Drained { by } => write!(f, "it was drained by {by}"),
             Self::NotListedYet { error: None } => f.write_str("its instances have not been listed yet"),
             Self::NotListedYet { error: Some(error) } => write!(f, "failed to list its instances: {error}"),
-            Self::AtMax { max, deleting: 0, .. } => write!(f, "it has its maximum of {max} instances"),
+            Self::AtMax { max, deleting: 0, .. } => write!(f, "instance limit of {max} reached"),
             Self::AtMax { max, deleting, stuck } => {
-                write!(f, "it has its maximum of {max} instances, {deleting} of them deleting")?;
+                write!(f, "instance limit of {max} reached ({deleting} being deleted)")?;
                 match &stuck.first {
                     Some(id) => write!(
                         f,
-                        "; {} deletions take too long, the longest is {id}: check the provider's console",
-                        stuck.count
+                        "; {} {} too long, the longest is {id}; check the provider's console",
+                        stuck.count,
+                        if stuck.count == 1 { "deletion takes" } else { "deletions take" }
                     ),
                     None => Ok(()),
                 }
             }
             Self::BackOff { error, failures, pause } => {
-                write!(f, "{failures} consecutive failures, next attempt in {} s: {error}", pause.as_secs())
+                let s = if *failures == 1 { "" } else { "s" };
+                write!(f, "{failures} consecutive failure{s}, next attempt in {} s: {error}", pause.as_secs())
             }
             Self::Probing { error } => write!(f, "an attempt is in progress after this failure: {error}"),
             Self::PartiallyAccepted => f.write_str("the provider accepted fewer instances than requested"),
@@ -339,13 +341,14 @@ impl fmt::Display for DecisionKind {
         let seconds = |duration: &Duration| format!("{:.3} s", duration.as_secs_f64());
         match self {
             Self::Policy { index: Some(index), idle_count } => {
-                write!(f, "policy {} is active: {idle_count} idle slots", index + 1)
+                let s = if *idle_count == 1 { "" } else { "s" };
+                write!(f, "policy {} is active: {idle_count} idle slot{s}", index + 1)
             }
             Self::Policy { index: None, .. } => f.write_str("no policy is active: no idle slots"),
             Self::ScaleUp { count, missing, inputs, .. } => write!(
                 f,
-                "requested {count} of {missing} missing instances: {} slots in use, {} queued, idle target {}, \
-                 {} instances of {} slots",
+                "requested {count} of {missing} missing instances; slots in use: {}, queued: {}, idle target: {}, \
+                 instances: {}, slots of all instances: {}",
                 inputs.acquired,
                 inputs.waiting,
                 crate::formula::idle_target(inputs),
@@ -353,7 +356,7 @@ impl fmt::Display for DecisionKind {
                 inputs.capacity
             ),
             Self::ScaleUpBlocked { missing, reasons, .. } => {
-                write!(f, "cannot scale up by {missing} instances")?;
+                write!(f, "cannot scale up by {missing} instance{}", if *missing == 1 { "" } else { "s" })?;
                 reasons.iter().try_for_each(|(group, block)| write!(f, "; group {}: {block}", group.0 + 1))
             }
             Self::ScaleUpAccepted { requested, accepted, .. } => {
@@ -390,13 +393,19 @@ impl fmt::Display for DecisionKind {
             Self::Held { key, id, slots, .. } => write!(f, "instance {id} held until {slots} slots are free for {key}"),
             Self::Environment { id, name, event, .. } => write!(f, "environment of {name} on {id}: {event}"),
             Self::Released { key } => write!(f, "{key} released its slots"),
-            Self::Drain { id, reason, jobs, .. } => write!(f, "draining instance {id} ({jobs} running jobs): {reason}"),
+            Self::Drain { id, reason, jobs, .. } => {
+                let s = if *jobs == 1 { "" } else { "s" };
+                write!(f, "draining instance {id} ({jobs} running job{s}): {reason}")
+            }
             Self::Delete { id, reason, .. } => write!(f, "deleting instance {id}: {reason}"),
             Self::DeletionStuck { id, attempts, .. } => {
                 write!(f, "instance {id} still exists after {attempts} delete calls; check the provider's console")
             }
             Self::Deleted { id, lifetime, .. } => write!(f, "instance {id} deleted after {}", seconds(lifetime)),
-            Self::Lost { id, reason, jobs, .. } => write!(f, "instance {id} lost with {} jobs: {reason}", jobs.len()),
+            Self::Lost { id, reason, jobs, .. } => {
+                let s = if jobs.len() == 1 { "" } else { "s" };
+                write!(f, "instance {id} lost with {} job{s}: {reason}", jobs.len())
+            }
             Self::Operator { id, action, by, outcome, .. } => {
                 match id {
                     Some(id) => write!(f, "instance {id}")?,

@@ -76,7 +76,7 @@ impl HistoryEntry {
             DecisionKind::Delete { inputs: used, .. } => inputs = Some(*used),
             DecisionKind::ScaleUpBlocked { missing, reasons, inputs: used } => {
                 inputs = Some(*used);
-                text = format!("cannot scale up by {missing} instances");
+                text = format!("cannot scale up by {missing} instance{}", if *missing == 1 { "" } else { "s" });
                 let reasons = reasons.iter().map(|(group, block)| format!("; group {}: {block}", name(*group)));
                 text.extend(reasons);
             }
@@ -280,7 +280,7 @@ mod tests {
         let kind =
             DecisionKind::ScaleUpBlocked { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };
         let entry = HistoryEntry::from_decision(&Decision { unix: 7, kind }, |_| "main".to_owned());
-        assert_eq!(entry.text, "cannot scale up by 2 instances; group main: it has its maximum of 3 instances");
+        assert_eq!(entry.text, "cannot scale up by 2 instances; group main: instance limit of 3 reached");
         assert_eq!((entry.kind.as_str(), entry.inputs.unwrap().waiting), ("scale_up_blocked", 2));
     }
 

@@ -106,7 +106,9 @@ impl fmt::Display for OperatorOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cordoned { jobs: 0 } => f.write_str("cordoned; it has no jobs"),
-            Self::Cordoned { jobs } => write!(f, "cordoned; {jobs} running jobs continue"),
+            Self::Cordoned { jobs: 1 } => f.write_str("cordoned; its running job continues"),
+            Self::Cordoned { jobs } => write!(f, "cordoned; its {jobs} running jobs continue"),
+            Self::GroupDrained { instances: 1 } => f.write_str("draining; 1 instance is deleted after its last job"),
             Self::GroupDrained { instances } => {
                 write!(f, "draining; {instances} instances are deleted, each after its last job")
             }
@@ -116,7 +118,9 @@ impl fmt::Display for OperatorOutcome {
             }
             Self::GroupUndrained => f.write_str("uncordoned; it creates instances again"),
             Self::Draining { jobs: 0 } | Self::Deleting { jobs: 0 } => f.write_str("deleting"),
+            Self::Draining { jobs: 1 } => f.write_str("draining; it is deleted after its running job"),
             Self::Draining { jobs } => write!(f, "draining; it is deleted after its {jobs} running jobs"),
+            Self::Deleting { jobs: 1 } => f.write_str("deleting; its running job is lost"),
             Self::Deleting { jobs } => write!(f, "deleting; its {jobs} running jobs are lost"),
         }
     }
@@ -153,7 +157,9 @@ pub enum OperatorError {
         by: String,
     },
     /// Jobs run on the instance.
-    #[error("{jobs} jobs run on it; use `muster fleet drain` to delete it after them, or --force")]
+    #[error(
+        "it has {jobs} running job{}; use `muster fleet drain` to delete it after its last job, or --force", if *jobs == 1 { "" } else { "s" }
+    )]
     HasJobs {
         /// Number of jobs.
         jobs: u32,

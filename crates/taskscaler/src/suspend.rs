@@ -37,7 +37,7 @@ pub enum SuspendError {
         reason: String,
     },
     /// `max_instances` would leave no instance for other jobs.
-    #[error("{suspended} of at most {max} instances are already suspended, and one must remain for other jobs")]
+    #[error("one instance must remain for other jobs (already suspended: {suspended}, max_instances: {max})")]
     NoSpareInstance {
         /// Number of suspended instances.
         suspended: u64,

@@ -202,7 +202,9 @@ impl fmt::Display for RemovalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Idle { idle_ms } => write!(f, "idle for {}.{:03} s and not needed", idle_ms / 1000, idle_ms % 1000),
-            Self::MaxUsesReached { uses } => write!(f, "max_use_count reached ({uses} jobs)"),
+            Self::MaxUsesReached { uses } => {
+                write!(f, "max_use_count reached ({uses} job{})", if *uses == 1 { "" } else { "s" })
+            }
             Self::Unhealthy { error } => write!(f, "unhealthy: {error}"),
             Self::ReadyTimeout { error } => write!(f, "not ready: {error}"),
             Self::BootTimeout => f.write_str("not running within boot_timeout"),

@@ -54,7 +54,7 @@ async fn cordoned_instance_gets_no_jobs_and_survives_restart_until_drained() {
     start_job(&bench, 1).await;
     let machine = bench.machines.names().remove(0);
     let output = fleet_ok(&bench, &["cordon", &machine, "--reason", "disk errors"]);
-    assert!(output.contains("cordoned; 1 running jobs continue"), "{output}");
+    assert!(output.contains("cordoned; its running job continues"), "{output}");
     start_job(&bench, 2).await;
     bench.kill_manager();
     let (code, output) = fleet(&bench, &["uncordon", &machine]);
@@ -95,7 +95,7 @@ async fn forced_deletion_fails_the_job_and_names_the_operator() {
     start_job(&bench, 1).await;
     let machine = bench.machines.names().remove(0);
     let output = fleet_ok(&bench, &["delete", "--force", &machine, "--reason", "crypto miner"]);
-    assert!(output.contains("deleting; its 1 running jobs are lost"), "{output}");
+    assert!(output.contains("deleting; its running job is lost"), "{output}");
     let job = bench.coordinator.wait_for_end(JobId(1)).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");

@@ -126,14 +126,14 @@ fn has_inputs(entry: &HistoryEntry) -> bool {
 
 fn inputs_text(inputs: &Inputs) -> String {
     let mut text = format!(
-        "{} slots in use, {} queued, {} reserved, idle target {}, {} instances of {} slots",
+        "slots in use: {}, queued: {}, reserved: {}, idle target: {}, instances: {}, slots of all instances: {}",
         inputs.acquired, inputs.waiting, inputs.reserved, inputs.idle_count, inputs.instances, inputs.capacity
     );
     if inputs.unavailable > 0 {
-        let _ = write!(text, ", {} slots unavailable", inputs.unavailable);
+        let _ = write!(text, ", unavailable slots: {}", inputs.unavailable);
     }
     if inputs.scale_factor > 0.0 {
-        let _ = write!(text, ", scale_factor {}", inputs.scale_factor);
+        let _ = write!(text, ", scale_factor: {}", inputs.scale_factor);
     }
     text
 }

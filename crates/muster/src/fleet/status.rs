@@ -82,9 +82,10 @@ fn fleet(report: &Report, source: ReportSource) -> String {
         }
     }
     for group in &status.groups {
-        let max = group.max.map_or_else(String::new, |max| format!(" of at most {max}"));
+        let max = group.max.map_or_else(String::new, |max| format!(" (maximum {max})"));
         let requested = if group.requested > 0 { format!(", {} requested", group.requested) } else { String::new() };
-        line("group", &format!("{}: {} instances{max}{requested}", group.name, group.instances));
+        let s = if group.instances == 1 { "" } else { "s" };
+        line("group", &format!("{}: {} instance{s}{max}{requested}", group.name, group.instances));
         if let Some(user) = &group.drained {
             line("", &format!("drained by {user}; it creates no instances until you uncordon it"));
         }
@@ -92,7 +93,13 @@ fn fleet(report: &Report, source: ReportSource) -> String {
             line("", &format!("its plugin is not running: {reason}"));
         }
         if let Some(error) = &group.error {
-            line("", &format!("the last {} attempts failed: {error}", group.failures));
+            line(
+                "",
+                &match group.failures {
+                    1 => format!("the last attempt failed: {error}"),
+                    failures => format!("the last {failures} attempts failed: {error}"),
+                },
+            );
         }
         if let Some(unlisted) = group.list_failure_message() {
             line("", &unlisted);
@@ -102,7 +109,8 @@ fn fleet(report: &Report, source: ReportSource) -> String {
         }
     }
     if status.desired_change > 0 {
-        line("missing", &format!("{} instances", status.desired_change));
+        let s = if status.desired_change == 1 { "" } else { "s" };
+        line("missing", &format!("{} instance{s}", status.desired_change));
     }
     for blocked in &status.scale_up_blocked {
         line("", &format!("cannot scale up: {blocked}"));
@@ -117,7 +125,9 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
         return;
     }
     let next = status.next_ready_in_ms.map(|ms| format!("; the next is expected in {}", time(ms))).unwrap_or_default();
-    line("waiting", &format!("{} jobs, {} instances booting{next}", status.waiting.len(), status.booting));
+    let s = |count: u64| if count == 1 { "" } else { "s" };
+    let (jobs, booting) = (status.waiting.len() as u64, status.booting);
+    line("waiting", &format!("{jobs} job{}, {booting} instance{} booting{next}", s(jobs), s(booting)));
     for waiting in status.waiting.iter().take(MAX_WAITING) {
         line("", &format!("{} for {}", waiting.key, time(waiting.waiting_ms)));
     }

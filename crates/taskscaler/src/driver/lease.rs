@@ -65,8 +65,11 @@ fn go_duration(duration: &Duration) -> String {
 fn wait_message(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
     let mut parts = vec![format!(
-        "{} instances are booting, {} requests are ahead in the queue",
-        wait.booting, wait.requests_ahead
+        "{} {} booting, {} {} ahead in the queue",
+        wait.booting,
+        if wait.booting == 1 { "instance is" } else { "instances are" },
+        wait.requests_ahead,
+        if wait.requests_ahead == 1 { "request is" } else { "requests are" }
     )];
     parts.extend(wait.scale_up_blocked);
     parts.join("; ")

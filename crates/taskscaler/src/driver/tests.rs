@@ -52,7 +52,7 @@ impl Cloud {
         self.plugin.send_replace(PluginAvailability::Down { cause: "the plugin crashed".to_owned() });
     }
 
-    fn check_up(&self) -> Result<(), InstanceCallError> {
+    fn require_up(&self) -> Result<(), InstanceCallError> {
         match &*self.plugin.borrow() {
             PluginAvailability::Up { .. } => Ok(()),
             PluginAvailability::Down { cause } => Err(InstanceCallError::Plugin(cause.clone())),
@@ -71,12 +71,12 @@ impl InstanceGroupPort for Cloud {
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
-        self.check_up().map_err(|error| error.to_string())?;
+        self.require_up().map_err(|error| error.to_string())?;
         Ok(self.machines.lock().unwrap().iter().map(|(id, state)| (id.clone(), *state)).collect())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, String> {
-        self.check_up().map_err(|error| error.to_string())?;
+        self.require_up().map_err(|error| error.to_string())?;
         let works = self
             .panicking_calls
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| remaining.checked_sub(1))
@@ -90,14 +90,14 @@ impl InstanceGroupPort for Cloud {
     }
 
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
-        self.check_up().map_err(|error| error.to_string())?;
+        self.require_up().map_err(|error| error.to_string())?;
         let ignored = self.ignores_deletions.load(Ordering::Relaxed);
         self.machines.lock().unwrap().retain(|id, _| ignored || !ids.contains(id));
         Ok(ids.to_vec())
     }
 
     async fn connect_info(&self, _: &InstanceId) -> Result<ConnectInfo, InstanceCallError> {
-        self.check_up()?;
+        self.require_up()?;
         if self
             .crashing_calls
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| remaining.checked_sub(1))
@@ -112,7 +112,7 @@ impl InstanceGroupPort for Cloud {
     }
 
     async fn heartbeat(&self, _: &InstanceId) -> Result<(), InstanceCallError> {
-        self.check_up()
+        self.require_up()
     }
 
     async fn stop(self: Arc<Self>) {}
@@ -171,13 +171,13 @@ async fn preparation_waits_for_crashed_plugin() {
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..2 {
         sleep_seconds(300).await;
-        assert!(cloud.check_up().is_err(), "the call for its connection details crashed the plugin");
+        assert!(cloud.require_up().is_err(), "the call for the connection details did not crash the plugin");
         assert_eq!(states(&scaler).await, ["preparing"]);
         cloud.plugin.send_replace(UP);
     }
     sleep_seconds(30).await;
     assert_eq!(states(&scaler).await, ["ready"]);
-    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance was not replaced");
+    assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the instance was replaced");
 }
 
 #[tokio::test(start_paused = true)]

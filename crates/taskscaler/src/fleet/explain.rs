@@ -104,7 +104,8 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     let assigned = assigned.into_iter().find(|(_, slot)| is_key_of_job(&slot.key, job));
     if let (Some(status), Some(waiting)) = (status, waiting) {
         let (waited, ahead) = (seconds(waiting.waiting_ms), waiting.requests_ahead);
-        summary.push(format!("job {job} has waited {waited} for a slot; {ahead} requests are ahead of it"));
+        let (requests, are) = if ahead == 1 { ("request", "is") } else { ("requests", "are") };
+        summary.push(format!("job {job} has waited {waited} for a slot; {ahead} {requests} {are} ahead of it"));
         summary.extend(pending_instances(status));
         window = Some((unix - i64::try_from(waiting.waiting_ms / 1000).unwrap_or(0) - 1, unix));
     } else if let Some((instance, slot)) = assigned {
@@ -145,7 +146,8 @@ fn pending_instances(status: &ScalerStatus) -> Vec<String> {
             ms => format!("; the next is expected to be ready in {}", seconds(ms)),
         });
         let next = next.unwrap_or_default();
-        summary.push(format!("{} instances are booting or being prepared{next}", status.booting));
+        let (instances, are) = if status.booting == 1 { ("instance", "is") } else { ("instances", "are") };
+        summary.push(format!("{} {instances} {are} booting or being prepared{next}", status.booting));
     }
     summary.extend(status.scale_up_blocked.iter().map(|block| format!("cannot scale up: {block}")));
     summary
@@ -183,12 +185,13 @@ fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<Strin
     }
     let (idle, target, reserved) = (status.slots.idle, status.idle_target, status.slots.reserved);
     let policy = status.policy.map_or_else(|| "no policy".to_owned(), |policy| format!("policy {policy}"));
-    let summary = format!("it has no job: {idle} slots are idle, target {target} ({policy})");
+    let (slots, are) = if idle == 1 { ("slot", "is") } else { ("slots", "are") };
+    let summary = format!("it has no job: {idle} {slots} {are} idle, target {target} ({policy})");
     Some(if idle <= target {
         format!("{summary}, so it is kept")
     } else {
         format!(
-            "{summary}; it is deleted after the idle time, unless one of {reserved} open job requests returns a job for it"
+            "{summary}; it is deleted after the idle time, unless one of the open job requests ({reserved}) returns a job for it"
         )
     })
 }
@@ -196,9 +199,10 @@ fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<Strin
 fn instance_summary(instance: &InstanceStatus) -> Vec<String> {
     let InstanceStatus { id, group, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
     let mut summary = vec![format!(
-        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago and has had {job_count} jobs",
+        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago and has had {job_count} job{}",
         seconds(*state_age_ms),
-        seconds(*age_ms)
+        seconds(*age_ms),
+        if *job_count == 1 { "" } else { "s" }
     )];
     summary.extend(reason.as_ref().map(|reason| match state.as_str() {
         "cordoned" => format!("it gets no jobs and is kept until you uncordon or delete it: cordoned by {reason}"),
@@ -231,17 +235,21 @@ fn explain_group(name: &str, report: &Report, source: ReportSource, decisions: V
 fn group_summary(group: &GroupStatus, source: ReportSource) -> Vec<String> {
     let max = match (source, group.max) {
         (ReportSource::Disk, _) => String::new(),
-        (ReportSource::Manager, None) => " without a limit".to_owned(),
-        (ReportSource::Manager, Some(max)) => format!(" of at most {max}"),
+        (ReportSource::Manager, None) => " (no limit)".to_owned(),
+        (ReportSource::Manager, Some(max)) => format!(" (maximum {max})"),
     };
     let GroupStatus { name, instances, requested, unconfirmed, failures, error, unmanaged, .. } = group;
     let unconfirmed = if *unconfirmed > 0 { format!(" ({unconfirmed} unconfirmed)") } else { String::new() };
+    let s = if *instances == 1 { "" } else { "s" };
     let mut summary =
-        vec![format!("group {name} has {instances} instances{max} and has requested {requested}{unconfirmed}")];
+        vec![format!("group {name} has {instances} instance{s}{max}; requested: {requested}{unconfirmed}")];
     let drained = |by| format!("drained by {by}; it creates no instances until you uncordon it");
     summary.extend(group.drained.as_ref().map(drained));
     summary.extend(group.unavailable_reason.as_ref().map(|reason| format!("its plugin is not running: {reason}")));
-    summary.extend(error.as_ref().map(|error| format!("the last {failures} attempts failed: {error}")));
+    summary.extend(error.as_ref().map(|error| match failures {
+        1 => format!("the last attempt failed: {error}"),
+        _ => format!("the last {failures} attempts failed: {error}"),
+    }));
     summary.extend(group.list_failure_message());
     if !unmanaged.is_empty() {
         summary.push(format!("unmanaged instances, ignored: {}", unmanaged.join(", ")));
@@ -256,13 +264,15 @@ fn target_summary(status: &ScalerStatus, source: ReportSource) -> Vec<String> {
     let slots = &status.slots;
     let deviation = match status.desired_change {
         0 => "the number of instances is on target".to_owned(),
-        missing @ 1.. => format!("{missing} instances are missing"),
+        1 => "1 instance is missing".to_owned(),
+        missing @ 2.. => format!("{missing} instances are missing"),
+        -1 => "1 instance is surplus".to_owned(),
         surplus => format!("{} instances are surplus", surplus.unsigned_abs()),
     };
     let policy =
         status.policy.map_or_else(|| "no active policy".to_owned(), |policy| format!("policy {policy} is active"));
     vec![format!(
-        "{deviation}: {} slots in use, {} jobs waiting, {} slots idle (target {}); {policy}",
+        "{deviation}; slots in use: {}, jobs waiting: {}, idle slots: {} (target {}); {policy}",
         slots.acquired, slots.pending, slots.idle, status.idle_target
     )]
 }
@@ -300,7 +310,7 @@ mod tests {
             idle_target: 0,
             policy: None,
             cost_per_hour: 0.0,
-            scale_up_blocked: vec!["group a: it has its maximum of 2 instances".to_owned()],
+            scale_up_blocked: vec!["group a: instance limit of 2 reached".to_owned()],
             waiting,
             booting: 2,
             next_ready_in_ms: Some(3000),
@@ -337,7 +347,7 @@ mod tests {
             [
                 "job 12 has waited 42.3 s for a slot; 3 requests are ahead of it",
                 "2 instances are booting or being prepared; the next is expected to be ready in 3.0 s",
-                "cannot scale up: group a: it has its maximum of 2 instances",
+                "cannot scale up: group a: instance limit of 2 reached",
             ]
         );
         let texts: Vec<&str> = explanation.decisions.iter().map(|entry| entry.text.as_str()).collect();
@@ -372,8 +382,8 @@ mod tests {
         for subject in [Subject::Fleet, Subject::Group("a".to_owned())] {
             let explanation = explain(&subject, &fleets[0].report, ReportSource::Disk, 1000, &read_nothing).unwrap();
             let summary = explanation.summary.join("\n");
-            assert!(summary.contains("group a has 1 instances and has requested 0"), "{summary}");
-            for unknown in ["limit", "on target", "0 jobs waiting", "policy"] {
+            assert!(summary.contains("group a has 1 instance; requested: 0"), "{summary}");
+            for unknown in ["limit", "on target", "jobs waiting", "policy"] {
                 assert!(!summary.contains(unknown), "{summary}");
             }
             assert!(summary.contains("known only to a running manager"), "{summary}");

@@ -262,9 +262,9 @@ fn history_names_operator_of_each_action() {
     fixture.apply_operator_action(Some("a"), FORCE_DELETE).unwrap();
     let messages: Vec<String> = fixture.decisions.iter().map(|decision| decision.kind.to_string()).collect();
     for expected in [
-        "instance a: cordon by ann: cordoned; 1 running jobs continue",
-        "instance a: delete by ann: deleting; its 1 running jobs are lost",
-        "instance a lost with 1 jobs: instance deleted by ann",
+        "instance a: cordon by ann: cordoned; its running job continues",
+        "instance a: delete by ann: deleting; its running job is lost",
+        "instance a lost with 1 job: instance deleted by ann",
         "deleting instance a: deleted by ann",
     ] {
         assert!(messages.iter().any(|message| message == expected), "{expected}\n{messages:#?}");

@@ -77,7 +77,7 @@ fn stuck_deletion_is_not_reserved() {
     fixture.seconds(400);
     assert_eq!(fixture.revoked, [key("soon")], "no more jobs are requested for it");
     let refusal = fixture.reserve("later").unwrap_err().to_string();
-    assert!(refusal.contains("deletions take too long, the longest is i1"), "{refusal}");
+    assert!(refusal.contains("1 deletion takes too long, the longest is i1"), "{refusal}");
     fixture.clouds[0].clear();
     fixture.seconds(70);
     fixture.reserve("after the deletion").unwrap();

@@ -63,7 +63,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     assert!(key.starts_with("job-71-"), "{reports}");
     let reason = fleet_report["requests_paused_reason"].as_str().unwrap();
     assert!(
-        reason.starts_with("no capacity: ") && reason.contains("group runner-0: it has its maximum of 1 instances"),
+        reason.starts_with("no capacity: ") && reason.contains("group runner-0: instance limit of 1 reached"),
         "{reason}"
     );
 
@@ -114,14 +114,14 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     // Decisions of the same second have no fixed order.
     snapshot("fleet-explain-job", explanation.split("\ndecisions").next().unwrap());
     assert!(explanation.contains(&format!("job 71 has slot 0 of instance {instance}")), "{explanation}");
-    assert!(explanation.contains("requested 1 of 1 missing instances: 0 slots in use, 1 queued"), "{explanation}");
+    assert!(explanation.contains("requested 1 of 1 missing instances; slots in use: 0, queued: 1"), "{explanation}");
     let explanation = explain(&["job", "72"], 1).await;
     assert!(
         explanation.contains("job 72 is unknown to runner") && explanation.contains("job requests are paused"),
         "{explanation}"
     );
     let explanation = explain(&["group", "runner-0"], 0).await;
-    assert!(explanation.contains("group runner-0 has 1 instances of at most 1 and has requested 0"), "{explanation}");
+    assert!(explanation.contains("group runner-0 has 1 instance (maximum 1); requested: 0"), "{explanation}");
 
     let instance = instance.to_owned();
     bench.release_job(71);
