@@ -83,7 +83,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
 fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
     if plan.legacy_token_masking {
-        Secrets::with_few_prefixes(variables.masked(), prefixes)
+        Secrets::with_personal_prefix(variables.masked(), prefixes)
     } else {
         Secrets::new(variables.masked(), prefixes)
     }

@@ -27,7 +27,7 @@ mod trash;
 mod variables;
 
 use muster_agent_api::builtin::{
-    AgentProcess, ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
+    AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
     Prepare, Script,
 };
 use muster_steps::builtin::Registry;
@@ -53,7 +53,7 @@ pub fn registry() -> Registry<Context> {
         .with::<CacheRestore>()
         .with::<CacheSave>()
         .with::<ArtifactsDownload>()
-        .with::<ArtifactsUploads>()
+        .with::<ArtifactsUploadList>()
         .with::<Cleanup>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()

@@ -273,12 +273,12 @@ pub struct ArtifactSource {
 /// Uploads artifacts one after the other, until one fails.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ArtifactsUploads {
+pub struct ArtifactsUploadList {
     /// Artifacts, in the order of the payload.
     pub artifacts: Vec<ArtifactsUpload>,
 }
 
-impl Inputs for ArtifactsUploads {
+impl Inputs for ArtifactsUploadList {
     const BUILTIN: &'static str = "artifacts/upload";
 }
 

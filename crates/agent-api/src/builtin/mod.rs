@@ -13,7 +13,7 @@ pub use docker::{
     ServiceSpec,
 };
 pub use inputs::{
-    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheObject,
+    AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
     CacheRestore, CacheSave, Checkout, Cleanup, Prepare, ProvenanceInfo, Rewrite, Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};

@@ -3,7 +3,9 @@
 use std::io::Read;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, ProvenanceInfo};
+use muster_agent_api::builtin::{
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, ProvenanceInfo,
+};
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
@@ -25,7 +27,11 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
 }
 
 fn upload(artifacts: ArtifactsUpload) -> Step {
-    step("upload_artifacts_on_success", When::Always, Call::builtin(&ArtifactsUploads { artifacts: vec![artifacts] }))
+    step(
+        "upload_artifacts_on_success",
+        When::Always,
+        Call::builtin(&ArtifactsUploadList { artifacts: vec![artifacts] }),
+    )
 }
 
 fn to(served: &Served, plan: JobPlan) -> JobPlan {

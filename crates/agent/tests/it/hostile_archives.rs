@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave,
     Checkout, UnpackLimits,
 };
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, When};
@@ -81,7 +81,7 @@ async fn artifact_entry_below_a_link_stays_in_the_project() {
         artifact_format: "raw".to_owned(),
         ..ArtifactsUpload::default()
     };
-    let upload = Call::builtin(&ArtifactsUploads { artifacts: vec![evil] });
+    let upload = Call::builtin(&ArtifactsUploadList { artifacts: vec![evil] });
     let upload = step("upload_artifacts_on_success", When::Always, upload);
     let (log, result) = agent.complete(&to(&served, agent.plan(vec![upload]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");

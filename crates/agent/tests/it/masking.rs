@@ -10,7 +10,7 @@ use crate::harness::*;
 const SECRET: &str = "s3cret \"of\" the\\job";
 const PLAIN: &str = "s3cret-without-them";
 
-async fn fail(list: Value, inner: Value) -> (String, Value) {
+async fn run_failing_steps(list: Value, inner: Value) -> (String, Value) {
     let mut agent = Agent::start().await;
     let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});
     for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{inner}"))] {
@@ -51,13 +51,13 @@ async fn step_errors_do_not_show_masked_values() {
         ("an input", json!([{"name": "it", "step": "./exec", "inputs": {SECRET: 1}}]), valid()),
         ("a program", exec(), command(&[value])),
         ("a path of a program", exec(), command(&[&format!("/{value}")])),
-        ("a mistake in the text of a command", exec(), command(&[&format!("${{{{ {SECRET} }}}}")])),
+        ("an invalid expression in a command", exec(), command(&[&format!("${{{{ {SECRET} }}}}")])),
         ("a directory", exec(), json!({"exec": {"command": ["true"], "work_dir": format!("/{value}")}})),
         ("a key of an output", exec(), output(r#"{"name":"%s","value":1}"#)),
-        ("a line of outputs that is a text", exec(), output(r#""%s""#)),
+        ("an output line that is a string", exec(), output(r#""%s""#)),
     ];
     for (case, list, step) in cases {
-        let (log, result) = fail(list, step).await;
+        let (log, result) = run_failing_steps(list, step).await;
         assert!(!result.to_string().contains("s3cret"), "{case}: {result}");
         assert!(!log.contains("s3cret"), "{case}: {log}");
     }

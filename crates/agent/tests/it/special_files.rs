@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use muster_agent_api::builtin::{ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, Checkout, Tls};
+use muster_agent_api::builtin::{ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, Checkout, Tls};
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::Variable;
@@ -136,7 +136,7 @@ async fn special_file_instead_of_certificate_fails_the_upload() {
     for (create, message) in SPECIAL_FILES.into_iter().filter(|(create, _)| !create.contains("ln -s")) {
         let create = format!("echo content > out; AT=\"$CI_SERVER_TLS_CA_FILE\"; rm -f \"$AT\"; {create}");
         let artifacts = ArtifactsUpload { paths: vec!["out".to_owned()], ..ArtifactsUpload::default() };
-        let upload = Call::builtin(&ArtifactsUploads { artifacts: vec![artifacts] });
+        let upload = Call::builtin(&ArtifactsUploadList { artifacts: vec![artifacts] });
         let mut plan = busy.agent.plan(vec![script(&[&create]), step("upload", When::OnSuccess, upload)]);
         plan.coordinator = ArtifactEndpoint {
             url: "https://127.0.0.1:1".to_owned(),

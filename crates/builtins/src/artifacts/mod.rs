@@ -8,7 +8,7 @@ mod upload;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUploads};
+use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUploadList};
 use muster_job::JobId;
 use muster_runner_api::client::{Client, ClientError};
 use muster_steps::builtin::Builtin;
@@ -45,7 +45,7 @@ impl Builtin<Context> for ArtifactsDownload {
 }
 
 #[async_trait]
-impl Builtin<Context> for ArtifactsUploads {
+impl Builtin<Context> for ArtifactsUploadList {
     fn is_idle(&self) -> bool {
         self.artifacts.is_empty()
     }

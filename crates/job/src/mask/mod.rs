@@ -59,14 +59,14 @@ impl Secrets {
     /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
-    /// quote it. If a value has several lines, each longer line is also masked separately, because programs may print or
+    /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately, because programs may print or
     /// indent single lines. All prefixes are used, whereas GitLab ignores those after the fifteenth.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
     /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix (FF_MASK_ALL_DEFAULT_TOKENS is off).
-    pub fn with_few_prefixes<'a>(
+    pub fn with_personal_prefix<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,
     ) -> Self {

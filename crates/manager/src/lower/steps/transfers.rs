@@ -1,7 +1,7 @@
 //! Caches and artifacts: the transfers before and after the scripts.
 
 use muster_agent_api::builtin::{
-    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploads, CacheEntry, CacheRestore, CacheSave,
+    ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheRestore, CacheSave,
     ProvenanceInfo,
 };
 use muster_agent_api::plan::{Call, Step, When};
@@ -106,7 +106,7 @@ pub(super) fn uploads(parts: &JobParts<'_>) -> Vec<Step> {
             })
             .collect();
         (!artifacts.is_empty()).then(|| {
-            let mut step = Step::new(name, title, Call::builtin(&ArtifactsUploads { artifacts }));
+            let mut step = Step::new(name, title, Call::builtin(&ArtifactsUploadList { artifacts }));
             step.policy.when = when;
             step
         })

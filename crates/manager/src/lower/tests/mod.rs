@@ -5,7 +5,7 @@ mod runner;
 mod share;
 mod size;
 
-use muster_agent_api::builtin::{ArtifactsUploads, ProvenanceInfo};
+use muster_agent_api::builtin::{ArtifactsUploadList, ProvenanceInfo};
 use muster_executor::SlotKey;
 use muster_job::Secret;
 use serde_json::{Value, json};
@@ -283,7 +283,7 @@ fn provenance_is_added_to_zips_if_requested() {
     let uploads = |requested: &[(&str, &str)]| {
         let job = lowered(json!({ "artifacts": artifacts, "variables": variables(requested)["variables"],
             "git_info": { "repo_url": "https://ci:secret@gitlab.example/a/b.git", "sha": "0123", "ref": "main" } }));
-        let uploads = job.plan.steps.iter().find_map(|step| step.call.inputs::<ArtifactsUploads>());
+        let uploads = job.plan.steps.iter().find_map(|step| step.call.inputs::<ArtifactsUploadList>());
         (uploads.unwrap().artifacts.into_iter().map(|upload| upload.provenance).collect::<Vec<_>>(), job.plan.warnings)
     };
     assert_eq!(uploads(&[]), (vec![None, None], vec![]));
