@@ -6,7 +6,7 @@
 //!
 //! - Nothing outside of the directory is created, changed or removed. Every operation is relative to an open directory, and the
 //!   kernel resolves names so that they never leave it (`openat2` with `RESOLVE_BENEATH`; without it, a walk of each
-//!   component). This also holds while another process replaces directories by links.
+//!   component). This also holds while another process replaces directories with links.
 //! - A symbolic link of the archive is created as it is, wherever it points to, because creating a link writes nothing at its target. Links
 //!   are created after all other entries, and no entry is written below a link of the archive.
 //! - A link that already exists below the open directory is followed only if it is relative and leads to a directory below the open
@@ -41,7 +41,7 @@ pub enum UnpackError {
     Broken(#[source] io::Error),
     /// The name of an entry leaves the directory, is empty, or is not a valid file name.
     #[error(
-        "entry `{name}` of the archive is outside of the target directory; the remaining entries were not unpacked"
+        "entry `{name}` of the archive has no valid path below the target directory; the remaining entries were not unpacked"
     )]
     Outside {
         /// Name of the entry.

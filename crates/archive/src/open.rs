@@ -31,7 +31,7 @@ pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
         return Dir::open_ambient_dir(path, ambient_authority());
     };
     let outside = || {
-        let message = format!("it is not below the builds directory `{}`", base.display());
+        let message = format!("`{}` is not below the builds directory `{}`", path.display(), base.display());
         io::Error::new(io::ErrorKind::InvalidInput, message)
     };
     let relative = path.strip_prefix(base).map_err(|_| outside())?;

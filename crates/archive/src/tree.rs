@@ -156,8 +156,8 @@ impl<'a> Tree<'a> {
     }
 
     fn create_directories(&self, path: &Path, entry: &Path) -> Result<Dir, PutError> {
-        // The part of the path that exists is opened from the root, because it may contain links. The directories below it are
-        // opened one from the other, so that a deep path does not require a walk from the root for each of its directories.
+        // The part of the path that exists is opened from the root, because it may contain links. Each directory below it is
+        // opened relative to its parent, so a deep path does not require a walk from the root for each of its directories.
         let existing = path.ancestors().skip(1).find_map(|above| Some((above, self.root.open_dir(above).ok()?)));
         let (existing, mut dir) = match existing {
             Some((above, dir)) if !above.as_os_str().is_empty() => (above, dir),

@@ -37,7 +37,7 @@ pub(super) fn content<'a, R: BufRead + Seek>(
         STORED => Box::new(packed),
         DEFLATE => Box::new(DeflateDecoder::new(packed)),
         ZSTD => Box::new(zstd::Decoder::with_buffer(packed)?),
-        _ => return Err(invalid("an entry is compressed by a method other than deflate and zstd")),
+        _ => return Err(invalid("an entry is compressed with an unsupported method; use deflate or zstd")),
     };
     Ok(Checked { inner: CrcReader::new(unpacked), crc: header.crc, remaining: header.unpacked })
 }
