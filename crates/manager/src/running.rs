@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jobs_run_in_order_and_runner_at_limit_blocks_no_other() {
+    async fn jobs_run_in_order_and_runner_at_limit_does_not_block_others() {
         let (limits, a, b) = (ConcurrencyLimits::new(), key("a"), key("b"));
         limits.configure(2, HashMap::from([(a.clone(), 1)]));
         let first = limits.acquire(&a, || panic!("the job had to wait")).await;

@@ -63,7 +63,7 @@ pub(crate) struct RunnerContext {
     pub(crate) client: Client,
     /// Settings of the runner with which the job was received.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// Key of the runner in the settings that were in force when the actor was started.
+    /// Key of the runner in the settings that were in effect when the actor was started.
     pub(crate) key: RunnerKey,
     /// Limits the number of running jobs.
     pub(crate) limits: Arc<ConcurrencyLimits>,

@@ -27,8 +27,8 @@ fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
         let unknown: Vec<&str> = options.keys().map(String::as_str).filter(|key| !known.contains(key)).collect();
         if known.is_empty() || !unknown.is_empty() {
             return Err(LowerError::unsupported(format!(
-                "`{section}` has unsupported options: `{executor}` with {unknown:?}; supported are `docker` with \
-                 `platform` and `user`, and `kubernetes` with `user`"
+                "`{section}` has unsupported `{executor}` options {unknown:?}; use only `platform` and `user` of `docker`, and \
+                 `user` of `kubernetes`"
             )));
         }
     }

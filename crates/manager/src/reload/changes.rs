@@ -24,7 +24,7 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
                 let known = remaining.remove(known);
                 changes.table("runners", &format!("runner {}: ", display_name(runner)), &known.table, &runner.table);
                 if known.token != runner.token && known.table == runner.table {
-                    changes.descriptions.push(format!("runner {}: token", display_name(runner)));
+                    changes.descriptions.push(format!("runner {}: token changed", display_name(runner)));
                 }
             }
             None => changes.descriptions.push(format!("runner {} is new", display_name(runner))),
@@ -80,14 +80,14 @@ impl Changes {
             if let (Some(old), Some(new)) = (inner(old), inner(new)) {
                 return self.table(&table.path, &format!("{prefix}{name}."), &old, &new);
             }
-            return self.add(format!("{prefix}{name}"), String::new(), table.reload);
+            return self.add(format!("{prefix}{name}"), " changed".to_owned(), table.reload);
         }
         let Some(Entry::Key(key)) = entry else {
-            return self.add(format!("{prefix}{name}"), String::new(), Reload::Jobs);
+            return self.add(format!("{prefix}{name}"), " changed".to_owned(), Reload::Jobs);
         };
         let values = match (value(key, old), value(key, new)) {
             (Some(old), Some(new)) => format!(": {old} -> {new}"),
-            _ => String::new(),
+            _ => " changed".to_owned(),
         };
         self.add(format!("{prefix}{name}"), values, key.reload);
     }

@@ -37,12 +37,12 @@ pub enum Reload {
         /// Differences from the previous configuration, one phrase each, without secrets.
         changes: Vec<String>,
     },
-    /// The file is invalid. The previous configuration stays in force.
+    /// The file is invalid. The previous configuration remains in effect.
     Invalid {
         /// Problems of the file.
         problems: Vec<Problem>,
     },
-    /// The file does not exist. The previous configuration stays in force.
+    /// The file does not exist. The previous configuration remains in effect.
     Missing,
 }
 
@@ -61,7 +61,7 @@ impl Reload {
 pub struct ConfigWatch {
     path: PathBuf,
     context: SettingsContext,
-    /// Configuration in force. `None` if the file was never valid.
+    /// Configuration in effect. `None` if the file was never valid.
     current: Option<Config>,
     stamp: Option<Stamp>,
     digest: Option<Digest>,
@@ -79,7 +79,7 @@ impl ConfigWatch {
         (watch, loaded)
     }
 
-    /// Returns the settings in force, or the default settings if the file was never valid.
+    /// Returns the settings in effect, or the default settings if the file was never valid.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()

@@ -79,7 +79,7 @@ async fn invalid_file_is_reported_once_and_fixed_one_is_used() {
     let Reload::Invalid { problems } = next(&mut watch).await else { panic!("an invalid file was accepted") };
     assert_eq!(problems[0].severity, muster_config::Severity::Fatal);
     assert_no_change(&mut watch).await;
-    assert_eq!(watch.settings().concurrent, 2, "the previous settings stay in force");
+    assert_eq!(watch.settings().concurrent, 2, "the previous settings remain in effect");
     std::fs::write(&path, config(3)).unwrap();
     assert_eq!(applied(&mut watch).await.1, ["concurrent: 2 -> 3"]);
 }
@@ -114,7 +114,7 @@ async fn changes_are_described_without_secrets() {
     let descriptions = [
         "listen_address: default -> `:9252`",
         "runner `c` is new",
-        "runner `a`: token",
+        "runner `a`: token changed",
         "runner `a`: limit: default -> 3",
         "runner `b` was removed",
     ];

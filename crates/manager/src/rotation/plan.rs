@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn token_without_expiry_is_never_due() {
+    fn token_without_expiry_is_never_due_and_unknown_lifetime_is_due_at_once() {
         assert_eq!(due(&runner(Some(100), None)), None);
         assert_eq!(hours(due(&runner(None, Some(500)))), Some(0));
         assert_eq!(hours(due(&runner(Some(500), Some(100)))), Some(0), "the token expires before it was obtained");

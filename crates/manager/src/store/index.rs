@@ -33,7 +33,8 @@ pub(super) struct StateIndex {
     pub(super) unsynced: bool,
     /// Whether a task that syncs the file is running.
     pub(super) has_sync_task: bool,
-    pub(super) small_bytes: [u64; 2],
+    /// [`MIN_COMPACTION_BYTES`], except in tests.
+    pub(super) min_compaction_bytes: [u64; 2],
 }
 
 /// Positions of one job's lines.
@@ -79,7 +80,7 @@ impl StateIndex {
                 lanes,
                 unsynced: false,
                 has_sync_task: false,
-                small_bytes: MIN_COMPACTION_BYTES,
+                min_compaction_bytes: MIN_COMPACTION_BYTES,
             }),
         }
     }
@@ -106,7 +107,7 @@ impl StateIndex {
             job.inspect_err(|error| {
                 tracing::error!(
                     error = error as &dyn std::error::Error,
-                    "failed to read a job in state.log, keeping its row"
+                    "failed to read a job in state.log, keeping its lines"
                 )
             })
             .ok()
@@ -195,9 +196,9 @@ impl StateIndex {
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
         let mut spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
         let live_bytes: u64 = spans.iter().map(|span| span.bytes()).sum();
-        let [busy, idle] = self.small_bytes;
-        let small_bytes = if self.jobs.is_empty() { idle } else { busy };
-        if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(small_bytes) {
+        let [busy, idle] = self.min_compaction_bytes;
+        let min_bytes = if self.jobs.is_empty() { idle } else { busy };
+        if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(min_bytes) {
             return Ok(None);
         }
         // The line of a job also holds the key that its lane had at that time, so the current key of each lane is written after all jobs.

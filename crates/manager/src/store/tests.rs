@@ -204,7 +204,7 @@ async fn compaction_keeps_content_during_writes() {
     };
     for _ in 0..60 {
         write(&mut random, &store);
-        store.index.lock().small_bytes = [0, 0];
+        store.index.lock().min_compaction_bytes = [0, 0];
         let compactor = store.index.lock().compactor().unwrap();
         if let Some(compactor) = compactor {
             let copied = compactor.copy(&index::encode(&Record::Version(record::VERSION)).unwrap()).unwrap();
@@ -233,7 +233,7 @@ async fn compaction_keeps_content_during_writes() {
         store.delete(&job.run).unwrap();
     }
     let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-    store.index.lock().small_bytes = [0, 0];
+    store.index.lock().min_compaction_bytes = [0, 0];
     let compactor = store.index.lock().compactor().unwrap().expect("a file without jobs has lines to drop");
     let copied = compactor.copy(&index::encode(&Record::Version(record::VERSION)).unwrap()).unwrap();
     store.index.lock().replace_with(copied).unwrap();

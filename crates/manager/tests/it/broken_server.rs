@@ -32,7 +32,7 @@ async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
 }
 
 #[tokio::test]
-async fn unusable_job_answers_back_off() {
+async fn manager_backs_off_after_unusable_job_answers() {
     for (kind, body) in [
         ("application/json", ""),
         ("application/json", "null"),

@@ -87,7 +87,7 @@ async fn held_requests_do_not_starve_other_runners() {
 }
 
 #[tokio::test]
-async fn limits_hold_over_runners_and_across_a_restart() {
+async fn limits_apply_across_runners_and_restarts() {
     let bench = Bench::start().await;
     let coordinators = [TestCoordinator::start(LONG_POLL).await, TestCoordinator::start(LONG_POLL).await];
     let limited = RunnerSettings { limit: Some(1), request_concurrency: 4, ..coordinators[0].runner("a") };
@@ -112,7 +112,7 @@ async fn limits_hold_over_runners_and_across_a_restart() {
 }
 
 #[tokio::test]
-async fn jobs_of_two_coordinators_may_share_number() {
+async fn jobs_of_two_coordinators_may_have_the_same_id() {
     let bench = Bench::start().await;
     let coordinators = [TestCoordinator::start(LONG_POLL).await, TestCoordinator::start(LONG_POLL).await];
     let manager = bench
@@ -156,7 +156,7 @@ async fn failing_coordinator_does_not_affect_others() {
 }
 
 #[tokio::test]
-async fn new_settings_add_and_remove_runners_and_drop_no_job() {
+async fn new_settings_add_and_remove_runners_without_losing_jobs() {
     let bench = Bench::start().await;
     let coordinators = [TestCoordinator::start(LONG_POLL).await, TestCoordinator::start(LONG_POLL).await];
     let manager = bench.manager_with_settings(settings(1, vec![coordinators[0].runner("a")])).await;

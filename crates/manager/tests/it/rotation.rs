@@ -67,7 +67,7 @@ impl Fixture {
     async fn advance_clock(&self) -> SystemTime {
         let until = tokio::time::timeout(WAIT_TIMEOUT, self.clock.next_wake_up())
             .await
-            .expect("the rotation waits for no time");
+            .expect("the rotation does not wait on the clock");
         self.clock.set(until);
         until
     }
@@ -138,7 +138,7 @@ async fn failed_reset_is_retried_with_old_token() {
 }
 
 #[tokio::test]
-async fn token_is_not_reset_unless_file_is_writable() {
+async fn without_writable_file_token_is_reset_shortly_before_expiry() {
     let mut fixture = Fixture::start(CONFIG).await;
     // The file cannot be locked.
     let lock = fixture.home.path().join(".config.toml.lock");

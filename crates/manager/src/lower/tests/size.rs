@@ -64,7 +64,7 @@ fn too_long_vm_image_name_is_refused() {
 }
 
 #[test]
-fn secrets_of_job_with_too_large_expansion_are_known() {
+fn secrets_are_masked_even_if_the_expansion_is_too_large() {
     let (large, references) = large();
     let masked = json!({ "key": "B", "value": references, "masked": true });
     let secret = json!({ "key": "C", "value": "secret-$SHORT", "masked": true });

@@ -249,7 +249,7 @@ async fn expiring_token_is_rotated_and_used() {
     bench.configure(&format!("# kept\n{entry}{dates}"));
     let run = bench.run();
     run.wait_for_log("Runner authentication token was reset", 1).await;
-    run.wait_for_log("runner `runner-0`: token", 1).await;
+    run.wait_for_log("runner `runner-0`: token changed", 1).await;
     bench.push(0, 1);
     bench.release_job(1);
     assert_eq!(bench.wait_for_end(0, 1).await.status, JobStatus::Success);
