@@ -1,4 +1,4 @@
-//! Keys that are not in the schema: removed keys, keys in a wrong table, and misspelled keys (checks C010, C011, C018).
+//! Keys that are not in the schema: removed keys, keys in the wrong table, and misspelled keys (checks C010, C011, C018).
 
 use std::ops::Range;
 

@@ -76,7 +76,7 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
 fn values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
-        let message = format!("shell `{}` does not exist; every job fails", shown_name(shell));
+        let message = format!("shell `{}` is not supported; every job fails", shown_name(shell));
         let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
         check.add(problem.at(&runner.table.span_of("shell")).help("use bash, sh, pwsh or powershell"));
     }
@@ -85,20 +85,20 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
         check.add(problem.at(&runner.table.span_of(key)).help(help));
     };
     if let Some(count) = runner.table.int("request_concurrency").filter(|count| *count < 1) {
-        warn("request_concurrency", format!("request_concurrency = {count} counts as 1"), "write 1 or more");
+        warn("request_concurrency", format!("request_concurrency = {count} is treated as 1"), "write 1 or more");
     }
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
-        warn("limit", format!("limit = {limit} counts as no limit"), "write 0 for no limit, or 1 or more");
+        warn("limit", format!("limit = {limit} is treated as no limit"), "write 0 for no limit, or 1 or more");
     }
     if let Some(limit) = runner.table.int("output_limit").filter(|limit| *limit < 0) {
-        warn("output_limit", format!("output_limit = {limit} counts as the default"), "write KiB above 0");
+        warn("output_limit", format!("output_limit = {limit} is treated as not set"), "write a number of KiB above 0");
     }
     for name in ["max_bytes", "max_entries", "max_ratio", "max_header_bytes"] {
         let key = format!("unpack.{name}");
         if let Some(limit) = runner.table.int(&key).filter(|limit| *limit < 1) {
             warn(
                 &key,
-                format!("{name} = {limit} counts as the default"),
+                format!("{name} = {limit} is treated as not set"),
                 "write 1 or more; a large number means no limit",
             );
         }
@@ -190,11 +190,11 @@ mod tests {
     #[test]
     fn c014_unknown_shell_and_values_are_reported() {
         assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("error"));
-        assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("counts as 1"));
-        assert!(found("C014", &runner("shell", "limit = -1")).contains("counts as no limit"));
+        assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("is treated as 1"));
+        assert!(found("C014", &runner("shell", "limit = -1")).contains("is treated as no limit"));
         clean("C014", &runner("shell", "shell = \"pwsh\"\nrequest_concurrency = 2"));
         let unpack = |limit| runner("shell", &format!("[runners.unpack]\nmax_bytes = {limit}"));
-        assert!(found("C014", &unpack(0)).contains("max_bytes = 0 counts as the default"));
+        assert!(found("C014", &unpack(0)).contains("max_bytes = 0 is treated as not set"));
         clean("C014", &unpack(1));
     }
 

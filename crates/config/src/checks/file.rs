@@ -127,7 +127,7 @@ fn timeouts(check: &mut Check<'_>) {
     const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {
-        let message = format!("shutdown_timeout = {negative} counts as 30");
+        let message = format!("shutdown_timeout = {negative} is treated as 30");
         let problem = Problem::new("C014", message).severity(Severity::Warning);
         check.add(problem.at(&check.tree.span_of("shutdown_timeout")).help("set it to a number of seconds above 0"));
     }
@@ -159,7 +159,7 @@ mod tests {
     fn c014_invalid_addresses_are_reported() {
         assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
         assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: `xml` is not a valid log_format"));
-        assert!(found("C014", "shutdown_timeout = -5").contains("counts as 30"));
+        assert!(found("C014", "shutdown_timeout = -5").contains("is treated as 30"));
         let fine = "listen_address = \"127.0.0.1:9252\"\nlog_format = \"json\"\nshutdown_timeout = 0";
         clean("C014", fine);
         clean("C014", "listen_address = \"\"");

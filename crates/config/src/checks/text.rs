@@ -55,33 +55,37 @@ fn expressions(check: &mut Check<'_>) {
 }
 
 fn all_labels(check: &mut Check<'_>) {
-    one_table_of_labels(check, check.tree);
+    check_label_table(check, check.tree);
     let global: Vec<_> = labels(check.tree).collect();
     for runner in check.runners {
-        one_table_of_labels(check, &runner.table);
+        check_label_table(check, &runner.table);
         let merged: std::collections::BTreeMap<_, _> = global.iter().cloned().chain(labels(&runner.table)).collect();
         if merged.len() > MAX_LABELS {
-            let message =
-                format!("{} labels together with the global ones; at most {MAX_LABELS} are allowed", merged.len());
+            let message = format!(
+                "the runner has {} labels including the global ones; at most {MAX_LABELS} are allowed",
+                merged.len()
+            );
             check.report(runner, "labels", "C006", message, "remove some");
         }
     }
 }
 
-fn one_table_of_labels(check: &mut Check<'_>, table: &Table) {
+fn check_label_table(check: &mut Check<'_>, table: &Table) {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     for (name, node) in table.table("labels").map(Table::entries).into_iter().flatten() {
         let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         if !(first && (3..=65).contains(&name.len()) && name.bytes().all(letter)) {
-            let message = format!("label `{}` has a name that is not allowed", shown_name(name));
-            let help = "3 to 65 letters, digits, `.`, `_` and `-`, not beginning with `.` or `-`";
+            let message = format!("`{}` is not a valid label name", shown_name(name));
+            let help = "use 3 to 65 letters, digits, `.`, `_` and `-`, and do not begin with `.` or `-`";
             check.add(Problem::new("C006", message).at(&node.key).help(help));
         }
         if let Value::Str(value) = &node.value
             && !((1..=256).contains(&value.len()) && value.bytes().all(letter))
         {
-            let message = format!("label `{}` has a value that is not allowed", shown_name(name));
-            check.add(Problem::new("C006", message).at(&node.span).help("1 to 256 letters, digits, `.`, `_` and `-`"));
+            let message = format!("the value of label `{}` is not valid", shown_name(name));
+            check.add(
+                Problem::new("C006", message).at(&node.span).help("use 1 to 256 letters, digits, `.`, `_` and `-`"),
+            );
         }
     }
 }
@@ -197,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn c013_integer_duration_counts_nanoseconds() {
+    fn c013_integer_duration_is_in_nanoseconds() {
         let output = found("C013", "[[runners]]\nunhealthy_interval = 60\n");
         assert!(
             output.contains("`runners.unhealthy_interval = 60` is 60 nanoseconds; write a string such as \"60s\""),
