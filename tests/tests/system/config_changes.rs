@@ -12,7 +12,11 @@ const WAITING_SCRIPT: &str =
 
 /// Waits until the condition holds. `description` is for the message of a failure.
 async fn wait_until(description: &str, bench: &Bench, condition: impl FnMut() -> bool) {
-    assert!(muster_tests::process::wait_until(condition).await, "timeout: {description}\n{}", bench.log());
+    assert!(
+        muster_tests::process::wait_until(condition).await,
+        "timed out waiting until {description}\n{}",
+        bench.log()
+    );
 }
 
 /// Starts a job that waits for the file `go`. Returns the names of all instances.

@@ -19,7 +19,7 @@ const MAX_LOSS_TIME: Duration = Duration::from_secs(15);
 
 /// Waits until the condition holds. `description` is for the message of a failure.
 async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
-    assert!(muster_tests::process::wait_until(condition).await, "timeout: {description}");
+    assert!(muster_tests::process::wait_until(condition).await, "timed out waiting until {description}");
 }
 
 /// Script that records its start and waits until the file `go` exists.

@@ -1,5 +1,5 @@
-//! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon stands for the one
-//! of the instances. Each of its VMs is a process with an SSH server.
+//! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon stands in for the
+//! daemon of each instance. Each of its VMs is a process with an SSH server.
 
 use std::path::Path;
 use std::process::Command;
@@ -39,7 +39,7 @@ async fn start_with_waiting_job() -> (NestingFixture, Bench) {
 
 /// Waits until the condition holds. `description` appears in the failure message.
 async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
-    assert!(muster_tests::process::wait_until(condition).await, "timeout: {description}");
+    assert!(muster_tests::process::wait_until(condition).await, "timed out waiting until {description}");
 }
 
 /// Waits until the daemon has no VM.
@@ -125,7 +125,7 @@ async fn next_job_in_a_slot_gets_a_clean_virtual_machine() {
     let (first, second) = (run_job(1).await, run_job(2).await);
     assert!(first.1 && second.1, "{first:?} {second:?}");
     assert_ne!(first.0, second.0);
-    assert_eq!(bench.machines.names().len(), 1, "both jobs ran on the same instance");
+    assert_eq!(bench.machines.names().len(), 1, "the jobs ran on different instances");
     wait_until_no_vm(&bench, &nest).await;
 }
 
@@ -282,7 +282,7 @@ async fn job_in_preparation_is_rescheduled_when_its_vm_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_names_lost_instance_of_its_vm() {
+async fn job_log_names_the_lost_instance_of_its_vm() {
     let (nest, bench) = start_with_waiting_job().await;
     let instance = bench.machines.names().remove(0);
     assert_eq!(bench.machines.kill(ProcessKind::PersistentInstance), 1);
