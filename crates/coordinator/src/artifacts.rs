@@ -1,8 +1,8 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! The content is received, checked and stored under its name. Then its row is written, and content that has no row afterwards is deleted.
-//! A row therefore means that the content is complete. A process that is killed can leave content without a row, which the next process
-//! deletes at its start.
+//! The content is received, checked and stored under its name. Then its row is written. Content that no longer has a row,
+//! because it was replaced or rejected, is deleted. A row therefore means that the content is complete. A process that is killed can leave
+//! content without a row, which the next process deletes at its start.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -176,7 +176,7 @@ impl ArtifactLocks {
 /// Receives an upload and checks it. Invalid reports are dropped.
 ///
 /// # Errors
-/// [`ServiceError::BadRequest`] for an invalid archive or parameter, [`ServiceError::TooLarge`], and errors of the blobs.
+/// [`ServiceError::BadRequest`] for an invalid archive or parameter, [`ServiceError::TooLarge`], and errors of the blob store.
 pub(crate) async fn receive(
     blobs: &dyn Blobs,
     query: ArtifactQuery,

@@ -1,4 +1,4 @@
-//! Versions and version constraints (docs/spec/fleeting.md, section 6.2). Tests `oNN_` have the numbers of its section 9.
+//! Versions and version constraints (docs/spec/fleeting.md, section 6.2). The numbers in the test names (`o02_`) are those of section 9 there.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ pub enum VersionError {
     },
     /// The text is a digest.
     #[error(
-        "{found:?} is a digest, not a version; write a version; its digest is stored in the lock file and verified"
+        "{found:?} is a digest, not a version; specify a version (its digest is stored in the lock file and verified)"
     )]
     Digest {
         /// The invalid text.

@@ -184,9 +184,9 @@ impl Nesting {
         };
         let answer = self.call(CREATE, self.timeouts.create, send).await?;
         let invalid = |problem| NestingError::InvalidResponse { daemon: self.daemon.clone(), call: CREATE, problem };
-        let machine = answer.vm.ok_or_else(|| invalid("no machine"))?;
+        let machine = answer.vm.ok_or_else(|| invalid("it contains no machine"))?;
         if machine.id.is_empty() || machine.addr.is_empty() {
-            return Err(invalid("a machine without id or address"));
+            return Err(invalid("the machine has no ID or no address"));
         }
         Ok(Created { machine: machine.into(), stomped: answer.stomped_vm_id.filter(|id| !id.is_empty()) })
     }

@@ -38,7 +38,7 @@ pub(crate) struct ContainerArgs {
 /// Runs `muster agent container`.
 pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     if std::env::var_os(MODE).is_some() {
-        return without_mode();
+        return exec_without_variables();
     }
     // The output before this line is from the entrypoint of the image, on either stream.
     let started = writeln!(std::io::stdout(), "{STARTED}").and_then(|()| writeln!(std::io::stderr(), "{STARTED}"));
@@ -90,7 +90,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
 }
 
 /// Replaces this process with one that does not have the agent's own variables, so that jobs do not inherit them.
-fn without_mode() -> ExitCode {
+fn exec_without_variables() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {
             let relay = std::env::var_os(RELAY).into_iter().flat_map(|address| [OsString::from("--relay"), address]);
