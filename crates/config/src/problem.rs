@@ -152,8 +152,9 @@ impl Problems {
         }
         self.found.sort_by_key(|problem| problem.span.as_ref().map(|span| span.start));
         if self.unlisted > 0 {
+            let problems = if self.unlisted == 1 { "problem is" } else { "problems are" };
             self.found.push(
-                Problem::new("C000", format!("{} more problems are not listed", self.unlisted))
+                Problem::new("C000", format!("{} more {problems} not listed", self.unlisted))
                     .severity(Severity::Warning),
             );
         }

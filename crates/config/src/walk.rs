@@ -44,7 +44,7 @@ impl Walk {
                 Some(entry) if tree.node(entry.name()).is_some() => {
                     self.hide(item);
                     let message = format!(
-                        "`{}` is the same key as `{}`, which is set too; it is ignored",
+                        "`{}` is ignored, because it is the same key as `{}`, which is also set",
                         shown_name(name.text),
                         entry.name()
                     );

@@ -134,7 +134,7 @@ impl Config {
                 ),
                 (
                     !self.limits().is_unlimited(),
-                    "excludes max_memory_mib, max_cpus and max_processes, because cgroups are removed with the plugin",
+                    "cannot be combined with max_memory_mib, max_cpus and max_processes, because cgroups are removed with the plugin",
                 ),
             ];
             if let Some((_, reason)) = conflicts.iter().find(|(is_present, _)| *is_present) {

@@ -49,8 +49,9 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
         let count = policy.int("idle_count").filter(|count| *count > 0 && capacity > 1);
         if let (Some(count), Some(node)) = (count, policy.node("idle_count")) {
             let instances = count.saturating_add(capacity - 1) / capacity;
+            let s = if instances == 1 { "" } else { "s" };
             let message =
-                format!("idle_count = {count} counts job slots: it keeps {instances} instances of {capacity} slots");
+                format!("idle_count = {count} counts job slots: it keeps {instances} instance{s} of {capacity} slots");
             let problem = super::super::problem::Problem::new("C070", message);
             check.add(
                 problem
@@ -84,7 +85,9 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
         let limit = runner.table.int("limit").filter(|limit| *limit > 0);
         let (key, wanted) = limit.map_or(("concurrent", concurrent), |limit| ("limit", limit));
         if jobs < wanted {
-            let message = format!("{instances} instances hold {jobs} jobs; {key} = {wanted} is never reached");
+            let message = format!(
+                "max_instances and capacity_per_instance limit the number of jobs to {jobs}; {key} = {wanted} is never reached"
+            );
             check.report(
                 runner,
                 "autoscaler.max_instances",
@@ -283,7 +286,7 @@ mod tests {
                     .replace("executor", &format!("{limit}\nexecutor"))
             )
         };
-        assert!(found("C073", &text("")).contains("3 instances hold 12 jobs; concurrent = 20 is never reached"));
+        assert!(found("C073", &text("")).contains("limit the number of jobs to 12; concurrent = 20 is never reached"));
         assert!(found("C073", &text("limit = 13")).contains("limit = 13"));
         let groups =
             "[[runners.autoscaler.groups]]\nmax_instances = 2\n[[runners.autoscaler.groups]]\nmax_instances = 3";

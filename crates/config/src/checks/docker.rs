@@ -173,7 +173,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
     {
         let name = |key: &str| key.trim_start_matches("s3.").to_owned();
         let message = format!("{} without {}: the role of this instance is used instead", name(&set), name(&missing));
-        check.report(runner, &format!("cache.{set}"), "C060", message, "set both, or none");
+        check.report(runner, &format!("cache.{set}"), "C060", message, "set both or neither");
     }
     if let (Some(s3), "s3") = (cache.table("s3"), kind) {
         s3_storage(check, runner, s3);
@@ -213,7 +213,7 @@ fn s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
     }
     let encryption = s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase();
     if !["", "S3", "AES256", "KMS", "AWS:KMS", "DSSE-KMS", "AWS:KMS:DSSE"].contains(&encryption.as_str()) {
-        let message = "ServerSideEncryption is not valid; objects are not encrypted by request";
+        let message = "ServerSideEncryption is not valid; uploads do not request encryption";
         warn("ServerSideEncryption", message, "use S3, KMS or DSSE-KMS");
     }
 }

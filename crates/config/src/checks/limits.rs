@@ -37,8 +37,9 @@ fn long_polling(check: &mut Check<'_>) {
     let runners = check.runners.len();
     let node = check.tree.node("concurrent");
     if i64::try_from(runners).is_ok_and(|runners| runners > concurrent.max(1)) {
+        let s = if concurrent == 1 { "" } else { "s" };
         let message =
-            format!("{runners} runners share {concurrent} job slots: jobs of one wait for jobs of the others");
+            format!("{runners} runners share {concurrent} job slot{s}: jobs of one wait for jobs of the others");
         let problem =
             Problem::new("C002", message).help(format!("set concurrent to at least {runners}, the number of runners"));
         check.add(match node {

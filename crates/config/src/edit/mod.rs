@@ -111,7 +111,7 @@ fn target(path: &Path) -> Result<PathBuf, EditError> {
 pub struct NewToken {
     /// The token.
     pub token: Secret,
-    /// ID of the runner at the server. `None` if the server did not return one.
+    /// ID of the runner on the server. `None` if the server did not return one.
     pub id: Option<i64>,
     /// Time at which the token was created.
     pub obtained_at: Option<OffsetDateTime>,

@@ -63,8 +63,8 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     let options = old.strings("MachineOptions").chain(old.strings("MachineOptionsWithName"));
     let unnamed = options.filter(|(option, _)| !has_name(option)).count();
     if unnamed > 0 {
-        let action = if is_group { "they were left out" } else { "they were kept, but docker-machine refuses them" };
-        notes.push(format!("{unnamed} machine options have no name before `=`: {action}"));
+        let action = if is_group { "omitted" } else { "kept, but docker-machine refuses them" };
+        notes.push(format!("machine options without a name before `=` ({unnamed}): {action}"));
     }
     notes
 }
@@ -90,7 +90,9 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
 fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
-            notes.push(format!("{prefix}{key} = {count} is negative and counts as 0; to use another value, set {new}"));
+            notes.push(format!(
+                "{prefix}{key} = {count} is negative and is treated as 0; to use another value, set {new}"
+            ));
         }
         notes.extend(too_large(prefix, table, key, new));
     }

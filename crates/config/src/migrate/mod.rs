@@ -160,8 +160,8 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, dra
 }
 
 /// Note about the executor that replaces `docker+machine`.
-const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: its image needs a Docker engine, and the \
-                            user of the connection access to it";
+const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: the image of the instance must \
+                            contain a Docker engine, and the login user must have access to it";
 
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);

@@ -152,12 +152,12 @@ fn every_dropped_key_has_a_note() {
     for note in [
         "MaxGrowthRate = 5 was dropped: a group gets its instances all at once; [runners.autoscaler.scale_throttle]",
         "MaxRemovalAttempts = 3 was dropped: a removal is repeated until the provider confirms it",
-        "IdleCount = -4 is negative and counts as 0",
-        "MaxBuilds = -1 is negative and counts as 0",
+        "IdleCount = -4 is negative and is treated as 0",
+        "MaxBuilds = -1 is negative and is treated as 0",
         "IdleScaleFactor = 1.5 has no effect without IdleCount and was removed",
         "entry 2 of autoscaling: without Periods it never applied, so it was removed",
         "became the group's name `auto-scale-my-domain-com`",
-        "2 machine options have no name before `=`: they were left out",
+        "machine options without a name before `=` (2): omitted",
     ] {
         assert!(notes.contains(note) && migration.text.contains(note), "{note:?} is missing in\n{notes}");
     }

@@ -20,9 +20,9 @@ pub struct DockerSettings {
     pub tls_cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,
-    /// Image of jobs that name none. Empty means that such jobs fail.
+    /// Image of jobs that do not specify one. Empty means that such jobs fail.
     pub image: String,
-    /// Whether jobs that name no image run without containers. Set by `muster ci` only.
+    /// Whether jobs without an image run without containers. Set by `muster ci` only.
     pub host_without_image: bool,
     /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OnInstances {
-    /// Image of virtual machines for jobs that name none. Variables are expanded.
+    /// Image of virtual machines for jobs that do not specify one. Variables are expanded.
     pub image: String,
     /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,

@@ -189,7 +189,10 @@ async fn invalid_persistent_settings_are_rejected() {
     for (config, expected) in [
         (json!({"persistent_instances": true}), "requires directory"),
         (json!({"persistent_instances": true, "directory": "/x", "isolation": "none"}), "requires namespaces"),
-        (json!({"persistent_instances": true, "directory": "/x", "max_cpus": 1.0}), "excludes max_memory_mib"),
+        (
+            json!({"persistent_instances": true, "directory": "/x", "max_cpus": 1.0}),
+            "cannot be combined with max_memory_mib",
+        ),
     ] {
         let mut spec = PluginSpec::new(env!("CARGO_BIN_EXE_fleeting-plugin-local"));
         spec.config = config;
