@@ -280,7 +280,7 @@ impl Actor {
             self.drop_job(job, reason, "the job exceeded its timeout and its runner did not end it");
         } else if now >= contact_deadline {
             let reason = if canceling { FailureReason::NoUpdatesCanceling } else { FailureReason::NoUpdatesRunning };
-            self.drop_job(job, reason, "the runner of the job made no contact for too long");
+            self.drop_job(job, reason, "the runner of the job has not contacted the coordinator for too long");
         } else {
             self.timers.add(run_deadline.min(contact_deadline), Timer::Runner(job));
         }

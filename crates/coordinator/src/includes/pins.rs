@@ -47,7 +47,7 @@ pub struct Pins {
 /// Reason why the content of a pin cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PinError {
-    #[error("`{0}` is pinned, but its content is not on this machine; `muster ci vendor` fetches it")]
+    #[error("`{0}` is pinned, but its content is not on this machine; run `muster ci vendor` to fetch it")]
     Missing(String),
     #[error("the content of `{include}` at `{}` is not what was pinned; run `muster ci vendor` to fetch it again", path.display())]
     Changed { include: String, path: PathBuf },

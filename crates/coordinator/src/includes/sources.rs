@@ -135,7 +135,7 @@ impl SnapshotSources {
 
     fn project_not_local(&self, project: &str) -> SourceError {
         SourceError::Unreachable(format!(
-            "project `{project}` is not on this machine; `muster ci vendor` fetches and pins it, or name a directory with its \
+            "project `{project}` is not on this machine; run `muster ci vendor` to fetch and pin it, or name a directory with its \
              files in {}:\n[projects]\n\"{project}\" = \"/path/to/its/checkout\"",
             self.config.config_file.display()
         ))
@@ -222,7 +222,7 @@ impl SnapshotSources {
         match &self.vendor {
             Some(vendor) => vendor.component(address, version),
             None => Err(SourceError::Unreachable(format!(
-                "the project of component `{address}` is not on this machine; `muster ci vendor` fetches and pins it, or name \
+                "the project of component `{address}` is not on this machine; run `muster ci vendor` to fetch and pin it, or name \
                  a directory with its files in {}:\n[components]\n\"{base}\" = \"/path/to/its/checkout\"",
                 self.config.config_file.display()
             ))),
@@ -243,7 +243,7 @@ impl SnapshotSources {
         }
         let Some(vendor) = &self.vendor else {
             return Err(SourceError::Unreachable(format!(
-                "template `{name}` comes with a GitLab server, not with muster; `muster ci vendor` fetches and pins it, or get \
+                "template `{name}` comes with a GitLab server, not with Muster; run `muster ci vendor` to fetch and pin it, or get \
                  GitLab's directory of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \
                  \"/path/to/templates\"",
                 self.config.config_file.display()

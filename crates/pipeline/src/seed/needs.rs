@@ -86,7 +86,7 @@ impl Resolver<'_> {
                 let name = name.to_owned();
                 needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
             } else if link.optional || self.config.is_stub {
-                let text = format!("the need on `{name}` was dropped: that job is not in the pipeline");
+                let text = format!("the need for `{name}` was dropped: that job is not in the pipeline");
                 decisions.push(self.trace.decision(DecisionKind::Needs, text, Some(link.span)));
             } else {
                 problems.push(self.excluded_need_error(instance, link));

@@ -136,7 +136,7 @@ impl Forge {
 fn c242_vendored_pipeline_needs_no_network() {
     let forge = Forge::new();
     let (project, lib) = (&forge.project, &forge.lib);
-    project.ci(&["list"]).code(2).warns("`muster ci vendor` fetches and pins it");
+    project.ci(&["list"]).code(2).warns("run `muster ci vendor` to fetch and pin it");
     let output = project.ci(&["vendor"]).code(0);
     let first = lib.git(&["rev-parse", "HEAD"]);
     output.prints("project group/lib@main:ci/a.yml ").prints(&first[..8]).prints("1.2.0 (").prints("/r.yml");
@@ -192,7 +192,7 @@ fn c242_missing_vendored_file_error_has_a_remedy() {
     forge.project.ci(&["vendor"]).code(0);
     std::fs::remove_dir_all(forge.project.home().join("state")).unwrap();
     let output = forge.project.ci(&["list", "--offline"]).code(2);
-    output.warns("is pinned, but its content is not on this machine; `muster ci vendor` fetches it");
+    output.warns("is pinned, but its content is not on this machine; run `muster ci vendor` to fetch it");
 }
 
 #[test]
