@@ -218,7 +218,7 @@ impl Manager {
         let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {
             let Some(runner) = job.runner.clone().or_else(|| self.settings.runners.first().cloned()) else {
-                tracing::error!(job = %job.run, "no runner is configured for a job of an earlier start, leaving the job");
+                tracing::error!(job = %job.run, "no runner is configured for a job of an earlier start, keeping the job in state.log");
                 continue;
             };
             let known = contexts.iter().find(|context| Arc::ptr_eq(&context.runner, &runner)).cloned();
@@ -227,7 +227,7 @@ impl Manager {
                 Err(error) => {
                     tracing::error!(
                         job = %job.run, runner = runner.name, %error,
-                        "failed to create a client for a job of an earlier start, leaving the job"
+                        "failed to create a client for a job of an earlier start, keeping the job in state.log"
                     );
                     continue;
                 }

@@ -79,7 +79,7 @@ impl JobActor {
         };
         let Some(environment) = self.runner.executor.environment_without_lease(lease) else { return };
         let Some(released) = self.runner.unreported.admit(environment) else {
-            return tracing::warn!("too many ended jobs wait for their report, this job keeps its slot");
+            return tracing::warn!("too many ended jobs are unreported, keeping the slot of this job");
         };
         if let Err(error) = self.row.transition(JobState::await_report) {
             return tracing::error!(error = &error as &dyn std::error::Error, "failed to release the slot of the job");

@@ -269,7 +269,7 @@ impl Uploader {
                 tracing::info!(
                     from = self.acknowledged,
                     size,
-                    "coordinator has another trace length, continuing there"
+                    "coordinator has a different trace length, continuing from there"
                 );
                 self.reset_to(size);
                 false

@@ -166,7 +166,7 @@ impl RotationTask {
             Ok(false) => {
                 tracing::error!(
                     runner_name = runner.name,
-                    "runner was removed from the file while its token was reset, new token lost; reset the token at the server"
+                    "runner was removed from the file while its token was reset, new token lost; reset the token on the server"
                 );
                 Err(None)
             }

@@ -70,7 +70,7 @@ pub enum StoreError {
     #[error("failed to sync state.log")]
     Sync(#[source] io::Error),
     /// A newer version of Muster has written the file.
-    #[error("{} has version {version}, which this version of Muster does not support; use the newer version of Muster", path.display())]
+    #[error("{} has version {version}, which this version of Muster does not support; use the version that wrote it, or a newer one", path.display())]
     Newer {
         /// Path of the file.
         path: PathBuf,
