@@ -149,7 +149,7 @@ fn possible_messages(script: &Script) -> &'static [&'static str] {
             Behavior::Unavailable => &["the provider's API is down"],
             Behavior::Unimplemented => &["no such call"],
             Behavior::Panics => &["connection lost"],
-            Behavior::InvalidResponse if call == Call::Update => &["an instance id of 0 bytes"],
+            Behavior::InvalidResponse if call == Call::Update => &["an instance ID of 0 bytes"],
             Behavior::InvalidResponse if call == Call::Increase => &["accepted more instances than requested"],
             Behavior::InvalidResponse => &["no connector for"],
             Behavior::HugeResponse => &["message length too large"],

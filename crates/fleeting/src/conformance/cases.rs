@@ -25,7 +25,7 @@ pub const CASES: [Case; 34] = [
     case("P6", "accepts config keys in any letter case and ignores unknown ones"),
     case("P7", "rejects an empty config; accepts null and {}"),
     case("P8", "uses default connector settings if the host sends none"),
-    case("L1", "returns the group's id and maximum size from Init"),
+    case("L1", "returns the group's ID and maximum size from Init"),
     case("P10", "returns readable error messages"),
     case("L3", "creates the instances that Increase accepts, at most the requested number"),
     case("L6", "created instances reach the running state"),

@@ -55,7 +55,7 @@ async fn start_and_init<'a>(run: &mut Run<'a>) -> Option<LifecycleRun<'a>> {
     match LifecycleRun::start(plan).await {
         Ok((lifecycle, init)) => {
             let result = match (init.id.is_empty(), init.max_size) {
-                (true, _) => Err("the group has no id, which logs need".to_owned()),
+                (true, _) => Err("the group has no ID, which hosts need for their logs".to_owned()),
                 (_, 0) => Err("max_size is 0; Go hosts create no instance then".to_owned()),
                 _ => Ok(()),
             };

@@ -39,7 +39,7 @@ impl InstanceTracker {
         for (id, number) in snapshot {
             let state = InstanceState::from_number(*number);
             if id.is_empty() {
-                self.invalid_snapshots.push("an instance has an empty id".to_owned());
+                self.invalid_snapshots.push("an instance has an empty ID".to_owned());
                 continue;
             }
             if !listed.insert(id) {
@@ -56,7 +56,7 @@ impl InstanceTracker {
             }
             if !instance.deletion_requested && !instance.preexisting {
                 self.lost.push(format!(
-                    "{id} was {} and is missing in the next snapshot, but its deletion was not requested",
+                    "{id} was {} and is missing from the next snapshot, but its deletion was not requested",
                     instance.state
                 ));
             }

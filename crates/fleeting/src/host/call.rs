@@ -132,7 +132,7 @@ impl Caller {
                 let group::UpdateResponse { instance, state } = message?;
                 if instance.is_empty() || instance.len() > MAX_ID_BYTES {
                     let problem =
-                        format!("an instance id of {} bytes (valid lengths: 1 to {MAX_ID_BYTES})", instance.len());
+                        format!("an instance ID of {} bytes (valid lengths: 1 to {MAX_ID_BYTES})", instance.len());
                     return Ok(Err(problem));
                 }
                 instances.insert(InstanceId::new(instance), InstanceState::from_number(state));

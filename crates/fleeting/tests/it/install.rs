@@ -421,7 +421,7 @@ async fn token_is_fetched_from_the_registrys_token_server() {
     assert_eq!(registry.tags().await.unwrap(), muster_oci::TagList::Tags(vec!["1.0.0".to_owned()]));
     let error = check_login(&host, Some(Credentials::new(USER, "wrong"))).await.unwrap_err();
     assert!(
-        error.contains("issues no token: 403 Forbidden, as \"tester\"") && error.contains("denies access"),
+        error.contains("did not issue a token: 403 Forbidden, as \"tester\"") && error.contains("denies access"),
         "{error}"
     );
     let error = check_login(&host, None).await.unwrap_err();

@@ -195,7 +195,7 @@ async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
         assert_eq!(group.increase(3).await.unwrap(), 3, "at most the requested number counts");
         assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested ids count, and only once");
         let error = group.update().await.unwrap_err();
-        assert!(error.to_string().contains("an instance id of 0 bytes"), "{error}");
+        assert!(error.to_string().contains("an instance ID of 0 bytes"), "{error}");
     })
     .await;
 }

@@ -100,7 +100,7 @@ const FAULTS: &[Fault] = &[
     ),
     faulty("crash_without_settings", &["P8"], "the plugin exited", WarnOnly),
     faulty("hang_without_settings", &["P8"], "no response to Init within 2.0 s", FailOnly),
-    faulty("empty_group_id", &["L1"], "the group has no id", FailOnly),
+    faulty("empty_group_id", &["L1"], "the group has no ID", FailOnly),
     faulty("zero_max_size", &["L1"], "max_size is 0", Fail),
     faulty("empty_error", &["P10"], "an error without a message", FailOnly),
     faulty("creates_one", &["L3", "L6"], "Increase accepted 2 instances, but 1 appeared", Fail),
@@ -131,7 +131,7 @@ const FAULTS: &[Fault] = &[
     faulty("duplicate_ids", &["L2"], "is listed twice in one snapshot", FailOnly),
     faulty("unknown_state", &["L2"], "has the unknown state 42", Fail),
     faulty("state_goes_back", &["L4"], "changed from running to creating", Fail),
-    faulty("missing_from_list", &["L5"], "is missing in the next snapshot, but its deletion was not requested", Fail),
+    faulty("missing_from_list", &["L5"], "is missing from the next snapshot, but its deletion was not requested", Fail),
     faulty("loses_instances", &["L5"], "was running and is timeout", Fail),
     faulty(
         "stale_lock",
