@@ -53,7 +53,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
     if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
         tracing::warn!(
             jobs = restarting.len(),
-            "the removal of what killed jobs left took too long, continuing without it; their next starts replace it"
+            "failed to remove the leftovers of killed jobs in time, continuing; the next start of each job replaces them"
         );
     }
     Ok(removals)
@@ -130,7 +130,7 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String) {
         }
         tokio::time::sleep(REMOVAL_RETRY_DELAY).await;
     }
-    tracing::error!(job = id, "gave up removing what is left of the environment of a lost job; remove it by hand");
+    tracing::error!(job = id, "gave up removing the leftovers of a lost job's environment; remove them manually");
 }
 
 /// Returns whether everything that is left of the environments of a lost job was removed.
@@ -138,7 +138,7 @@ async fn try_remove(parsed: &ParsedRequest, id: &str) -> bool {
     let mut is_removed = true;
     for target in parsed.steps.iter().flat_map(Step::targets) {
         if let Err(error) = target.remove_leftovers().await {
-            tracing::warn!(job = id, %error, "failed to remove what is left of the environment of a lost job");
+            tracing::warn!(job = id, %error, "failed to remove the leftovers of a lost job's environment");
             is_removed = false;
         }
     }

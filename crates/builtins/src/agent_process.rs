@@ -50,7 +50,7 @@ impl Log for DiscardedLog {
 impl DelegateTarget<Context> for AgentProcess {
     async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
         let [program, args @ ..] = self.command.as_slice() else {
-            return Err(Failure::Configuration("the command of the agent of a step is empty".to_owned()));
+            return Err(Failure::Configuration("the command that starts the agent of a step is empty".to_owned()));
         };
         let processes =
             context.processes.separate_set("agent").map_err(Failure::io("failed to prepare the agent of a step"))?;
