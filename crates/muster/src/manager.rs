@@ -78,10 +78,10 @@ pub(crate) struct ManagerArgs {
     /// Run jobs in containers of the engine with this URL.
     #[arg(long, value_name = "URL")]
     docker_host: Option<String>,
-    /// Image of jobs that name none.
+    /// Image of jobs that do not specify one.
     #[arg(long, value_name = "IMAGE", requires = "docker_host")]
     docker_image: Option<String>,
-    /// Run jobs that name no image without containers.
+    /// Run jobs without an image directly on this machine.
     #[arg(long, requires = "docker_host", conflicts_with = "docker_image")]
     host_without_image: bool,
     /// Address to serve metrics and health on, such as 127.0.0.1:9252. Defaults to none.

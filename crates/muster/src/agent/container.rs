@@ -82,7 +82,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
         match served {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                tracing::error!(error = muster_job::error_chain(&error), "the agent ended");
+                tracing::error!(error = muster_job::error_chain(&error), "agent failed");
                 ExitCode::FAILURE
             }
         }

@@ -343,12 +343,12 @@ pub(super) enum ListOutput {
 /// Where jobs run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(super) enum Executor {
-    /// Jobs with an image in containers if a Docker or Podman engine of this machine answers, all other jobs on this machine.
+    /// Jobs with an image in containers if a Docker or Podman engine on this machine responds, all other jobs on this machine.
     #[default]
     Auto,
     /// On this machine, as processes of the current user.
     Host,
-    /// In containers of a Docker or Podman engine of this machine.
+    /// In containers of a Docker or Podman engine on this machine.
     Docker,
     /// On runners that you connect to the printed address.
     External,

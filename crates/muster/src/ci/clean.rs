@@ -30,8 +30,9 @@ pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
     let running = cleaned.running;
     if running > 0 {
         ui::note(&format!(
-            "skipped {running} running pipeline{}; cancel and clean again to delete",
-            if running == 1 { "" } else { "s" }
+            "skipped {running} running pipeline{}; cancel {} and clean again",
+            if running == 1 { "" } else { "s" },
+            if running == 1 { "it" } else { "them" }
         ));
     }
     if cleaned.not_deleted == 0 {

@@ -76,8 +76,8 @@ pub(crate) enum CiError {
     },
     /// Some directories could not be deleted. Each one has been reported.
     #[error(
-            "failed to delete {} of the state directory; files of another user, such as those of jobs with `sudo` or containers, must be \
-             deleted by that user, or their permissions changed; then clean again",
+            "failed to delete {} of the state directory; delete the files of other users (such as files that jobs created with `sudo` or \
+             in containers) as these users, then clean again",
             if *directories == 1 { "one entry".to_owned() } else { format!("{directories} entries") }
     )]
     NotDeleted {
@@ -127,8 +127,8 @@ pub(crate) enum CiError {
     },
     /// Standard output could not be written.
     #[error(
-        "failed to write to standard output, so the output is incomplete; free some space there or send the output elsewhere, \
-             and repeat the command"
+        "failed to write to standard output, so the output is incomplete; free some disk space or redirect the output, and run \
+             the command again"
     )]
     Output(#[source] &'static std::io::Error),
     /// An operation of the system failed.

@@ -9,7 +9,7 @@ use super::prepare::{Prepared, compile_only};
 use super::ui::{self, Table};
 
 /// Remark on a job whose definition is incomplete.
-pub(super) const LACKS_PARTS: &str = "incomplete: an ignored include has parts of it";
+pub(super) const LACKS_PARTS: &str = "incomplete: parts of it are in an ignored include";
 
 /// Lists the jobs.
 pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {

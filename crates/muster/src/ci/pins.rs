@@ -50,7 +50,7 @@ impl Lock {
         let lock: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if lock.version != VERSION {
             return Err(invalid(format!(
-                "it has version {}, but this muster supports version {VERSION}",
+                "it has version {}, but this version of Muster supports version {VERSION}",
                 lock.version
             )));
         }

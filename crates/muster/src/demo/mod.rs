@@ -330,7 +330,7 @@ impl Outcome {
         let (created, max, left) = (meter.total(), meter.max, self.instances_left);
         ui::outln(&format!("instances  {created} created, at most {max} at once, {left} left"));
         ui::outln(&format!(
-            "cost       {:.5}, at {PRICE_PER_HOUR} per instance and hour (model price)",
+            "cost       {:.5}, at {PRICE_PER_HOUR} per instance-hour (model price)",
             meter.cost(PRICE_PER_HOUR)
         ));
         if let Some((jobs, timeout)) =

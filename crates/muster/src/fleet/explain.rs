@@ -22,7 +22,7 @@ pub(crate) struct ExplainArgs {
     /// Subject to explain; without it, the whole fleet.
     #[arg(value_enum, requires = "name")]
     subject: Option<ExplainTarget>,
-    /// Job ID at the server, or instance ID or group name as shown by `muster fleet status`.
+    /// Job ID on the server, or instance ID or group name as shown by `muster fleet status`.
     name: Option<String>,
     #[command(flatten)]
     target: ManagerTarget,

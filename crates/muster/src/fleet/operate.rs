@@ -75,7 +75,7 @@ enum OperateError {
     NoManager { directory: PathBuf, source: io::Error },
     #[error("permission denied for manager socket {}; run the command as root or as the manager's user", socket.display())]
     NotAllowed { socket: PathBuf, source: io::Error },
-    #[error("the manager at {} did not answer; the request may have been carried out, check `muster fleet status`", socket.display())]
+    #[error("the manager at {} did not answer, but may have carried out the request; check `muster fleet status`", socket.display())]
     NoReply { socket: PathBuf, source: io::Error },
 }
 

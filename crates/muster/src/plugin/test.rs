@@ -89,7 +89,8 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
         let skipped: Vec<_> = skipped.map(|verdict| verdict.case.id).collect();
         if let Some(reason) = reason {
             let ids = ui::fit(&skipped.join(" "), SKIPPED_WIDTH);
-            ui::outln(&format!("\n{} tests skipped ({reason}): {ids}", skipped.len()));
+            let s = if skipped.len() == 1 { "" } else { "s" };
+            ui::outln(&format!("\nskipped {} test{s} ({reason}): {ids}", skipped.len()));
         }
         ui::outln(&format!("\n{}: {}", report.plugin, report.summary()));
     }

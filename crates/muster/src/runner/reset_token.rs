@@ -17,7 +17,7 @@ use crate::config_file::{ConfigError, client_of, log_mode};
 pub(crate) struct ResetTokenArgs {
     #[command(flatten)]
     select: SelectArgs,
-    /// With --url: runner with this ID at the server.
+    /// With --url: runner with this ID on the server.
     #[arg(short, long)]
     id: Option<i64>,
     /// Personal access token to use instead of the runner's old token.
@@ -50,7 +50,7 @@ enum ResetError {
     NotWritable(#[from] EditError),
     #[error(
         "the server has reset the token of runner `{name}`, but the new token could not be saved, and the old one is invalid; \
-             fix the file, then reset the token again with --pat, or create a new runner at the server and register it"
+             fix the file, then reset the token again with --pat, or create a new runner on the server and register it"
     )]
     TokenLost { name: String, source: EditError },
 }

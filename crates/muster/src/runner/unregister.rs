@@ -80,7 +80,7 @@ fn check_writable(args: &UnregisterArgs) -> Result<(), UnregisterError> {
         .map_err(UnregisterError::NotWritable)
 }
 
-/// Unregisters one runner at the server.
+/// Unregisters one runner from the server.
 async fn unregister_one(args: &UnregisterArgs, config: &Config, runner: &Runner) -> Result<(), ClientError> {
     let token = runner.token.expose();
     let client = args.tls.client_of(runner)?;

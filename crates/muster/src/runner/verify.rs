@@ -1,4 +1,4 @@
-//! `verify`: checks at the server which runners still exist.
+//! `verify`: asks the server which runners still exist.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ pub(crate) struct VerifyArgs {
     select: SelectArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Only verify the runners with this token. With --url `*`, at any server.
+    /// Only verify the runners with this token. With --url `*`, on any server.
     #[arg(short, long)]
     token: Option<String>,
     /// Remove runners from the file that the server does not know anymore.

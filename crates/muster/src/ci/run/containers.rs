@@ -130,7 +130,7 @@ impl Jobs {
     fn report_services_without_image(&self) {
         if let Some(jobs) = named(&self.only_services) {
             ui::note(&format!(
-                "`services:` of job {jobs} are ignored: the job has no `image:`, so it runs on this machine"
+                "`services:` of job {jobs} are ignored: jobs without `image:` run directly on this machine"
             ));
         }
     }

@@ -162,7 +162,7 @@ fn restart_limit_error(options: &ManagerOptions, exit_status: &str) -> CiError {
     let log = last_lines(&options.log);
     CiError::Usage(format!(
         "the manager exited {MAX_FAILED_STARTS} times without progress ({exit_status}); something kills it (a job, or the kernel because of \
-             low memory), or this is a bug in muster. The end of its log `{}`:\n{log}",
+             low memory), or this is a bug in Muster. The end of its log `{}`:\n{log}",
         options.log.display()
     ))
 }

@@ -20,7 +20,7 @@ pub(crate) struct RegisterArgs {
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     #[arg(value_name = "BOOL")]
     pub(super) non_interactive: bool,
-    /// Do not delete the runner at the server if the registration fails later.
+    /// Do not delete the runner on the server if the registration fails later.
     #[arg(long, env = "REGISTER_LEAVE_RUNNER", value_parser = go_bool, num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "true", default_value = "false", hide_default_value = true)]
     #[arg(value_name = "BOOL")]
@@ -31,11 +31,11 @@ pub(crate) struct RegisterArgs {
     pub(super) entry: EntryFlags,
 }
 
-/// Settings that only the server stores. They are ignored for runners that were created at the server.
+/// Settings that only the server stores. They are ignored for runners that were created on the server.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Registration with a registration token (deprecated)")]
 pub(super) struct ServerArgs {
-    /// Registration token. Deprecated: create the runner at the server, and set --token to its authentication token.
+    /// Registration token. Deprecated: create the runner on the server, and set --token to its authentication token.
     #[arg(short, long, env = "REGISTRATION_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub(super) registration_token: Option<String>,
     /// Comma-separated tags.
@@ -66,7 +66,7 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns the flags that are set. A runner that was created at the server does not accept them.
+    /// Returns the flags that are set. A runner that was created on the server does not accept them.
     pub(super) fn set(&self) -> Vec<&'static str> {
         let all = [
             ("--tag-list", !self.tag_list.is_empty()),

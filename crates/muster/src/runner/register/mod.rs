@@ -1,4 +1,4 @@
-//! `register`: registers a runner at the server, and adds it to the configuration file.
+//! `register`: registers a runner with the server, and adds it to the configuration file.
 
 mod args;
 mod executor;
@@ -81,7 +81,7 @@ struct Registration {
     concurrent: i64,
     tokens: Vec<Secret>,
     entry: Table,
-    /// Runner to delete at the server if the registration fails later.
+    /// Runner to delete on the server if the registration fails later.
     registered: Option<RegisteredRunner>,
 }
 
@@ -152,7 +152,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token at the server. Returns the new token to save. `None` if an existing token was only verified.
+    /// Verifies or registers the token with the server. Returns the new token to save. `None` if an existing token was only verified.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
         // Resolve references to environment variables for requests. The file keeps the references.
         let mut document = toml_edit::DocumentMut::new();
@@ -244,7 +244,7 @@ impl Registration {
         let prompt = Prompt { flag: "maintenance-note", text, default: &args.server.maintenance_note, optional: true };
         answers.maintenance_note = self.prompter.prompt(prompt).await?;
         tracing::warn!(
-            "Registration tokens are deprecated since GitLab 15.6 and will be removed; create the runner at the server, and set \
+            "Registration tokens are deprecated since GitLab 15.6 and will be removed; create the runner on the server, and set \
                  --token to its authentication token."
         );
         let name = self.text("name");

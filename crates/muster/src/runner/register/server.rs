@@ -18,7 +18,7 @@ pub(super) struct Server {
     pub(super) info: VersionInfo,
 }
 
-/// A runner that was registered at the server.
+/// A runner that was registered with the server.
 pub(super) struct RegisteredRunner {
     pub(super) server: Server,
     /// Authentication token of the runner.
@@ -26,7 +26,7 @@ pub(super) struct RegisteredRunner {
 }
 
 impl RegisteredRunner {
-    /// Reverts the registration: unregisters the manager if the runner was created at the server, or else the runner.
+    /// Reverts the registration: unregisters the manager if the runner was created on the server, or else the runner.
     pub(super) async fn undo(self) {
         let token = self.token.expose();
         let result = if is_created_at_server(token) {
@@ -40,7 +40,7 @@ impl RegisteredRunner {
             Err(error) => tracing::error!(
                 runner,
                 %error,
-                "failed to delete the registered runner at the server; delete it manually"
+                "failed to delete the registered runner on the server; delete it manually"
             ),
         }
     }

@@ -141,7 +141,7 @@ impl RunLoop {
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
-                            "shutdown_timeout of {seconds} s has passed before all jobs have finished; the agent cancels the jobs that still run, and \
+                            "shutdown_timeout of {seconds} s expired before all jobs finished; the agent cancels the jobs that still run, and \
                              the next start reports them"
                     );
                     return Ok(self.exit_now(ExitCode::FAILURE).await);

@@ -23,7 +23,7 @@ const DEFAULT_MINUTES: u64 = 10;
 /// Flags for the store that shares the cache with other machines.
 #[derive(Debug, clap::Args)]
 struct StoreArgs {
-    /// Presigned URL of the cache at the store.
+    /// Presigned URL of the cache in the store.
     #[arg(long, default_value = "", hide_default_value = true)]
     url: String,
     /// Go Cloud URL of the cache (not supported).
