@@ -291,7 +291,8 @@ mod tests {
         let groups =
             "[[runners.autoscaler.groups]]\nmax_instances = 2\n[[runners.autoscaler.groups]]\nmax_instances = 3";
         assert!(
-            found("C073", &format!("concurrent = 20\n{}", runner("a", groups))).contains("5 instances hold 5 jobs")
+            found("C073", &format!("concurrent = 20\n{}", runner("a", groups)))
+                .contains("limit the number of jobs to 5;")
         );
         clean("C073", &text("limit = 12"));
     }
