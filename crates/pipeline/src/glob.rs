@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn c140_changes() {
+    fn c140_change_patterns_match_paths() {
         let changed = "src/a.rb";
         for (pattern, expected) in [
             ("src/*", true),
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn c143_and_c144_exists() {
+    fn c143_and_c144_exists_patterns_match_paths() {
         let tracked: BTreeSet<String> =
             ["Dockerfile", "src/a.rb", "src/lib/b.rb", "docs/x.md"].map(str::to_owned).into();
         for (pattern, expected) in [
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn c084_includes() {
+    fn c084_include_patterns_match_paths() {
         for (pattern, expected) in
             [("ci/*.yml", [true, false]), ("ci/**.yml", [true, true]), ("ci/**/*.yml", [false, true])]
         {

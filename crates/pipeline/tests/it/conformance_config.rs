@@ -16,7 +16,7 @@ fn list(count: usize) -> String {
 }
 
 #[test]
-fn c001_an_empty_file() {
+fn c001_empty_file_is_rejected() {
     for text in ["", "\n\n", "# nothing\n", "---\n"] {
         let compiled = project().compile(text);
         assert_rejected(&compiled.diagnostics, "please provide content of `.gitlab-ci.yml`");
@@ -217,7 +217,7 @@ fn c030_a_timeout_is_a_duration() {
 }
 
 #[test]
-fn c031_fewer_than_50_tags() {
+fn c031_job_has_fewer_than_50_tags() {
     assert_eq!(job(&format!("a: {{S, tags: {}}}", list(49)), "a").tags.len(), 49);
     assert_fails(&format!("a: {{S, tags: {}}}", list(50)), "limit of 50 tags");
 }

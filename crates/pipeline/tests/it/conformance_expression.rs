@@ -88,7 +88,7 @@ fn c129_invalid_syntax_is_rejected() {
 }
 
 #[test]
-fn c130_at_most_99_tokens() {
+fn c130_expression_has_at_most_99_tokens() {
     let chain = |values: usize| vec!["$V"; values].join(" || ");
     assert!(expression::parse(&chain(50)).is_ok(), "99 tokens");
     // The first text has 51 values and 50 operators. The second text is an opening parenthesis and 99 more tokens.

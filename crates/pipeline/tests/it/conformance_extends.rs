@@ -45,7 +45,7 @@ fn c104_lists_are_replaced_and_null_removes() {
 }
 
 #[test]
-fn c105_unknown_parent() {
+fn c105_unknown_or_invalid_parent_is_rejected() {
     let loaded = project().load(".node: {image: n}\na: {extends: .nope, script: [x]}");
     assert_rejected(&loaded.diagnostics, "a: unknown keys in `extends` (.nope)");
     assert_eq!(loaded.diagnostics[0].help.as_deref(), Some("did you mean `.node`?"));
@@ -61,14 +61,14 @@ fn c105_unknown_parent() {
 }
 
 #[test]
-fn c106_circular_extends() {
+fn c106_circular_extends_is_rejected() {
     let loaded = project().load(".a: {extends: .b}\n.b: {extends: .a}\nj: {extends: .a, script: [x]}");
     assert_rejected(&loaded.diagnostics, ".a: circular dependency detected in `extends`: .a -> .b -> .a");
     assert_rejected(&project().load("a: {extends: a, script: [x]}").diagnostics, "circular dependency");
 }
 
 #[test]
-fn c107_eleven_levels() {
+fn c107_extends_nests_at_most_eleven_levels_deep() {
     assert_eq!(tree(&chain(11))["j0"]["script"], json!(["x"]));
     assert_eq!(jobs(&chain(11)).len(), 11);
     let loaded = project().load(chain(12));
@@ -77,7 +77,7 @@ fn c107_eleven_levels() {
 }
 
 #[test]
-fn c108_visible_parent() {
+fn c108_parent_can_be_a_visible_job() {
     let text = "a: {script: [x], stage: build}\nb: {extends: a}";
     assert_eq!(jobs(text), ["a", "b"]);
     assert_eq!(job(text, "b").stage, "build");
@@ -94,7 +94,7 @@ fn c109_reference_makes_a_nested_list() {
 }
 
 #[test]
-fn c110_missing_and_circular_references() {
+fn c110_missing_and_circular_references_are_rejected() {
     let missing = project().load(".s: {scripts: [p]}\na: {script: [!reference [.s, script]]}");
     assert_rejected(&missing.diagnostics, "`!reference [.s, script]` could not be found");
     assert_eq!(missing.diagnostics[0].help.as_deref(), Some("did you mean `scripts`?"));
@@ -107,7 +107,7 @@ fn c110_missing_and_circular_references() {
 }
 
 #[test]
-fn c111_references_to_rules_and_through_extends() {
+fn c111_reference_can_refer_to_rules_of_an_extended_job() {
     let text = ".r: {rules: [{if: $CI_COMMIT_TAG}]}\n.e: {extends: .r}\na: {script: [x], rules: [!reference [.e, rules], {when: manual}]}";
     assert_eq!(tree(text)["a"]["rules"], json!([[{"if": "$CI_COMMIT_TAG"}], {"when": "manual"}]));
     assert_eq!(job(text, "a").when, When::Manual);
@@ -115,7 +115,7 @@ fn c111_references_to_rules_and_through_extends() {
 }
 
 #[test]
-fn c112_merge_keys() {
+fn c112_later_keys_override_merge_keys() {
     let text = ".d: &d {image: i, retry: 1}\na: {<<: *d, script: [x], retry: 2}";
     assert_eq!(tree(text)["a"], json!({"image": "i", "retry": 2, "script": ["x"]}));
 }
@@ -127,7 +127,7 @@ fn c113_anchors_do_not_cross_files() {
 }
 
 #[test]
-fn references_chain_ten_deep() {
+fn references_can_be_chained_ten_deep() {
     let chain = |links: usize| {
         let links = (1..=links).map(|index| format!(".r{}: [!reference [.r{index}]]\n", index - 1)).collect::<String>();
         format!("{links}.r{}: [x]\n", links.lines().count())

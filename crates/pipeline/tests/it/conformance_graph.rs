@@ -53,7 +53,7 @@ fn c056_need_can_select_cells() {
 }
 
 #[test]
-fn c057_the_identifiers_are_in_the_order_of_the_needed_job() {
+fn c057_identifiers_must_be_in_the_order_of_the_needed_job() {
     let b = format!("{{{MATRIX}, b: {{S, needs: [{{job: a, parallel: {{matrix: [{{V: \"2\", OS: m}}]}}}}]}}}}");
     assert_fails(&b, "b job: undefined need: a: [2, m]");
 }
@@ -116,7 +116,7 @@ fn c064_duplicate_needs_are_rejected() {
 }
 
 #[test]
-fn c065_at_most_50_needs() {
+fn c065_job_has_at_most_50_needs() {
     let yaml = |count: usize| {
         let producers: Vec<String> = (0..count).map(|n| format!("p{n}: {{S, stage: build}}")).collect();
         let names: Vec<String> = (0..count).map(|n| format!("p{n}")).collect();
@@ -127,7 +127,7 @@ fn c065_at_most_50_needs() {
 }
 
 #[test]
-fn c066_need_on_an_excluded_job_is_rejected() {
+fn c066_need_for_an_excluded_job_is_rejected() {
     let yaml = "{b: {S, stage: build, rules: [{if: $NOPE}]}, a: {S, needs: [b]}}";
     assert_fails(yaml, "'a' job needs 'b' job, but 'b' does not exist in the pipeline");
 }
@@ -156,7 +156,7 @@ fn c069_dependencies_exist_and_come_before() {
 
 /// The coordinator creates the payload. This tests its input.
 #[test]
-fn c070_dependencies_by_name() {
+fn c070_dependencies_select_jobs_by_name() {
     let with = |a: &str| {
         let producer = "{S, stage: build, artifacts: {paths: [o]}}";
         job(&format!("{{p: {producer}, q: {producer}, a: {{S{a}}}}}"), "a").dependencies
@@ -167,7 +167,7 @@ fn c070_dependencies_by_name() {
 }
 
 #[test]
-fn c071_a_need_without_artifacts() {
+fn c071_need_can_exclude_artifacts() {
     let producer = "{S, stage: build, artifacts: {paths: [o]}}";
     let yaml = format!("{{p: {producer}, q: {producer}, a: {{S, needs: [{{job: p, artifacts: false}}, q]}}}}");
     let a = job(&yaml, "a");
@@ -190,7 +190,7 @@ fn c072_empty_needs_start_at_once() {
 }
 
 #[test]
-fn c191_child_pipeline_from_an_artifact() {
+fn c191_child_configuration_can_come_from_an_artifact() {
     let yaml = "{gen: {S, stage: build, artifacts: {paths: [g.yml]}}, \
                 c: {stage: test, trigger: {include: [{artifact: g.yml, job: gen}]}}}";
     let Work::Bridge(bridge) = job(yaml, "c").work else { panic!("c must be a bridge") };

@@ -74,7 +74,7 @@ fn c077_maps_are_merged() {
 }
 
 #[test]
-fn c078_missing_file_and_wrong_extension() {
+fn c078_missing_file_or_wrong_extension_is_rejected() {
     let project = project().file("notes.txt", "hello").file("node.yml", A);
     let missing = project.load("include: nope.yml");
     assert_rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
@@ -83,7 +83,7 @@ fn c078_missing_file_and_wrong_extension() {
 }
 
 #[test]
-fn c079_exactly_one_accessor() {
+fn c079_include_has_exactly_one_accessor() {
     let load = |text: &str| project().load(text).diagnostics;
     assert_rejected(&load("include: {local: a.yml, remote: https://x/y.yml}"), "needs to match exactly one accessor");
     assert_rejected(&load("include: {inputs: {a: 1}}"), "needs to match exactly one accessor");
@@ -174,7 +174,7 @@ fn c083_rules_with_exists_changes_and_when() {
 }
 
 #[test]
-fn c084_wildcards() {
+fn c084_wildcards_in_include_match_paths() {
     let project = project().file("ci/a.yml", A).file("ci/sub/b.yml", "b: {script: [y]}");
     for (pattern, found) in [
         ("ci/*.yml", vec!["a"]),
@@ -191,7 +191,7 @@ fn c084_wildcards() {
 }
 
 #[test]
-fn c085_integrity_of_a_remote_file() {
+fn c085_integrity_of_a_remote_file_is_checked() {
     let project = project().external_file("https://x/y.yml", A);
     let text = |digest: &str| format!("include: {{remote: https://x/y.yml, integrity: 'sha256-{digest}'}}");
     let wrong_digest = "NXVHgQZi9zWgQe4jJ3y0GKBHK1u6NzX9F8X8zJgGmZ4=";
@@ -204,7 +204,7 @@ fn c085_integrity_of_a_remote_file() {
 }
 
 #[test]
-fn c086_default_of_a_pipeline_input() {
+fn c086_default_of_a_pipeline_input_is_used() {
     let body = "a:\n  stage: $[[ inputs.st ]]\n  script: [x]";
     assert_eq!(interpolated(&project(), "{st: {default: build}}", body)["a"]["stage"], "build");
     let text = format!("spec: {{inputs: {{st: {{default: build}}}}}}\n---\n{body}\n");
@@ -217,7 +217,7 @@ fn c086_default_of_a_pipeline_input() {
 }
 
 #[test]
-fn c087_required_value() {
+fn c087_missing_required_value_is_rejected() {
     let file = "spec: {inputs: {st: }}\n---\na: {script: [x]}";
     assert_rejected(&project().load(file).diagnostics, "`st` input: required value has not been provided");
     let included = project().file("c.yml", file).load("include: c.yml");
@@ -242,7 +242,7 @@ fn c088_types_are_strict() {
 }
 
 #[test]
-fn c089_default_among_options() {
+fn c089_default_must_be_one_of_the_options() {
     let file = |input: &str| project().load(format!("spec: {{inputs: {{i: {input}}}}}\n---\n{A}")).diagnostics;
     assert_rejected(&file("{options: [x, y], default: z}"), "`i` input: default value is not one of the options: x, y");
     assert_rejected(
@@ -256,7 +256,7 @@ fn c089_default_among_options() {
 }
 
 #[test]
-fn c090_pattern_of_a_value() {
+fn c090_value_must_match_the_pattern() {
     let project =
         project().file("c.yml", "spec: {inputs: {v: {regex: '^v\\d+$'}}}\n---\na: {script: ['$[[ inputs.v ]]']}");
     assert_eq!(merged(&project.load(with_inputs("{v: v12}")))["a"]["script"], json!(["v12"]));
@@ -291,7 +291,7 @@ fn c093_blocks_in_keys_are_replaced() {
 }
 
 #[test]
-fn c094_truncate() {
+fn c094_truncate_returns_part_of_a_value() {
     let script = |block: &str, value: &str| {
         let inputs = format!("{{v: {{default: '{value}'}}}}");
         interpolated(&project(), &inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone()
@@ -304,7 +304,7 @@ fn c094_truncate() {
 }
 
 #[test]
-fn c095_expand_vars() {
+fn c095_expand_vars_expands_once() {
     let project =
         project().scoped(Variable::secret("TOKEN", "hunter22"), false, "*").variable("NEST", "$CI_PROJECT_NAME");
     let inputs = "{v: {default: t $CI_PROJECT_NAME}, n: {default: '$NEST ${NOPE}'}}";
@@ -322,7 +322,7 @@ fn c095_expand_vars() {
 }
 
 #[test]
-fn c096_too_many_or_unknown_functions() {
+fn c096_too_many_or_unknown_functions_are_rejected() {
     let load = |block: &str| {
         project()
             .load(format!("spec: {{inputs: {{v: {{default: x}}}}}}\n---\na: {{script: ['$[[ inputs.v {block} ]]']}}"))
@@ -362,7 +362,7 @@ fn c098_undeclared_input_in_a_block_is_rejected() {
 }
 
 #[test]
-fn c099_rules_of_inputs() {
+fn c099_rules_determine_options_and_default_of_an_input() {
     let file = "spec:\n  inputs:\n    size: {rules: [{if: \"$[[ inputs.env ]] == 'p'\", options: [big], default: big}, {options: [small], default: small}]}\n    env: {options: [d, p], default: d}\n---\na: {script: ['$[[ inputs.size ]]']}";
     let project = project().file("c.yml", file);
     let size = |inputs: &str| merged(&project.load(with_inputs(inputs)))["a"]["script"][0].clone();
@@ -380,7 +380,7 @@ fn c099_rules_of_inputs() {
 }
 
 #[test]
-fn c100_component_fields() {
+fn c100_component_fields_are_only_for_components() {
     let file = "spec: {component: [name, version, sha, reference]}\n---\na: {script: ['$[[ component.name ]] $[[ component.sha ]] $[[ component.reference ]]'], retry: '$[[ component.version ]]'}";
     assert_rejected(
         &project().load("spec: {component: [name]}\n---\na: {script: ['$[[ component.name ]]']}").diagnostics,

@@ -53,25 +53,25 @@ fn c136_never_excludes_a_job() {
 }
 
 #[test]
-fn c137_no_rule_matches() {
+fn c137_job_without_a_matching_rule_is_excluded() {
     assert_eq!(Case::new("a: {S, rules: [{if: $CI_COMMIT_TAG}]}").not_created_reason(), NotCreatedReason::NoJobs);
 }
 
 #[test]
-fn c138_variables_of_a_rule() {
+fn c138_variables_of_a_rule_override_those_of_the_job() {
     let yaml = "a: {S, variables: {X: j}, rules: [{if: $CI_COMMIT_BRANCH, variables: {X: r, Y: r}}]}";
     let a = job(yaml, "a");
     assert_eq!((value(&a, "X").as_deref(), value(&a, "Y").as_deref()), (Some("r"), Some("r")));
 }
 
 #[test]
-fn c139_allow_failure_of_a_rule() {
+fn c139_allow_failure_of_a_rule_overrides_that_of_the_job() {
     let a = job("a: {S, allow_failure: true, rules: [{when: on_success, allow_failure: false}]}", "a");
     assert_eq!(a.allow_failure, AllowFailure::No);
 }
 
 #[test]
-fn c140_changes_by_pattern() {
+fn c140_changes_match_by_pattern() {
     for (pattern, expected) in [
         ("src/*", true),
         ("docs/*", false),
@@ -104,7 +104,7 @@ fn c142_unknown_ref_in_compare_to_is_rejected() {
 }
 
 #[test]
-fn c143_exists_by_pattern() {
+fn c143_exists_matches_by_pattern() {
     for (pattern, expected) in [
         ("Dockerfile", true),
         ("\"**/b.rb\"", true),
@@ -119,7 +119,7 @@ fn c143_exists_by_pattern() {
 }
 
 #[test]
-fn c144_variables_in_patterns() {
+fn c144_variables_in_patterns_are_expanded() {
     assert!(is_created(|case| case.var("D", "src"), "{changes: [$D/*]}"));
     assert!(!is_created(|case| case, "{exists: [$UNDEF/x]}"));
     assert!(
@@ -129,7 +129,7 @@ fn c144_variables_in_patterns() {
 }
 
 #[test]
-fn c145_at_most_50_patterns() {
+fn c145_rule_has_at_most_50_patterns() {
     let patterns = vec!["x"; 51].join(", ");
     assert_fails(&format!("a: {{S, rules: [{{changes: [{patterns}]}}]}}"), "is too long (maximum is 50)");
     assert_fails(&format!("a: {{S, rules: [{{exists: [{patterns}]}}]}}"), "is too long (maximum is 50)");
@@ -158,7 +158,7 @@ fn c148_workflow_rules_prevent_the_pipeline() {
 }
 
 #[test]
-fn c149_the_name_and_the_variables_of_workflow() {
+fn c149_workflow_sets_the_name_and_the_variables() {
     let yaml = "{workflow: {name: \"n $X\", rules: [{if: $CI_COMMIT_BRANCH, variables: {X: w}}]}, \
                 variables: {X: g}, a: {S}, b: {S, variables: {X: j}}}";
     let case = Case::new(yaml);
@@ -183,7 +183,7 @@ fn c151_tag_pipeline_has_no_branch_variable() {
 }
 
 #[test]
-fn c152_only_and_except() {
+fn c152_only_and_except_select_jobs() {
     assert_eq!(jobs("{a: {S, only: [tags]}, b: {S}}"), ["b"]);
     assert_eq!(jobs("{a: {S, except: [main]}, b: {S}}"), ["b"]);
     assert_eq!(Case::new("{a: {S, only: [tags]}, b: {S}}").tag("v1").jobs(), ["a", "b"]);

@@ -170,7 +170,7 @@ fn null_keyword_counts_as_missing() {
 }
 
 #[test]
-fn trigger_jobs() {
+fn trigger_jobs_are_bridges() {
     let Work::Bridge(bridge) = job("c: {trigger: {project: g/p, branch: main, strategy: depend}}", "c").work else {
         panic!("the job must be a bridge")
     };
@@ -206,7 +206,7 @@ fn trigger_jobs() {
 }
 
 #[test]
-fn child_pipeline_from_an_artifact() {
+fn child_pipeline_is_compiled_from_an_artifact() {
     let text = "a: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}\n";
     let child = [ChildSource::Artifact { name: "g.yml from gen".into(), bytes: text.into(), inputs: Vec::new() }];
     let compiled = project().source(PipelineSource::ParentPipeline).compile_child(&child);
