@@ -152,7 +152,7 @@ fn c178_delay_starts_when_the_job_is_ready() {
 }
 
 #[test]
-fn delayed_job_can_be_played_unscheduled_or_stale() {
+fn delayed_job_can_be_played_or_unscheduled_and_can_become_stale() {
     let model = pipeline("b: b1 b2 b3").when("b1", When::Delayed).when("b2", When::Delayed).when("b3", When::Delayed);
     let mut harness = engine_with(model);
     harness.play("b1");

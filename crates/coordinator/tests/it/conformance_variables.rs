@@ -38,7 +38,7 @@ fn c155_last_variable_of_the_same_name_takes_precedence() {
 }
 
 #[test]
-fn c156_dotenv_variables_have_a_place_in_the_precedence() {
+fn c156_dotenv_variables_override_job_but_not_project_variables() {
     let mut fixture = JobFixture::new();
     fixture.job.variables = vec![Variable::public("X", "j")];
     fixture.dotenv = vec![("X".to_owned(), "d".to_owned())];
