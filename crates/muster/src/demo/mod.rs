@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_low_open_files_limit_error_names_the_required_limit() {
+    fn error_for_a_low_open_files_limit_names_the_required_limit() {
         let error = check_open_files(Some(89), 6, 2).unwrap_err().to_string();
         assert!(error.contains("limit of 89") && error.contains("`ulimit -n 90`"), "{error}");
         check_open_files(Some(90), 6, 2).unwrap();

@@ -115,7 +115,7 @@ fn long_log_shows_its_tail_and_a_hint() {
 }
 
 #[test]
-fn working_tree_is_run_and_not_modified() {
+fn working_tree_is_used_and_not_modified() {
     let project = Project::new("a:\n  script: ['cat tracked new', 'test ! -e ignored', 'echo x > made-by-job']\n");
     project.write("tracked", "old\n");
     project.write(".gitignore", "ignored\n");
@@ -298,7 +298,7 @@ fn report_is_not_extracted_through_a_link() {
 }
 
 #[test]
-fn run_that_does_not_start_takes_no_number() {
+fn run_that_does_not_start_uses_no_run_number() {
     let project = Project::new("a: {script: ['true']}\n");
     project.ci(&[]).code(0).prints("run 1  ");
     project.write("bad.yml", "a: [");

@@ -11,7 +11,7 @@ use crate::process::CommandResult;
 const REGISTER_FLAGS: [&str; 7] = ["-n", "--url", "URL", "--token", RUNNER_TOKEN, "--executor", "shell"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn runner_created_at_the_server_is_verified_and_added() {
+async fn runner_created_on_the_server_is_verified_and_added() {
     let bench = Bench::start().await;
     bench.run("register", &[&REGISTER_FLAGS[..], &["--name", "one", "--limit=2"]].concat()).check(
         0,
