@@ -96,7 +96,7 @@ pub enum DecisionKind {
     Ready {
         group: GroupId,
         id: InstanceId,
-        /// Time since it is running.
+        /// Time since it started to run.
         after: Duration,
         /// Time since the request for it. `None` means that it was ready before, or that this manager did not request it.
         created: Option<Duration>,
@@ -230,12 +230,12 @@ impl fmt::Display for InstanceOrigin {
     }
 }
 
-/// Reason for which a group cannot create instances now.
+/// Reason why a group cannot create instances now.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ScaleUpBlock {
     /// The group's plugin is not running.
     PluginDown {
-        /// Reason for which it is not running.
+        /// Reason why it is not running.
         cause: String,
     },
     /// An operator drained the group.

@@ -24,7 +24,7 @@ pub enum Event {
     PluginDown {
         /// The group.
         group: GroupId,
-        /// Reason for which it is not running.
+        /// Reason why it is not running.
         cause: String,
     },
     /// The plugin of a group reports whether it can suspend and resume instances.
@@ -97,7 +97,7 @@ pub enum Event {
         /// `Ok` if the instance is healthy.
         result: Result<(), String>,
     },
-    /// [`Action::Heartbeat`] failed because of the plugin, which says nothing about the instance.
+    /// [`Action::Heartbeat`] failed because of the plugin, so the health of the instance is unknown.
     HealthUnknown {
         /// The group.
         group: GroupId,
@@ -174,7 +174,7 @@ pub enum Event {
     PriceChanged {
         /// The group.
         group: GroupId,
-        /// Price per instance and hour, in the same unit.
+        /// Price of an instance per hour, in the same unit.
         per_hour: f64,
     },
     /// The provider of a group reports whether it has instances in stock.

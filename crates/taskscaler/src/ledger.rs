@@ -105,7 +105,7 @@ pub enum Row {
         job_count: u32,
         /// Time at which the instance was first seen, in seconds since 1970.
         first_seen_at: i64,
-        /// Time since which the instance has no job, in seconds since 1970.
+        /// Time since which the instance has had no job, in seconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_since: Option<i64>,
         /// What the scaler intends to do with the instance.
@@ -173,7 +173,7 @@ pub enum Intent {
     Cordon {
         /// Operator and reason.
         by: String,
-        /// Reason for which it is deleted once it is uncordoned.
+        /// Reason why it is deleted once it is uncordoned.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pending_removal: Option<RemovalReason>,
     },

@@ -126,7 +126,7 @@ impl fmt::Display for OperatorOutcome {
     }
 }
 
-/// Reason for which an operation was refused.
+/// Reason why an operation was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
     /// The group does not have the instance.

@@ -18,7 +18,7 @@ pub struct SuspendedEnvironment {
     pub until_unix: i64,
 }
 
-/// Reason for which the instance of a lease cannot be suspended.
+/// Reason why the instance of a lease cannot be suspended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SuspendError {
     /// The configuration lets several jobs use an instance.
@@ -52,7 +52,7 @@ pub enum SuspendError {
     ShuttingDown,
 }
 
-/// Reason for which a job cannot resume an environment.
+/// Reason why a job cannot resume an environment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
     /// No such environment is in the ledger.

@@ -225,7 +225,7 @@ impl fmt::Display for RemovalReason {
     }
 }
 
-/// Reason for which a lease ended before its job did.
+/// Reason why a lease ended before its job did.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LossReason {
     /// The provider no longer lists the instance.

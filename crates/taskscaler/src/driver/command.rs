@@ -46,7 +46,7 @@ pub(super) enum Command {
     },
     /// Returns the current status.
     Status { reply: oneshot::Sender<ScalerStatus> },
-    /// Returns the reason for which a request waits.
+    /// Returns the reason why a request waits.
     ExplainWaiting { key: TaskKey, reply: oneshot::Sender<Option<WaitReason>> },
     /// Shuts down within the timeout, and returns the remaining instances.
     Shutdown { timeout: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },

@@ -30,7 +30,7 @@ impl DeferredGroup {
         Arc::new(Self { status: watch::Sender::new(PluginAvailability::Down { cause }), attached: OnceLock::new() })
     }
 
-    /// Updates the reason for which the group is down, after another attempt to start the plugin failed.
+    /// Updates the reason why the group is down, after another attempt to start the plugin failed.
     pub fn failed(&self, cause: String) {
         self.status.send_replace(PluginAvailability::Down { cause });
     }

@@ -163,7 +163,7 @@ impl FileLedger {
         Ok(())
     }
 
-    /// Replaces the file by a new one that contains all rows.
+    /// Replaces the file with a new one that contains all rows.
     fn rewrite(&mut self) -> Result<(), LedgerError> {
         let temporary = temporary_path(&self.path);
         let mut options = OpenOptions::new();

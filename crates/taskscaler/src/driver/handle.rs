@@ -124,7 +124,7 @@ impl Scaler {
     /// Reserves a slot, before a job is requested.
     ///
     /// # Errors
-    /// Returns the reason for which no job should be requested for this runner now. `None` means that the scaler has shut down.
+    /// Returns the reason why no job should be requested for this runner now. `None` means that the scaler has shut down.
     pub async fn reserve(&self, key: TaskKey) -> Result<Reservation, Option<NoCapacity>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Reserve { key, reply });
@@ -225,7 +225,7 @@ impl Scaler {
         tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// Returns the reason for which a request waits. `None` means that it does not wait.
+    /// Returns the reason why a request waits. `None` means that it does not wait.
     pub async fn explain_waiting(&self, key: TaskKey) -> Option<WaitReason> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::ExplainWaiting { key, reply });

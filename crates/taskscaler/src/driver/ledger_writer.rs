@@ -203,7 +203,7 @@ impl LedgerWriter {
         self.failed = Some(FailedWrite { error, retry_at: now + RETRY_DELAY, logged_at: logged_at.unwrap_or(now) });
     }
 
-    /// Returns the reason for which actions wait for the ledger. `None` means that writes work normally.
+    /// Returns the reason why actions wait for the ledger. `None` means that writes work normally.
     pub(super) fn write_error(&self) -> Option<String> {
         if let Some(failed) = &self.failed {
             return Some(format!("scaling and slot assignment are paused until a write succeeds: {}", failed.error));

@@ -21,7 +21,7 @@ pub enum PluginAvailability {
     },
     /// The plugin is not running.
     Down {
-        /// Reason for which it is not running.
+        /// Reason why it is not running.
         cause: String,
     },
 }

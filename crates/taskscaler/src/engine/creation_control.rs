@@ -15,7 +15,7 @@ const CALLS_BURST: f64 = 10.0;
 const MAX_READINESS_FAILURES: u32 = 3;
 /// First pause after the provider accepted fewer instances than requested. The pause is halved while the provider accepts more.
 const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
-/// Minimum of these pauses.
+/// Minimum pause after the provider accepted fewer instances than requested.
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
 /// Size at which the limit on the size of requests, which a failure has set, is removed.
 const UNLIMITED_REQUEST_SIZE: u32 = 1024;

@@ -1,4 +1,4 @@
-//! Reasons for which a slot is not reserved or cannot be waited for.
+//! Reasons why a slot is not reserved or cannot be waited for.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::decision::ScaleUpBlock;
 use crate::suspend::ResumeError;
 use crate::types::TaskKey;
 
-/// Reason for which no job should be requested now.
+/// Reason why no job should be requested now.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum NoCapacity {
     /// No slot is free, and no instance can be created.
@@ -25,7 +25,7 @@ pub enum NoCapacity {
         /// Groups that cannot create instances, with the reasons.
         blocks: Vec<(String, ScaleUpBlock)>,
     },
-    /// The ledger cannot be written, so that no slot can be assigned.
+    /// The ledger cannot be written, so no slot can be assigned.
     #[error("no capacity: {reason}")]
     LedgerUnavailable {
         /// Error of the ledger.
@@ -54,7 +54,7 @@ fn block_list(blocks: &[(String, ScaleUpBlock)]) -> String {
     blocks.iter().map(|(group, block)| format!("; group {group}: {block}")).collect()
 }
 
-/// Reason for which a request is not queued.
+/// Reason why a request is not queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnqueueError {
     /// [`super::Engine::reserve`] was not called before.

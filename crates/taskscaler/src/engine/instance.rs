@@ -24,7 +24,7 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time from the first to the last of these lists. A wrong list is often followed by another wrong one.
+/// Minimum time from the first to the last list without an instance that is lost. A wrong list is often followed by another wrong one.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 /// Phase in the life of an instance.
@@ -46,7 +46,7 @@ pub(super) enum InstancePhase {
     Cordoned {
         /// Operator and reason.
         by: String,
-        /// Reason for which it is deleted once it is uncordoned.
+        /// Reason why it is deleted once it is uncordoned.
         pending_removal: Option<RemovalReason>,
     },
 }
@@ -440,7 +440,7 @@ impl Instance {
     }
 }
 
-/// Converts a wall-clock time to engine time. A time in the future, as after a clock was set back, counts as now.
+/// Converts a wall-clock time to engine time. A time in the future, such as after a clock was set back, counts as now.
 pub(super) fn time_at(now: Now, unix_seconds: i64) -> Time {
     let age_s = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
     Time::from_millis(now.at.as_millis().saturating_sub(age_s.saturating_mul(1000)))

@@ -22,7 +22,7 @@ impl Engine {
     /// Reserves a slot before a job is requested. Succeeds if the key is already reserved.
     ///
     /// # Errors
-    /// The [`NoCapacity`] for which no job should be requested.
+    /// The [`NoCapacity`] that explains why no job should be requested.
     pub fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         if self.reservations.contains(&key) {
             return Ok(());
@@ -101,7 +101,7 @@ impl Engine {
         )
     }
 
-    /// Reserves a slot for a job that has arrived, as after a restart. The job waits for a slot as long as necessary.
+    /// Reserves a slot for a job that has arrived, such as after a restart. The job waits for a slot as long as necessary.
     pub fn admit(&mut self, key: TaskKey) {
         self.reservations.add(key);
     }
@@ -117,7 +117,7 @@ impl Engine {
     /// Queues a request for slots. [`Action::Assign`] assigns them, possibly immediately.
     ///
     /// # Errors
-    /// The [`EnqueueError`] for which the request is not queued.
+    /// The [`EnqueueError`] that explains why the request is not queued.
     pub fn acquire(&mut self, now: Now, key: TaskKey, request: &SlotRequest) -> Result<(), EnqueueError> {
         if self.is_stopping {
             return Err(EnqueueError::Stopping { key });
@@ -246,7 +246,7 @@ impl Engine {
     /// The environment's name is the key of the lease. [`Action::EnvironmentSaved`] confirms that it is in the ledger.
     ///
     /// # Errors
-    /// The [`SuspendError`] for which the lease continues.
+    /// The [`SuspendError`] that explains why the lease continues.
     pub fn suspend(&mut self, now: Now, key: &TaskKey, owner: &str) -> Result<(), SuspendError> {
         let index = self.find_suspendable(key)?;
         let until_unix = now.unix.saturating_add_unsigned(self.config.suspended_ttl.as_secs());
@@ -261,7 +261,7 @@ impl Engine {
     /// Checks whether the instance of a lease could be suspended after its job.
     ///
     /// # Errors
-    /// The [`SuspendError`] for which it could not.
+    /// The [`SuspendError`] that explains why it could not.
     pub fn may_suspend(&self, key: &TaskKey) -> Result<(), SuspendError> {
         self.find_suspendable(key).map(drop)
     }
@@ -297,7 +297,7 @@ impl Engine {
     /// Within five minutes, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
     ///
     /// # Errors
-    /// The [`ResumeError`] for which the environment cannot be resumed.
+    /// The [`ResumeError`] that explains why the environment cannot be resumed.
     pub fn resume(&mut self, now: Now, key: TaskKey, name: &str, owner: &str) -> Result<(), ResumeError> {
         self.reservations.remove(&key);
         if self.is_stopping {

@@ -116,7 +116,7 @@ impl ListSchedule {
 
     /// Returns the start time of a list that was answered, and forgets older lists in flight.
     ///
-    /// Returns `None` if a newer list was answered before, so that this one is outdated.
+    /// Returns `None` if a newer list was answered before, which makes this one outdated.
     pub(super) fn finish(&mut self, call: u64) -> Option<Time> {
         let position = self.in_flight.iter().position(|(number, _)| *number == call)?;
         let (_, started) = self.in_flight.remove(position)?;

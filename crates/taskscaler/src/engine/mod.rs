@@ -301,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// Returns the reason for which a request waits, or `None` if the key is not queued.
+    /// Returns the reason why a request waits, or `None` if the key is not queued.
     #[must_use]
     pub fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
         self.view(now).wait_reason(key)

@@ -24,7 +24,7 @@ pub(super) struct Reservations {
     last_answer: Time,
     /// Whether slots are reserved ahead. Such reservations may be revoked.
     is_ahead: bool,
-    /// When a reservation was last refused. A job may be waiting at the coordinator since then.
+    /// When a reservation was last refused. A job may have been waiting at the coordinator since then.
     last_refusal: Option<Time>,
 }
 
@@ -74,7 +74,7 @@ impl Reservations {
         self.len().saturating_sub(queue.len() as u64)
     }
 
-    /// Number of these reservations that exceed the free slots.
+    /// Number of unused reservations that exceed the free slots.
     fn ahead(&self, queue: &Queue, free_slots: u64) -> u64 {
         self.unused(queue).saturating_sub(free_slots)
     }

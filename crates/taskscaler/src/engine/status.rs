@@ -1,4 +1,4 @@
-//! Status of the engine, for `muster fleet status`, metrics, and the reason for which a job waits.
+//! Status of the engine, for `muster fleet status`, metrics, and the reason why a job waits.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ pub struct ScalerStatus {
     pub policy: Option<usize>,
     /// Cost of all instances per hour, as far as prices are known.
     pub cost_per_hour: f64,
-    /// Reasons for which missing instances cannot be created, for each group.
+    /// Reasons why missing instances cannot be created, for each group.
     pub scale_up_blocked: Vec<String>,
     /// Queued requests, the oldest first.
     #[serde(default)]
@@ -65,7 +65,7 @@ pub struct ScalerStatus {
     /// Number of instances that boot, are being prepared, or were requested.
     #[serde(default)]
     pub booting: u64,
-    /// Estimated time until the next of them is ready, in milliseconds.
+    /// Estimated time until the next instance is ready, in milliseconds.
     #[serde(default)]
     pub next_ready_in_ms: Option<u64>,
     /// Instance groups, in the order of the configuration.
@@ -90,7 +90,7 @@ pub struct WaitingStatus {
 pub struct GroupStatus {
     /// Name of the group.
     pub name: String,
-    /// Reason for which its plugin is not running. `None` if it is running.
+    /// Reason why its plugin is not running. `None` if it is running.
     pub unavailable_reason: Option<String>,
     /// Maximum number of instances. `None` means no limit.
     pub max: Option<u32>,
@@ -98,7 +98,7 @@ pub struct GroupStatus {
     pub instances: u32,
     /// Number of requested instances that have not appeared yet.
     pub requested: u32,
-    /// How many of them belong to requests that failed or are unanswered.
+    /// Number of requested instances whose requests failed or are unanswered.
     pub unconfirmed: u32,
     /// Consecutive failed creations.
     pub failures: u32,
@@ -213,7 +213,7 @@ pub struct SlotStatus {
     pub key: String,
 }
 
-/// Reason for which a request waits.
+/// Reason why a request waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WaitReason {
     /// Time in the queue, in milliseconds.
@@ -222,9 +222,9 @@ pub struct WaitReason {
     pub requests_ahead: usize,
     /// Number of instances that boot, are being prepared, or were requested.
     pub booting: u64,
-    /// Estimated time until the next of them is ready, in milliseconds.
+    /// Estimated time until the next instance is ready, in milliseconds.
     pub next_ready_in_ms: Option<u64>,
-    /// Reasons for which no more instances can be created, for each group.
+    /// Reasons why no more instances can be created, for each group.
     pub scale_up_blocked: Vec<String>,
 }
 
@@ -257,7 +257,7 @@ pub(super) struct StatusView<'a> {
 }
 
 impl StatusView<'_> {
-    /// Returns the reason for which a request waits, or `None` if the key is not queued.
+    /// Returns the reason why a request waits, or `None` if the key is not queued.
     pub(super) fn wait_reason(&self, key: &TaskKey) -> Option<WaitReason> {
         let request = self.queue.get(key)?;
         Some(WaitReason {

@@ -328,7 +328,7 @@ pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner:
 /// Checks whether an instance could be suspended after its job.
 ///
 /// # Errors
-/// The reason for which it cannot.
+/// The reason why it cannot be suspended.
 pub(super) fn check_suspendable(
     inventory: &Inventory,
     index: Index,

@@ -23,7 +23,7 @@ const SCALING_KINDS: [&str; 8] = [
 pub enum Subject {
     /// The whole fleet.
     Fleet,
-    /// A job, by its ID at the server or its task key.
+    /// A job, by its ID on the server or its task key.
     Job(String),
     /// An instance, by its ID at the provider.
     Instance(String),

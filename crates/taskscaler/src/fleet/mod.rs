@@ -52,13 +52,13 @@ pub struct Reports {
 pub struct Report {
     /// Name of the runner.
     pub runner: String,
-    /// Reason for which the scaler is not running, or for which the report is incomplete. `None` if it is running.
+    /// Reason why the scaler is not running, or for which the report is incomplete. `None` if it is running.
     pub unavailable_reason: Option<String>,
-    /// Reason for which no jobs are requested at the moment. `None` if they are requested.
+    /// Reason why no jobs are requested at the moment. `None` if they are requested.
     pub requests_paused_reason: Option<String>,
     /// Status of the scaler. `None` if it is unknown.
     pub status: Option<ScalerStatus>,
-    /// Resource usage of instances by [`name_among`] all groups, if the plugin reports it.
+    /// Resource usage of instances, keyed by the name that [`name_among`] returns, if the plugin reports it.
     #[serde(default)]
     pub resources: BTreeMap<String, InstanceUsage>,
 }

@@ -41,7 +41,7 @@ pub struct Report {
     /// Number of times that a queued job was canceled. Its author runs it again.
     #[serde(skip)]
     pub canceled: usize,
-    /// Number of these cancellations while the job waited for an environment.
+    /// Number of cancellations while the job waited for an environment.
     #[serde(skip)]
     pub canceled_resumes: usize,
     /// Number of machines that were created.

@@ -89,7 +89,7 @@ pub struct Simulation<'a> {
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Time since which the coordinator has no job for an open request. `None` means that no request is open without a job.
+    /// Time since which the coordinator has had no job for an open request. `None` means that no request is open without a job.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,

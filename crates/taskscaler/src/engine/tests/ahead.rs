@@ -81,7 +81,7 @@ impl Burst {
 #[test]
 fn reservations_ahead_double_with_each_round() {
     let mut burst = Burst::new(single_use_config(20), 20);
-    // No time passes, so that no instance boots.
+    // No time passes, so no instance boots.
     assert_differs_from_upstream(
         "requests for 20 jobs with two idle slots",
         (vec![2], vec![2, 2, 4, 8, 4]),

@@ -51,7 +51,7 @@ fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
     assert!(lists < 300, "{lists} lists");
 }
 
-/// The boot time says nothing about how long a deletion takes.
+/// The boot time does not predict the duration of a deletion.
 #[test]
 fn completed_deletion_is_detected_despite_long_boot_time() {
     let mut config = config(1, 1);

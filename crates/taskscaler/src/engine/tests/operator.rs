@@ -97,7 +97,7 @@ fn cordon_survives_restart_and_shutdown() {
     fixture.acquire("1");
     fixture.seconds(40);
     assert_ne!(fixture.slot_of("1"), "a/0");
-    // The runner is removed from the configuration, so that no later manager will use the ledger.
+    // The runner is removed from the configuration, so no later manager will use the ledger.
     fixture.release("1");
     fixture.handle(Event::DeleteAllOnStop);
     fixture.handle(Event::Stop);

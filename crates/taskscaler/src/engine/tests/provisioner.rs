@@ -237,7 +237,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
 
-/// The plugin host fails a list whose stream breaks (`v13_...` in `fleeting`), so that it fails as a whole here.
+/// The plugin host fails a list whose stream breaks (`v13_...` in `fleeting`), so it fails as a whole here.
 #[test]
 fn v13_failed_list_removes_no_instance() {
     let mut fixture = adopted(config(3, 1), &["a", "b"]);

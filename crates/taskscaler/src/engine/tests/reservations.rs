@@ -40,7 +40,7 @@ fn reservation_keeps_instance_within_idle_time() {
     let mut fixture = after_peak(Fixture::new(config), 4);
     (0..4).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
     fixture.seconds(200);
-    // Jobs use the instances, so that their idle time starts again.
+    // Jobs use the instances, so their idle time starts again.
     let mut fixture = after_peak(fixture, 4);
     fixture.seconds(200);
     assert_eq!((fixture.engine.slot_counts().reserved, fixture.revoked.len()), (4, 0));
@@ -54,7 +54,7 @@ fn reservations_are_revoked_when_plugin_goes_down() {
     assert_eq!((fixture.engine.slot_counts().reserved, fixture.revoked.len()), (0, 5));
 }
 
-/// A job can arrive at the moment in which its reservation is revoked.
+/// A job can arrive at the moment when its reservation is revoked.
 #[test]
 fn job_of_revoked_reservation_is_queued() {
     let mut fixture = Fixture::new(config(1, 1));

@@ -209,7 +209,7 @@ fn s16_missing_instance_is_detected_by_two_lists() {
 
 #[test]
 fn s17_preexisting_instances_are_ignored() {
-    // gitlab-runner deletes preexisting instances unless state storage is enabled. Muster always has a ledger, so that an instance
+    // gitlab-runner deletes preexisting instances unless state storage is enabled. Muster always has a ledger, so an instance
     // that is not in it is unmanaged.
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, 0));

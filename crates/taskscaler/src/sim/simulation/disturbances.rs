@@ -146,7 +146,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Replaces a result by an error if the plugin failed in the meantime.
+    /// Replaces a result with an error if the plugin failed in the meantime.
     pub(super) fn fail_if_down(&self, event: Event) -> Event {
         let error = || PLUGIN_DOWN_ERROR.to_owned();
         match event {
