@@ -74,7 +74,7 @@ type WriteResult<'a> = Result<(), &'a StoreError>;
 pub(crate) enum StagedReply {
     /// An answer, which becomes an error if the write fails.
     Answer(Box<dyn FnOnce(WriteResult<'_>) + Send>),
-    /// The id of a new pipeline. If its caller gets an error, the jobs must not run later.
+    /// The ID of a new pipeline. If its caller gets an error, the jobs must not run later.
     Pipeline {
         /// ID of the pipeline.
         id: PipelineId,

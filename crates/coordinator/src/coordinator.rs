@@ -186,7 +186,7 @@ impl Coordinator {
         self.execute(|reply| Command::PlayJob { job, variables, reply }).await
     }
 
-    /// Runs a finished job again: a new job of the same name replaces it. Returns the id of the new job.
+    /// Runs a finished job again: a new job of the same name replaces it. Returns the ID of the new job.
     ///
     /// # Errors
     /// [`CoordinatorError::Rejected`] if the job has not ended.
@@ -216,7 +216,8 @@ impl Coordinator {
         let mut summaries: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|summary| (summary.id, summary)).collect();
         summaries.extend(in_memory.into_iter().filter(|row| row.id > after).map(|summary| (summary.id, summary)));
-        // Of the pipelines after this page of the store, memory may hold only some. `take` drops them: the page has `limit` pipelines.
+        // Memory may hold pipelines beyond this page of the store, but not all of them. `take` drops these, because the page has `limit`
+        // pipelines.
         Ok(summaries.into_values().take(limit).collect())
     }
 

@@ -60,7 +60,7 @@ impl Signer {
     pub fn from_pkcs8(key: &[u8]) -> Result<Self, SignError> {
         let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key, &SystemRandom::new())
             .map_err(|error| SignError::Key(error.to_string()))?;
-        // The key id is the thumbprint of RFC 7638: a digest of the key's members, ordered by name.
+        // The key ID is the thumbprint of RFC 7638: a digest of the key's members, ordered by name.
         let (x, y) = coordinates(&pair);
         let members = format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#);
         let key_id = URL_SAFE_NO_PAD.encode(Sha256::digest(members));

@@ -1,6 +1,6 @@
 //! Tokens of jobs and runners: creation and verification.
 //!
-//! The token of a job contains its id and the number of the assignment, signed with the coordinator's key. It is not stored: the same
+//! The token of a job contains its ID and the number of the assignment, signed with the coordinator's key. It is not stored: the same
 //! assignment gets the same token again, and the token of an earlier assignment is recognized as such. The token of a runner is random,
 //! and only its SHA-256 is stored.
 

@@ -23,7 +23,7 @@ pub struct JobEvent {
     pub at: Timestamp,
     /// Pipeline of the job.
     pub pipeline: PipelineId,
-    /// ID of the job. A retry of a job has its own id.
+    /// ID of the job. A retry of a job has its own ID.
     pub job: JobId,
     /// The change.
     pub change: JobChange,
@@ -52,7 +52,7 @@ pub enum JobChange {
     Assigned {
         /// The runner.
         runner: RunnerId,
-        /// System id of the runner manager.
+        /// System ID of the runner manager.
         system_id: String,
         /// Number of this assignment of the job, from 1.
         assignment: u32,

@@ -107,7 +107,7 @@ impl Queue {
         self.positions.len()
     }
 
-    /// Returns the waiting jobs, ordered by id.
+    /// Returns the waiting jobs, ordered by ID.
     pub(crate) fn jobs(&self) -> BTreeSet<JobId> {
         self.positions.keys().copied().collect()
     }

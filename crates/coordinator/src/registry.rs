@@ -18,12 +18,12 @@ use crate::store::{Changes, ManagerRow, RunnerRow};
 
 /// Maximum age of a stored contact before it is written again. GitLab writes it after 40 to 55 minutes.
 const MAX_CONTACT_AGE: Duration = Duration::from_secs(40 * 60);
-/// System id for managers that send none.
+/// System ID for managers that send none.
 const LEGACY_SYSTEM: &str = "<legacy>";
 /// Maximum length of a maintenance note in characters (docs/spec/runner-api.md, section 1.4).
 const MAX_NOTE_CHARS: usize = 1024;
 
-/// A manager, by the id of its runner and its system id.
+/// A manager, by the ID of its runner and its system ID.
 type ManagerKey = (RunnerId, String);
 
 /// All runners and their managers, and the set of rows that are not stored yet.
@@ -47,7 +47,7 @@ struct UnwrittenRows {
 }
 
 impl RunnerRegistry {
-    /// Creates a registry from stored rows. `last` is the highest id ever assigned.
+    /// Creates a registry from stored rows. `last` is the highest ID ever assigned.
     pub(crate) fn new(runners: Vec<RunnerRow>, managers: Vec<ManagerRow>, last: Option<RunnerId>) -> Self {
         Self {
             by_token: runners.iter().map(|row| (row.token_hash.clone(), row.id)).collect(),

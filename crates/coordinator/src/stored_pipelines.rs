@@ -25,7 +25,7 @@ impl StoredPipelines {
         Self { store, blobs }
     }
 
-    /// Returns at most `limit` pipelines with ids above `after`, in order.
+    /// Returns at most `limit` pipelines with IDs above `after`, in order.
     pub(crate) async fn summaries(
         &self,
         after: PipelineId,

@@ -36,7 +36,7 @@ pub struct PipelineSummary {
     /// Time when the last job ended. `None` while the pipeline can make progress without a command.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
-    /// Messages of the coordinator, such as a full disk.
+    /// Messages from the coordinator, such as a full disk.
     pub problems: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub struct PipelineSummary {
 pub struct PipelineView {
     /// The pipeline without its jobs.
     pub summary: PipelineSummary,
-    /// Jobs by id: in the order of their creation, with retries last.
+    /// Jobs by ID: in the order of their creation, with retries last.
     pub jobs: Vec<JobView>,
 }
 
@@ -97,7 +97,7 @@ pub struct JobView {
     pub runner: Option<RunnerView>,
     /// Failure reason.
     pub failure_reason: Option<FailureReason>,
-    /// Message of the coordinator that explains the failure.
+    /// Message from the coordinator that explains the failure.
     pub message: Option<String>,
     /// Exit code of the script, if the runner reported one.
     pub exit_code: Option<i64>,
@@ -120,7 +120,7 @@ pub struct RunnerView {
     pub id: RunnerId,
     /// Description of the runner.
     pub description: String,
-    /// System id of the runner manager.
+    /// System ID of the runner manager.
     pub system_id: String,
 }
 

@@ -200,7 +200,7 @@ impl Vendor {
         let fetched = self.git(&git, &["fetch", "--quiet", "--no-tags", "--depth=1", "--", url, &refspec]);
         let name = match fetched {
             Ok(_) => stored_ref,
-            // Some servers do not send a commit by its id, and no server does by an abbreviated id.
+            // Some servers do not send a commit by its ID, and no server does by an abbreviated ID.
             Err(_) if is_commit(git_ref) => {
                 let all = ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"];
                 let mut arguments = vec!["fetch", "--quiet"];
@@ -260,7 +260,7 @@ fn repository(start: &str, project: &str) -> String {
     format!("{start}{project}.git")
 }
 
-/// Returns whether a name may be a commit id, or the start of one.
+/// Returns whether a name may be a commit ID, or the start of one.
 fn is_commit(name: &str) -> bool {
     name.len() >= 7 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

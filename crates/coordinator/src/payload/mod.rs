@@ -1,7 +1,7 @@
 //! Converts a compiled job to the payload that a runner gets.
 //!
 //! The formats are described in docs/spec/pipeline-yaml.md, section 6, and docs/spec/runner-api.md, section 2.5. The code is pure: the
-//! caller provides ids, tokens, variables and the archives of other jobs.
+//! caller provides IDs, tokens, variables and the archives of other jobs.
 //!
 //! Invariants: values that gitlab-runner fails to decode are never sent (docs/spec/runner-api.md, section 11, traps 1 to 8). `run` is
 //! text or absent, values of variables are text, and `steps` has no script if `run` is used.

@@ -120,7 +120,7 @@ impl Engine {
         self.pipelines.get(pipeline).map(|state| &state.graph)
     }
 
-    /// Returns the ids of all pipelines in the engine, oldest first.
+    /// Returns the IDs of all pipelines in the engine, oldest first.
     pub fn pipelines(&self) -> impl Iterator<Item = PipelineId> + '_ {
         self.pipelines.ids()
     }

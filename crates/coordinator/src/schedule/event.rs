@@ -24,7 +24,7 @@ impl std::fmt::Display for JobRef {
     }
 }
 
-/// State of the newest record of a job, which the caller must store in addition to its id.
+/// State of the newest record of a job, which the caller must store in addition to its ID.
 ///
 /// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] for its job. A caller that stores the state
 /// of each such job, in one transaction, has all data for [`super::Engine::restore`].
@@ -219,7 +219,7 @@ pub enum Action {
         /// Value of [`JobState::failure_allowed`]: whether a failure is a warning.
         failure_allowed: bool,
     },
-    /// Store a new record in status `created`, with its own id, token and trace. It replaces an old record.
+    /// Store a new record in status `created`, with its own ID, token and trace. It replaces an old record.
     CreateRetry {
         /// The record that is replaced.
         old: JobRef,

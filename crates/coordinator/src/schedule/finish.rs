@@ -85,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// Replaces the newest record of a job by a new one, which needs no manual start and no delay.
+    /// Replaces the newest record of a job with a new one, which needs no manual start and no delay.
     fn create_retry(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let (old, from) = (entry.job_ref(), entry.state.status);

@@ -13,7 +13,7 @@
 //!
 //! How to use it
 //! - Create one engine per project, and apply one event at a time. A [`JobRef`] identifies a job by its pipeline, its index in the
-//!   compiled list, and the number of the record. The caller maps it to a `JobId`; a retry is a new record with a new id.
+//!   compiled list, and the number of the record. The caller maps it to a `JobId`; a retry is a new record with a new ID.
 //! - Store all actions of one event in one transaction, with [`Engine::job`] for each job that an action names, before any action
 //!   is carried out outside the store and before the event is acknowledged. Of a record that [`Action::CreateRetry`] replaces, only
 //!   the last status is needed.

@@ -44,7 +44,7 @@ impl Pipelines {
         self.0.is_empty()
     }
 
-    /// Returns the ids of all pipelines, oldest first.
+    /// Returns the IDs of all pipelines, oldest first.
     pub(super) fn ids(&self) -> impl Iterator<Item = PipelineId> + '_ {
         self.0.keys().copied()
     }

@@ -78,7 +78,7 @@ pub(crate) type RestoredActions = Vec<(ProjectId, Vec<Action>)>;
 impl CoordinatorState {
     /// Restores the state of a store's open work, with the actions that may not have been carried out.
     ///
-    /// `first_pipeline` and `first_job` are used if the store has never assigned an id.
+    /// `first_pipeline` and `first_job` are used if the store has never assigned an ID.
     pub(crate) fn restore(
         contents: Contents,
         last: LastIds,
@@ -152,14 +152,14 @@ impl CoordinatorState {
         }
     }
 
-    /// Assigns the id for a new pipeline.
+    /// Assigns the ID for a new pipeline.
     pub(crate) fn new_pipeline_id(&mut self) -> PipelineId {
         let id = PipelineId(self.next_pipeline);
         self.next_pipeline += 1;
         id
     }
 
-    /// Assigns the id for a new job.
+    /// Assigns the ID for a new job.
     pub(crate) fn new_job_id(&mut self) -> JobId {
         let id = JobId(self.next_job);
         self.next_job += 1;

@@ -1,4 +1,4 @@
-//! The port for data that must survive the process: rows, ids, assignments of jobs, and the outbox of events.
+//! The port for data that must survive the process: rows, IDs, assignments of jobs, and the outbox of events.
 //!
 //! A store makes no decisions. One coordinator writes to it, one batch at a time, and a batch is one transaction. Reads may run at the
 //! same time as a write and see whole batches only. Work that is *open* is read at the start. A finished pipeline is read when a
@@ -71,7 +71,7 @@ impl Changes<'_> {
     }
 }
 
-/// Rows that belong together. Each list is ordered by id.
+/// Rows that belong together. Each list is ordered by ID.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) runners: Vec<RunnerRow>,
@@ -81,7 +81,7 @@ pub(crate) struct Contents {
     pub(crate) artifacts: Vec<ArtifactRow>,
 }
 
-/// The highest ids ever assigned, including those of deleted rows. `None` if no id was assigned.
+/// The highest IDs ever assigned, including those of deleted rows. `None` if no ID was assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastIds {
     pub(crate) pipeline: Option<PipelineId>,
@@ -105,13 +105,13 @@ pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Returns all runners and managers, and the open pipelines with their jobs and artifacts.
     async fn open_work(&self) -> Result<Contents, StoreError>;
 
-    /// Returns the highest ids ever assigned.
+    /// Returns the highest IDs ever assigned.
     async fn last_ids(&self) -> Result<LastIds, StoreError>;
 
     /// Returns a family with its jobs and artifacts, and the runners of its jobs. Empty if the member does not exist.
     async fn family(&self, member: Member) -> Result<Contents, StoreError>;
 
-    /// Returns at most `limit` pipelines with ids above `after`, in order.
+    /// Returns at most `limit` pipelines with IDs above `after`, in order.
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError>;
 
     /// Returns at most `limit` artifacts that have expired by `now` and are not deleted, oldest first.

@@ -68,7 +68,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     variables
 }
 
-/// Returns the variables for decisions about a job that has no id and no runner yet.
+/// Returns the variables for decisions about a job that has no ID and no runner yet.
 ///
 /// They expand `environment`, `resource_group`, `tags`, `trigger` and `needs` (docs/spec/pipeline-yaml.md, section 4.2), and the rules
 /// of a child pipeline.

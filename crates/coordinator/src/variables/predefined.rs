@@ -1,4 +1,4 @@
-//! The predefined variables that the coordinator sets when it assigns a job: ids, URLs, the token and the runner.
+//! The predefined variables that the coordinator sets when it assigns a job: IDs, URLs, the token and the runner.
 //!
 //! These are the variables of phase J in docs/spec/pipeline-yaml.md, section 4.5.
 
@@ -35,7 +35,7 @@ pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
     variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
 }
 
-/// Returns ids, URLs and the token: the layer with the lowest precedence.
+/// Returns IDs, URLs and the token: the layer with the lowest precedence.
 pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
     let url = assignment.server_url.trim_end_matches('/');
     let project_url = format!("{url}/{}", assignment.project.path);

@@ -35,7 +35,7 @@ impl Sources for Repository {
 }
 
 impl JobFixture {
-    /// Replaces the job by job `a` of a configuration (or its first instance), compiled in the same context.
+    /// Replaces the job with job `a` of a configuration (or its first instance), compiled in the same context.
     #[track_caller]
     fn with_yaml(self, yaml: &str) -> Self {
         self.with_yaml_and_sources(yaml, &Repository { has_lock_file: true })

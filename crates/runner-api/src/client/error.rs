@@ -18,7 +18,7 @@ pub enum ClientError {
         code: u16,
         /// Value of the header `Job-Status`, if the response has it.
         status: Option<JobStatus>,
-        /// Message of the coordinator.
+        /// Message from the coordinator.
         message: String,
     },
     /// Unreachable, too slow, overloaded, or an error of the server: the call may succeed later.
@@ -42,7 +42,7 @@ pub enum ClientError {
         call: &'static str,
         /// Status code.
         code: u16,
-        /// Message of the coordinator.
+        /// Message from the coordinator.
         message: String,
     },
     /// The coordinator redirects to another host. The same call can be sent there (docs/spec/runner-api.md, section

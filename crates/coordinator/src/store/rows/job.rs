@@ -83,7 +83,7 @@ pub(crate) struct JobDetail {
     /// Timeout of the job on its runner, in seconds.
     #[serde(default)]
     pub(crate) timeout_s: u64,
-    /// Message of the coordinator about the end of the job.
+    /// Message from the coordinator about the end of the job.
     #[serde(default)]
     pub(crate) message: Option<String>,
     /// Result tree that the runner reported.
