@@ -235,7 +235,7 @@ pub enum SourceError {
     /// The file does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The file may exist, but this machine cannot reach it. The text says what to configure.
+    /// The file may exist, but this machine cannot reach it. The text describes what to configure.
     #[error("{0}")]
     Unreachable(String),
 }

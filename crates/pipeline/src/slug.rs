@@ -16,7 +16,7 @@ const SUFFIX_LENGTH: usize = 6;
 
 /// Returns the slug of a ref, path or job name, for `CI_COMMIT_REF_SLUG` and similar variables.
 ///
-/// Converts to lower case, replaces every character except `0-9a-z` by `-`, truncates to 63 bytes, and removes `-` at
+/// Converts to lower case, replaces every character except `0-9a-z` with `-`, truncates to 63 bytes, and removes `-` at
 /// both ends.
 #[must_use]
 pub fn slug(text: &str) -> String {

@@ -38,7 +38,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// Returns the project variables of a job with this environment. `None` if they are the same as without
+    /// Returns the project variables of a job with this environment. `None` if they are the same as without an
     /// environment.
     fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
         let environment = environment.filter(|_| self.scoped)?;
@@ -98,7 +98,7 @@ impl<'a> Scope<'a> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 
-    /// Replaces the references in a text by expanded values.
+    /// Replaces the references in a text with expanded values.
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
         if !text.contains(['$', '%']) {
             return text.to_owned();

@@ -375,7 +375,7 @@ impl JobParser<'_, '_> {
     }
 }
 
-/// Removes the needs on the status of other pipelines, because they become the target of the bridge.
+/// Removes the needs for the status of other pipelines, because they become the target of the bridge.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

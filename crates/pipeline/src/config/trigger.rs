@@ -7,7 +7,7 @@ use crate::limits::MAX_CHILD_INCLUDES;
 use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
 use crate::node::{Node, Span, Value};
 
-/// Keys that say where an include entry comes from. Each entry needs exactly one of them.
+/// Keys for the origin of an include entry. Each entry needs exactly one of them.
 const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remote", "artifact"];
 
 /// A bridge as written, with the jobs that produce the files of the child pipeline.

@@ -1,4 +1,4 @@
-//! Replaces `!reference [key, sub, ...]` by the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
+//! Replaces `!reference [key, sub, ...]` with the value that it refers to in the merged tree (docs/spec/pipeline-yaml.md,
 //! section 2.5).
 //!
 //! A reference in a list becomes a nested list, which the parser of the keyword flattens. Each target is

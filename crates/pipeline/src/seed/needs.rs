@@ -11,7 +11,7 @@ use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
 
-/// Sets the needs and dependencies of each job in the pipeline. Reports needs on excluded jobs.
+/// Sets the needs and dependencies of each job in the pipeline. Reports needs for excluded jobs.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,
@@ -139,7 +139,7 @@ impl Resolver<'_> {
     }
 }
 
-/// Returns the needs on jobs of other pipelines and projects.
+/// Returns the needs for jobs of other pipelines and projects.
 fn external_needs(needs: &Needs) -> impl Iterator<Item = Need> {
     needs.entries.iter().filter_map(|entry| match &entry.target {
         NeedTarget::Project { project, job, git_ref } => Some(Need::Project {

@@ -177,7 +177,7 @@ pub(crate) fn describe(compiled: &Compiled) -> String {
     text
 }
 
-/// Replaces the word `S` by `script: [x]`.
+/// Replaces the word `S` with `script: [x]`.
 fn with_script(yaml: &str) -> String {
     let mut out = String::new();
     let mut rest = yaml;

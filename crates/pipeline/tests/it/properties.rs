@@ -205,7 +205,7 @@ proptest! {
 
     /// Each job needs only jobs before it, so there is no cycle.
     #[test]
-    fn needs_on_earlier_jobs_always_compile(links in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..4), 1..120)) {
+    fn needs_for_earlier_jobs_always_compile(links in prop::collection::vec(prop::collection::vec(any::<prop::sample::Index>(), 0..4), 1..120)) {
         let mut text = String::new();
         for (number, links) in links.iter().enumerate() {
             let needs: HashSet<usize> = links.iter().filter(|_| number > 0).map(|link| link.index(number)).collect();

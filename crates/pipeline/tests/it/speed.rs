@@ -12,7 +12,7 @@ use crate::harness::project;
 /// quadratic time.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Returns 5,000 jobs in ten stages, each with rules, variables, a default, an environment, and needs on jobs of the previous
+/// Returns 5,000 jobs in ten stages, each with rules, variables, a default, an environment, and needs for jobs of the previous
 /// stage.
 fn many_jobs() -> String {
     let mut text = String::from("default: {image: i, before_script: [p]}\nvariables: {A: a, B: $A-b}\nstages:\n");
