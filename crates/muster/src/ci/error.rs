@@ -110,7 +110,7 @@ pub(crate) enum CiError {
         /// Problems, each with its line.
         problems: Vec<String>,
     },
-    /// The arguments are invalid. The text says what to change.
+    /// The arguments are invalid. The text describes what to change.
     #[error("{0}")]
     Usage(String),
     /// A named job would wait for manual jobs that are not named.

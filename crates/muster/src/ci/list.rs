@@ -144,7 +144,7 @@ pub(super) fn need_name(need: &Need) -> String {
     }
 }
 
-/// Returns a job as JSON. `needs` is absent if the job has none, so that it follows the order of stages.
+/// Returns a job as JSON. `needs` is absent if the job has none, so it follows the order of stages.
 fn entry(job: &Job) -> Value {
     let mut entry = json!({
         "name": job.name,

@@ -164,7 +164,7 @@ impl Follower {
         }
     }
 
-    /// Returns an error if a job has failed because of a full disk. Such a failure says nothing about the pipeline.
+    /// Returns an error if a job has failed because of a full disk. Such a failure is not caused by the pipeline.
     pub(super) fn check_space(&self) -> Result<(), CiError> {
         self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }

@@ -106,7 +106,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     status
 }
 
-/// Replaces an error by one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
+/// Replaces an error with one about the full disk, if the disk is full. Databases and git often report only "input/output error" in this
 /// case.
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     let may_hide_full_disk = matches!(

@@ -81,7 +81,7 @@ pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pip
     }
 }
 
-/// Creates the runner at the coordinator, and returns how to start its manager.
+/// Creates the runner on the coordinator, and returns how to start its manager.
 pub(super) async fn manager_options(
     args: &RunArgs,
     run: &Run,
