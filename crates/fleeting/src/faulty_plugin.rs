@@ -39,7 +39,7 @@ pub enum Behavior {
     Unimplemented,
     /// Panics.
     Panics,
-    /// Returns an invalid response: unknown instances, more than requested, empty ids, negative states.
+    /// Returns an invalid response: unknown instances, more than requested, empty IDs, negative states.
     InvalidResponse,
     /// Returns a response of 20 MiB.
     HugeResponse,

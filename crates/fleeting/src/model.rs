@@ -5,18 +5,18 @@ use std::time::Duration;
 
 pub use crate::platform::Platform;
 
-/// An instance's id at its provider: opaque text, unique in its group. Real ids contain `/` and `:`.
+/// An instance's ID at its provider: opaque text, unique in its group. Real IDs contain `/` and `:`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstanceId(String);
 
 impl InstanceId {
-    /// Creates an id from the provider's text.
+    /// Creates an ID from the provider's text.
     #[must_use]
     pub fn new(id: impl Into<String>) -> Self {
         Self(id.into())
     }
 
-    /// Returns the id as text.
+    /// Returns the ID as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -230,7 +230,7 @@ pub struct ConnectInfo {
 /// Properties of a group that its plugin reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupInfo {
-    /// Human-readable id of the group: `<provider>/<location>/<name>`.
+    /// Human-readable ID of the group: `<provider>/<location>/<name>`.
     pub id: String,
     /// Maximum number of instances in the group. 0 means that the plugin does not report it.
     pub max_size: u32,

@@ -3,8 +3,8 @@
 /// One conformance case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// Id of the case.
-    /// Ids with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
+    /// ID of the case.
+    /// IDs with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
     pub id: &'static str,
     /// What a plugin that passes does.
     pub title: &'static str,

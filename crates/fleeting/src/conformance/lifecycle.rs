@@ -13,7 +13,7 @@ use crate::model::InstanceState;
 use crate::protocol::SUSPEND_RESUME;
 use crate::protocol::group::{ConnectInfoRequest, Empty, IncreaseRequest, InitResponse};
 
-/// Id of an instance that does not exist.
+/// ID of an instance that does not exist.
 pub(super) const UNKNOWN_ID: &str = "muster-no-such-instance";
 /// Longest interval between two snapshots.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);

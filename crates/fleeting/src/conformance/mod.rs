@@ -9,7 +9,7 @@
 //! checks each response. In every case, it requests the deletion of the instances that it created. For each case, the tests have a
 //! plugin that fails it, or that gets a warning if hosts tolerate the fault.
 //!
-//! - `cases` has the ids and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.
+//! - `cases` has the IDs and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.
 //! - `start`, `init`, `lifecycle`, `connections`, `removal` and `exit` have the cases, by topic.
 
 mod cases;

@@ -6,7 +6,7 @@ use super::cases::{CASES, Case};
 use super::plan::Plan;
 use super::report::Report;
 
-/// Reasons for which the remaining cases are skipped.
+/// Reasons why the remaining cases are skipped.
 const STOPPED: &str = "the run was stopped";
 const EARLIER_FAILED: &str = "an earlier case failed";
 

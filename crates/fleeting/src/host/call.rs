@@ -18,13 +18,13 @@ use crate::protocol::{RichStatus, SUSPEND_RESUME, group};
 
 /// Maximum number of instances in one snapshot.
 const MAX_INSTANCES: usize = 100_000;
-/// Maximum length of an instance id in bytes. The longest real ids are URLs.
+/// Maximum length of an instance ID in bytes. The longest real IDs are URLs.
 const MAX_ID_BYTES: usize = 4 * 1024;
 
 /// All instances of the group, as the provider lists them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// State of each instance. If the plugin lists an id twice, the later state is used.
+    /// State of each instance. If the plugin lists an ID twice, the later state is used.
     pub instances: HashMap<InstanceId, InstanceState>,
 }
 
@@ -246,7 +246,7 @@ impl Caller {
         }
     }
 
-    /// Drops ids that were not part of the request, and duplicates.
+    /// Drops IDs that were not part of the request, and duplicates.
     fn only_requested(&self, call: &'static str, requested: &[InstanceId], succeeded: Vec<String>) -> Vec<InstanceId> {
         let requested: HashSet<&str> = requested.iter().map(InstanceId::as_str).collect();
         let mut seen = HashSet::new();

@@ -92,14 +92,14 @@ pub enum StartError {
         /// Error message of the plugin.
         message: String,
     },
-    /// A restarted plugin returned a different group id.
+    /// A restarted plugin returned a different group ID.
     #[error("plugin {}: reports the group {found:?} after its restart, expected {expected:?}; the group is unavailable until the plugin reports it again", path.display())]
     OtherGroup {
         /// Path of the executable.
         path: PathBuf,
-        /// Group id before the restart.
+        /// Group ID before the restart.
         expected: String,
-        /// Group id after the restart.
+        /// Group ID after the restart.
         found: String,
     },
 }

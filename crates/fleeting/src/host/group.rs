@@ -26,7 +26,7 @@ const MAX_UNANSWERED_CALLS: u32 = 3;
 pub enum PluginStatus {
     /// The plugin is running.
     Up {
-        /// Process id of the plugin.
+        /// Process ID of the plugin.
         pid: u32,
     },
     /// The plugin is not running. It is restarted automatically.

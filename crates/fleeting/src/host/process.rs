@@ -153,7 +153,7 @@ impl Process {
         self.stderr_tail.quoted()
     }
 
-    /// Returns the process id, or 0 if the process has ended.
+    /// Returns the process ID, or 0 if the process has ended.
     pub(super) fn pid(&self) -> u32 {
         self.child.id().unwrap_or(0)
     }

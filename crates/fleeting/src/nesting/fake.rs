@@ -90,7 +90,7 @@ impl FakeDaemon {
         Ok(Self { shared, server_task })
     }
 
-    /// Returns the machines by id.
+    /// Returns the machines by ID.
     #[must_use]
     pub fn machines(&self) -> BTreeMap<String, FakeMachine> {
         self.shared.state().machines.clone()

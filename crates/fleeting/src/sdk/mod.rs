@@ -91,7 +91,7 @@ pub struct Settings {
 /// Properties of a group that its plugin reports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Init {
-    /// Human-readable id of the group: `<provider>/<location>/<name>`.
+    /// Human-readable ID of the group: `<provider>/<location>/<name>`.
     pub id: String,
     /// Maximum number of instances in the group, at least 1.
     pub max_size: u32,

@@ -1,4 +1,4 @@
-//! Unix: sockets, signals, and a parent process id that changes when the parent exits.
+//! Unix: sockets, signals, and a parent process ID that changes when the parent exits.
 
 use std::io;
 use std::path::{Path, PathBuf};

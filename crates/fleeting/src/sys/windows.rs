@@ -38,7 +38,7 @@ impl Signals {
 }
 
 /// The parent process.
-/// On Windows, the parent process id does not change when the parent exits. Only the host's streams show its exit.
+/// On Windows, the parent process ID does not change when the parent exits. Only the host's streams show its exit.
 #[derive(Debug)]
 pub(crate) struct Parent;
 

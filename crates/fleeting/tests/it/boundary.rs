@@ -7,7 +7,7 @@ const PROTOCOLS: [&str; 2] =
 
 /// The fields that each request may have.
 /// The desired number of instances, idle times, use counts and the assignment of jobs are internal to the scaler: a plugin receives a
-/// number of instances to create, or the ids of instances.
+/// number of instances to create, or the IDs of instances.
 const REQUESTS: [(&str, &[&str]); 15] = [
     ("Init", &["config", "settings"]),
     ("Update", &[]),

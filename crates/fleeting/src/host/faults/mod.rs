@@ -117,7 +117,7 @@ impl TestPlugin {
     }
 }
 
-/// Returns the process ids of all starts in order.
+/// Returns the process IDs of all starts in order.
 fn pids(file: &Path) -> Vec<i32> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     text.lines().filter_map(|line| line.parse().ok()).collect()

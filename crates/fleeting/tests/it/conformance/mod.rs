@@ -37,7 +37,7 @@ fn not_passed(report: &Report) -> Vec<(&'static str, &'static str, String)> {
     report.verdicts.iter().filter_map(reason).collect()
 }
 
-/// Returns the ids of the cases with this outcome.
+/// Returns the IDs of the cases with this outcome.
 fn ids(report: &Report, label: &str) -> Vec<&'static str> {
     report.verdicts.iter().filter(|verdict| verdict.outcome.label() == label).map(|verdict| verdict.case.id).collect()
 }
