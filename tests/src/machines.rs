@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Kind of a process of an instance. The last argument of the process tells the kind.
+/// Kind of a process of an instance. The last argument of the process identifies the kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessKind {
     /// Main process of an instance that ends with the plugin.

@@ -19,7 +19,7 @@ use crate::spool::Spool;
 /// Maximum time that `Close` waits for the end of a job that it stopped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reason for which a call about a job is refused.
+/// Reason why a call about a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("`{0}` is not a valid job ID; use up to 128 letters, digits, `-`, `_` and `.`")]

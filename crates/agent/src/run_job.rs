@@ -33,7 +33,7 @@ pub(crate) struct ParsedRequest {
     env: HashMap<String, String>,
 }
 
-/// Reason for which a request cannot be parsed.
+/// Reason why a request cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ParseError {
     #[error("invalid plan of the job: {0}")]

@@ -77,7 +77,7 @@ pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Reason for which an agent could not start or serve.
+/// Reason why an agent could not start or serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The spool cannot be used.

@@ -60,7 +60,7 @@ impl Transport {
         Ok(answer)
     }
 
-    /// Returns the region of a bucket, which Amazon tells everyone. `None` if it cannot be reached.
+    /// Returns the region of a bucket, which Amazon returns to everyone. `None` if it cannot be reached.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

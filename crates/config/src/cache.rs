@@ -61,7 +61,7 @@ fn s3(table: &Table) -> Option<S3Settings> {
 
 /// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the role of the machine is used.
 ///
-/// As in gitlab-runner, a key without `ServerAddress` counts only if `AuthenticationType` says so.
+/// As in gitlab-runner, a key without `ServerAddress` counts only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {
     match s3.str("AuthenticationType").map(str::to_ascii_lowercase).as_deref() {
         Some("access-key") => true,

@@ -49,7 +49,7 @@ pub fn settings(config: &Config, context: &SettingsContext) -> Settings {
             None => defaults.connection_max_age,
             Some(GoDuration::Positive(age)) if age.is_zero() => ConnectionAge::Any,
             Some(GoDuration::Positive(age)) => ConnectionAge::UpTo(age),
-            // As in gitlab-runner, although its documentation says otherwise.
+            // As in gitlab-runner, although its documentation describes it differently.
             Some(GoDuration::Negative) => ConnectionAge::NoReuse,
         },
         shutdown_timeout: seconds("shutdown_timeout", defaults.shutdown_timeout),

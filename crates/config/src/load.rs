@@ -62,7 +62,7 @@ impl Loaded {
     }
 }
 
-/// Loads the file. A missing file is an empty configuration with a warning, unless the host facts say that it must exist.
+/// Loads the file. A missing file is an empty configuration with a warning, unless it must exist according to the host facts.
 #[must_use]
 pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
     match read_text(path) {

@@ -147,7 +147,7 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
 }
 
-/// Replaces steps by values, and `?` by `*`. An invalid field is kept, so that it is reported.
+/// Replaces steps with values, and `?` with `*`. An invalid field is kept, so that it is reported.
 fn without_steps(field: &str, (min, max): (u32, u32)) -> String {
     let values = |part: &str| {
         if part == "?" {

@@ -47,7 +47,7 @@ pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     is_from_other_machine(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
 
-/// Returns whether the ID was derived from another machine's ID. A random ID says nothing about its machine.
+/// Returns whether the ID was derived from another machine's ID. A random ID does not depend on its machine.
 fn is_from_other_machine(id: &str, machine: &str) -> bool {
     is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != derive_id(machine)
 }

@@ -18,7 +18,7 @@ pub(super) struct Walk {
     pub(super) problems: Problems,
     /// Byte ranges that must not be shown.
     pub(super) secrets: Vec<Range<usize>>,
-    /// Whether every problem makes the configuration unusable, so that no message may say that a key is ignored.
+    /// Whether every problem makes the configuration unusable, so that no message may claim that a key is ignored.
     pub(super) strict: bool,
 }
 

@@ -1,6 +1,6 @@
 //! Expands `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which gitlab-runner uses.
 
-/// Replaces each reference by the result of `lookup`. References in inserted values are not expanded.
+/// Replaces each reference with the result of `lookup`. References in inserted values are not expanded.
 ///
 /// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) expand to empty text. A dollar sign
 /// without a name after it is kept. An unclosed `${`, and `${}`, are removed.

@@ -62,7 +62,7 @@ impl Observer {
         entry.token().open_request()
     }
 
-    /// Records the answer to a job request. `has_capacity` tells whether the manager has capacity for another request.
+    /// Records the answer to a job request. `has_capacity` is whether the manager has capacity for another request.
     pub(crate) fn answered(
         &self,
         runner: &RunnerSettings,

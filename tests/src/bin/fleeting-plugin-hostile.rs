@@ -35,7 +35,7 @@ fn fail(reason: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Replaces this process by a shell that never serves the plugin protocol. Returns only if the shell cannot be started.
+/// Replaces this process with a shell that never serves the plugin protocol. Returns only if the shell cannot be started.
 fn become_shell(script: &Script) -> std::io::Error {
     shell(&format!("{}\n{}", script.start, script.body)).exec()
 }

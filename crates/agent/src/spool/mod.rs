@@ -47,7 +47,7 @@ const SHUTTING_DOWN: &str = "shutting down";
 /// Maximum length of a job's ID in bytes.
 const MAX_ID_BYTES: usize = 128;
 
-/// Reason for which a spool cannot be used.
+/// Reason why a spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpoolError {
     /// Another agent owns the spool.

@@ -60,7 +60,7 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file by anything else, delete the
+        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file with anything else, delete the
         // directory.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;

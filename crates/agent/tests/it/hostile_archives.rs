@@ -121,7 +121,7 @@ async fn cache_links_cannot_lead_outside_the_project() {
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nhonest\n"), "{log}");
 
-    // The previous job replaced the project's directory by a link.
+    // The previous job replaced the project's directory with a link.
     fs::remove_dir_all(agent.project()).unwrap();
     symlink(&outside, agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
@@ -164,7 +164,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
     for strategy in ["none", "empty", "clone", "fetch"] {
         for local in [None, Some(agent.dir.path().join("repository"))] {
             for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
-                // The previous checkout may have replaced the link by a directory.
+                // The previous checkout may have replaced the link with a directory.
                 let _ = fs::remove_file(&link).or_else(|_| fs::remove_dir_all(&link));
                 symlink(&outside, &link).unwrap();
                 let checkout = Checkout {

@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(metadata.mtime(), 1_700_000_001, "{format:?}");
     }
 
-    /// A job can replace a file by a FIFO while it is packed. Packing may then fail, but must not wait for a writer.
+    /// A job can replace a file with a FIFO while it is packed. Packing may then fail, but must not wait for a writer.
     #[test]
     fn file_replaced_by_fifo_while_packed_does_not_block() {
         use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};

@@ -237,7 +237,7 @@ fn fixed_prefix(pattern: &str) -> PathBuf {
     parts.into_iter().take(fixed).collect()
 }
 
-/// Replaces `$NAME` and `${NAME}` by the values of variables, or by nothing if they are not set. Other text is unchanged.
+/// Replaces `$NAME` and `${NAME}` with the values of variables, or with nothing if they are not set. Other text is unchanged.
 pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     let is_name = |name: &str| {
         !name.is_empty()

@@ -14,7 +14,7 @@ pub(super) enum OptionTarget {
     Internal,
     /// A property of the group or its template, by its name there.
     Group(&'static str),
-    /// A credential. It is not written anywhere; the text says where to put it.
+    /// A credential. It is not written anywhere; the text describes where to put it.
     Secret(&'static str),
     /// The option has no replacement, for this reason.
     Dropped(&'static str),

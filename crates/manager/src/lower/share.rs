@@ -16,7 +16,7 @@ const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// Variable with which a job declines a sticky context, by the value `false`.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
-/// Variable that tells whether the ref is protected, for servers whose payload has no such field.
+/// Variable that contains whether the ref is protected, for servers whose payload has no such field.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 /// Default of `slot_cgroup_template`.
 const TEMPLATE: &str = "gitlab-runner/slot-${slot}";

@@ -49,7 +49,7 @@ pub struct EntryMetrics {
     report_retries: IntCounter,
 }
 
-/// Reason for which a job or a request failed, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
+/// Reason why a job or a request failed, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessingFailure {
     /// No execution environment was available.

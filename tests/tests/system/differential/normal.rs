@@ -72,7 +72,7 @@ pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
     lines.into_iter().map(render).collect()
 }
 
-/// Replaces control characters by escape sequences.
+/// Replaces control characters with escape sequences.
 pub(super) fn escape_controls(line: &str) -> String {
     let escape = |c: char| match c {
         '\x1b' => "\\e".to_owned(),
