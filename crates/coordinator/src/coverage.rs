@@ -63,7 +63,7 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
             return Ok(Some(found));
         }
     }
-    // The trace does not have the start of these lines.
+    // The start of these lines is missing from the trace.
     let mut continuations = partial.0.into_values().rev();
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }

@@ -5,8 +5,8 @@
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The allowed
-//! rate is what a client gets that sends requests all the time: first a burst, then a fixed number of instances per second.
+//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The rate
+//! limit applies as to a client that sends requests all the time: first a burst, then a fixed number of instances per second.
 
 #![expect(
     clippy::indexing_slicing,

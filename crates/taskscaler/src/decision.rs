@@ -291,9 +291,9 @@ pub enum ScaleUpBlock {
 /// Instances whose deletion takes too long.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StuckDeletions {
-    /// Number of these instances.
+    /// Number of instances whose deletion takes too long.
     pub count: u32,
-    /// The one that has been deleting for the longest time.
+    /// The instance whose deletion has taken the longest.
     pub first: Option<InstanceId>,
 }
 

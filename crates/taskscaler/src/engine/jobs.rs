@@ -310,7 +310,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether an environment of this name can be resumed by its owner.
+    /// Returns whether an environment with this name exists and its owner can resume it.
     #[must_use]
     pub fn has_environment(&self, name: &str) -> bool {
         suspend::has_environment(&self.inventory.pool, name)

@@ -39,7 +39,7 @@ impl Verb {
     }
 }
 
-/// Errors of service commands. Errors of `systemctl` have its own message.
+/// Errors of service commands. Errors of `systemctl` contain the message of `systemctl`.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServiceError {
     #[error(

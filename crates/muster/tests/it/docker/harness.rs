@@ -1,4 +1,4 @@
-//! An agent as its own process, beside a Docker Engine that the tests share.
+//! An agent in a separate process, beside a Docker Engine that the tests share.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -26,7 +26,7 @@ const ID: &str = "1-1";
 /// Timeout that is longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// An agent that runs as its own process, and the engine for its jobs.
+/// An agent that runs as a separate process, and the engine for its jobs.
 pub(crate) struct Host {
     pub(crate) docker: &'static TestEngine,
     dir: TempDir,

@@ -1,4 +1,4 @@
-//! Steps in a container of a real Docker Engine, at an agent that runs as its own process.
+//! Steps in a container of a real Docker Engine, with an agent that runs as a separate process.
 
 mod ends;
 mod harness;

@@ -40,7 +40,7 @@ impl Bench {
     }
 }
 
-/// Returns the names of containers and networks at the engine that belong to the first job.
+/// Returns the names of the engine's containers and networks that belong to the first job.
 fn objects_left(engine: &DockerEngine) -> String {
     let lists = ["/containers/json?all=1", "/networks"].map(|path| engine.call("GET", path, &[]).1);
     let names = lists
