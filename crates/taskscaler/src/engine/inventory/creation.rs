@@ -145,7 +145,9 @@ impl Inventory {
                 let longest_pause = config.update_interval_when_expecting;
                 match group.creation.record_answer(now.at, requested, accepted, longest_pause) {
                     Acceptance::Creating => None,
-                    Acceptance::Failed => Some(format!("the provider accepted none of {requested} instances")),
+                    Acceptance::Failed => {
+                        Some(format!("the provider accepted none of the requested instances ({requested})"))
+                    }
                 }
             }
             Err(error) => {
@@ -169,7 +171,7 @@ impl Inventory {
         self.mark_requests_dirty(id, expired.changed);
         if expired.overdue > 0 {
             let (count, limit) = (expired.overdue, expired.limit.as_secs());
-            self.creation_failed(now, id, format!("{count} accepted instances did not appear within {limit} s"));
+            self.creation_failed(now, id, format!("accepted instances that did not appear within {limit} s: {count}"));
         }
     }
 
