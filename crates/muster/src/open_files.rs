@@ -38,8 +38,8 @@ pub(crate) fn warn_if_low(concurrent: usize) {
     if max_jobs < concurrent {
         tracing::warn!(
             concurrent,
-            "the limit of {} open files allows only {max_jobs} simultaneous jobs on this host; \
-                 for {concurrent}, raise the limit to {} (`ulimit -n`, or LimitNOFILE of the service) and restart",
+            "only {max_jobs} of {concurrent} jobs can run at the same time on this host, because at most {} files may be open; \
+                 raise the limit to {} (`ulimit -n`, or LimitNOFILE of the service) and restart",
             permitted().unwrap_or(u64::MAX),
             BASE_FILES.saturating_add(FILES_PER_JOB.saturating_mul(concurrent as u64))
         );

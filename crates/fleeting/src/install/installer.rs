@@ -324,6 +324,7 @@ fn available_versions(mut versions: Vec<Version>) -> String {
     match (shown.is_empty(), versions.len().saturating_sub(MAX_LISTED)) {
         (true, _) => "the registry has no versions".to_owned(),
         (false, 0) => format!("the registry has {}", shown.join(", ")),
+        (false, 1) => format!("the registry has {}, and 1 older version", shown.join(", ")),
         (false, more) => format!("the registry has {}, and {more} older versions", shown.join(", ")),
     }
 }

@@ -358,7 +358,8 @@ fn table(outcomes: &[Outcome], args: &SimulateArgs, jobs: usize) -> String {
     let widths: Vec<usize> = (0..heading.len())
         .map(|column| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0))
         .collect();
-    let mut text = format!("{jobs} jobs, seed {}\n", args.seed);
+    let s = if jobs == 1 { "" } else { "s" };
+    let mut text = format!("{jobs} job{s}, seed {}\n", args.seed);
     for row in rows {
         let cells: Vec<String> = (row.iter().zip(&widths).enumerate())
             .map(

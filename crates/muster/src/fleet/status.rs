@@ -140,7 +140,9 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
 fn usage_text(usage: &InstanceUsage) -> String {
     const MIB: u64 = 1024 * 1024;
     let limit = usage.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
-    format!("{:.1} s cpu, {}{limit} MiB, {} processes", usage.cpu_seconds, usage.memory_bytes / MIB, usage.processes)
+    let processes =
+        if usage.processes == 1 { "1 process".to_owned() } else { format!("{} processes", usage.processes) };
+    format!("{:.1} s cpu, {}{limit} MiB, {processes}", usage.cpu_seconds, usage.memory_bytes / MIB)
 }
 
 fn instances(status: &ScalerStatus, report: &Report) -> String {

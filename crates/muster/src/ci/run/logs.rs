@@ -112,7 +112,8 @@ impl Logs {
         let rest = self.entry(job.id).lines.finish();
         omitted += keep_last(&mut tail, rest);
         if omitted > 0 {
-            let hint = format!("… {omitted} more lines: `muster ci show {} {} --log`", self.run, job_argument(job));
+            let s = if omitted == 1 { "" } else { "s" };
+            let hint = format!("… {omitted} more line{s}: `muster ci show {} {} --log`", self.run, job_argument(job));
             tail.push_front(ui::paint(ui::DIM, &hint));
         }
         report(reporter, job, tail.make_contiguous());

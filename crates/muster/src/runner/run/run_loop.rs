@@ -177,7 +177,7 @@ impl RunLoop {
             }
             (Signal::Drain, _) => {
                 let jobs = self.jobs().await;
-                tracing::warn!("Starting graceful shutdown, waiting for {jobs} jobs to finish");
+                tracing::warn!("Starting graceful shutdown, waiting for running jobs to finish ({jobs})");
                 self.shutdown_phase = ShutdownPhase::Draining;
                 self.control.send(ControlCommand::Drain).await;
             }

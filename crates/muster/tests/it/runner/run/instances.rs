@@ -105,7 +105,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
             (r" {2,}", "  "),
             // The plugin reports the usage only after its second sample.
             (r"  USES\b", ""),
-            (r"  \S+ cpu, \S+ \w+, \d+ processes", ""),
+            (r"  \S+ cpu, \S+ \w+, \d+ process(es)?", ""),
         ];
         insta::with_settings!({ filters => filters, omit_expression => true }, { insta::assert_snapshot!(name, text) });
     };

@@ -56,8 +56,8 @@ async fn open_files_limit_bounds_the_jobs_with_a_warning() {
     let bench = Bench::start(1).await;
     bench.configure(&format!("concurrent = 20\n{}", bench.entry(0)));
     let run = bench.run_with_limit("-n", 64);
-    run.wait_for_log("the limit of 64 open files allows only 2 simultaneous jobs", 1).await;
-    run.wait_for_log("for 20, raise the limit to 352", 1).await;
+    run.wait_for_log("only 2 of 20 jobs can run at the same time", 1).await;
+    run.wait_for_log("at most 64 files may be open; raise the limit to 352", 1).await;
     (1..=8).for_each(|id| bench.push(0, id));
     bench.wait_for_start(0, 1).await;
     bench.wait_for_start(0, 2).await;
