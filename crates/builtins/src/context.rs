@@ -229,7 +229,11 @@ impl Context {
     /// The command could not be started, was stopped, or had another exit status than 0.
     pub(crate) async fn wait(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
-            ProcessEnd::Exited(status) => Failure::from_status(status).map_or(Ok(()), Err),
+            ProcessEnd::Exited(status) => {
+                let failure = Failure::from_status(status);
+                // Only steps in a container have no lines of their own at the start and the end of the job.
+                failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
+            }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
         }
     }

@@ -15,6 +15,10 @@ pub enum Failure {
     /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
+    /// A command of the job in a container exited with this status, or was terminated by a signal: then the status is 128 and its number.
+    /// GitLab has another text for containers, which tools match (docs/spec/job-execution.md, section 1.9).
+    #[error("exit code {0}")]
+    ContainerExit(i32),
     /// A command of the job was terminated by this signal, which Muster did not send.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
@@ -81,9 +85,6 @@ pub(crate) fn signal_name(signal: i32) -> String {
 }
 
 impl Failure {
-    /// A command was killed, which is what the kernel does if memory is exhausted.
-    pub const KILLED: Self = Self::Signal(9);
-
     /// Converts an exit status to a failure. `None` means success.
     #[must_use]
     pub fn from_status(status: ExitStatus) -> Option<Self> {
@@ -91,6 +92,16 @@ impl Failure {
             (Some(0), _) => None,
             (Some(code), _) => Some(Self::Exit(code)),
             (None, signal) => Some(Self::Signal(signal.unwrap_or_default())),
+        }
+    }
+
+    /// Returns the failure of a command as that of a command in a container.
+    #[must_use]
+    pub fn in_container(self) -> Self {
+        match self {
+            Self::Exit(code) => Self::ContainerExit(code),
+            Self::Signal(signal) => Self::ContainerExit(128 + signal),
+            other => other,
         }
     }
 
@@ -119,9 +130,12 @@ impl Failure {
     #[must_use]
     pub fn reason(&self) -> FailureReason {
         match self {
-            Self::Exit(_) | Self::Signal(_) | Self::Step(_) | Self::Profile(..) | Self::Delegated(..) => {
-                FailureReason::ScriptFailure
-            }
+            Self::Exit(_)
+            | Self::ContainerExit(_)
+            | Self::Signal(_)
+            | Self::Step(_)
+            | Self::Profile(..)
+            | Self::Delegated(..) => FailureReason::ScriptFailure,
             Self::Stopped(cause) => FailureReason::from(*cause),
             Self::StepTimeout(_) | Self::JobTimeout(_) => FailureReason::JobExecutionTimeout,
             Self::Configuration(_) => FailureReason::RunnerConfigurationError,
@@ -135,7 +149,7 @@ impl Failure {
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         match self {
-            Self::Exit(code) => Some(*code),
+            Self::Exit(code) | Self::ContainerExit(code) => Some(*code),
             Self::Step(_) => Some(1),
             Self::Profile(_, code) | Self::Delegated(_, code) => *code,
             _ => None,

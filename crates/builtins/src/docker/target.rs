@@ -254,8 +254,7 @@ impl OpenTarget for Container {
     }
 
     async fn explain(&self, failure: &Failure) -> Option<String> {
-        let is_killed =
-            failure.exit_code() == Some(KILLED_EXIT_CODE) || failure.to_string() == Failure::KILLED.to_string();
+        let is_killed = failure.exit_code() == Some(KILLED_EXIT_CODE);
         let (bytes, out_of_memory) = self.memory.zip(self.out_of_memory.as_ref()).filter(|_| is_killed)?;
         out_of_memory.is_reported().await.then(|| {
             format!(

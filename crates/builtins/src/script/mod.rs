@@ -74,7 +74,8 @@ pub(crate) async fn run_blocks(
         }
     };
     let ended = context.wait(command, stop).await;
-    let marker = marker.filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::Signal(_))));
+    let marker = marker
+        .filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::ContainerExit(_) | Failure::Signal(_))));
     let Some(marker) = marker else { return ended };
     if blocking(context, "checking the start of the shell", stop, move || Ok(marker.is_set())).await? {
         return ended;

@@ -34,7 +34,7 @@ impl Docker {
     pub(super) fn create_helper_image(&self, program: &Path) {
         let mut archive = tar::Builder::new(Vec::new());
         let program = std::fs::read(program).unwrap();
-        let scripts = b"#!/bin/sh\nexec sh\n".as_slice();
+        let scripts = b"#!/bin/sh\numask 0000\nexec sh\n".as_slice();
         for (name, content) in
             [("usr/bin/gitlab-runner-helper", program.as_slice()), ("usr/bin/gitlab-runner-build", scripts)]
         {

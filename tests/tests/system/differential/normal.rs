@@ -29,7 +29,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         // Objects of an engine have random IDs. The names of containers contain the slot, and a hash of the job.
         (r"sha256:[0-9a-f]{64}", "sha256:ID"),
         (r"\b[0-9a-f]{64}\b", "ID"),
-        (r"project-[0-9]+", "project-N"),
+        (r"(runner-[0-9a-z-]+-project-)[0-9]+", "${1}N"),
         (r"concurrent-[0-9]+(-[0-9a-f]{16})?", "concurrent-N"),
         (r"\(manager\.go:[0-9]+:[0-9]+s\)", "(manager.go:N)"),
         // git prints the amount of data and the speed.

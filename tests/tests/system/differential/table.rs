@@ -16,6 +16,9 @@ struct Entry {
     /// Names of the cases with the difference. If empty, the entry applies to all cases.
     #[serde(default)]
     cases: Vec<String>,
+    /// Whether the difference depends on time, such as the order of lines from two streams, so that the entry may be unused.
+    #[serde(default)]
+    depends_on_time: bool,
     /// Patterns of lines that only gitlab-runner prints.
     #[serde(default)]
     stock: Vec<String>,
@@ -53,7 +56,7 @@ impl Differences {
                 for line in lines {
                     let line = Regex::new(&format!("^(?:{line})$")).unwrap();
                     let (reason, cases) = (entry.reason.clone(), entry.cases.clone());
-                    patterns.push(Pattern { reason, cases, side, line, used: false });
+                    patterns.push(Pattern { reason, cases, side, line, used: entry.depends_on_time });
                 }
             }
         }
