@@ -93,8 +93,8 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         labels: labels(tree).chain(labels(table)).collect(),
         executor: entry.executor.clone(),
         shell: owned("shell").or_else(|| context.default_shell.clone()).unwrap_or(defaults.shell),
-        // gitlab-runner's shell executor starts login shells.
-        login: entry.executor == "shell",
+        // These executors of gitlab-runner start login shells.
+        login: matches!(entry.executor.as_str(), "shell" | "ssh"),
         user: context.user.clone().filter(|user| !user.is_empty()),
         builds_dir: path("builds_dir"),
         cache_dir: path("cache_dir"),
@@ -119,6 +119,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
         docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker).0)),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
+        ssh: super::ssh::read(table).map(Arc::new),
         artifact: ArtifactTimeouts {
             upload: table.time("artifact.upload_timeout").unwrap_or(defaults.artifact.upload),
             response_header: table

@@ -35,6 +35,7 @@ mod scaling;
 pub mod schema;
 pub mod settings;
 mod source;
+mod ssh;
 mod system_id;
 pub mod tree;
 mod unknown;

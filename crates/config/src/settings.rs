@@ -14,6 +14,7 @@ mod connection;
 mod defaults;
 mod docker;
 mod on_instances;
+mod ssh;
 mod unpack;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ pub use cache::{
 pub use connection::{ConnectionAge, TlsFiles};
 pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
 pub use on_instances::OnInstances;
+pub use ssh::SshSettings;
 pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.
@@ -343,6 +345,9 @@ pub struct RunnerSettings {
     /// `[runners.autoscaler]`. It is not stored with a job, because it has secrets and can change during the job.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
+    /// `[runners.ssh]`. It is not stored with a job, because it has secrets and can change during the job.
+    #[serde(skip)]
+    pub ssh: Option<Arc<SshSettings>>,
 }
 
 impl RunnerSettings {
@@ -391,6 +396,7 @@ impl RunnerSettings {
             on_instances: OnInstances::default(),
             docker: None,
             autoscaler: None,
+            ssh: None,
         }
     }
 

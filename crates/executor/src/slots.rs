@@ -54,6 +54,20 @@ impl Slots {
         Some(HeldSlot { slots: self.clone(), slot })
     }
 
+    /// Takes the lowest free slot. Waits until there is one. Cancel-safe.
+    pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
+        let mut free = self.free();
+        loop {
+            if let Some(held_slot) = self.take(key) {
+                return held_slot;
+            }
+            // The sender lives as long as `self`. Without it no slot could become free, so wait until the caller cancels.
+            if free.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Takes the slot that a job had before. `None` means that another job has it.
     ///
     /// The result may exceed `total` if the configuration lowered the capacity meanwhile, because the job is already running.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
+use crate::known_hosts_file::HostKey;
 use crate::sys;
 
 /// Known host keys of machines; for HTTPS, their certificates.
@@ -30,6 +31,8 @@ struct Keys {
     fingerprints: Vec<String>,
     /// Whether the keys were pinned instead of learned at the first connection.
     is_pinned: bool,
+    /// Types of pinned keys, such as `ssh-ed25519`. Empty means unknown.
+    types: Vec<String>,
 }
 
 /// A line of the file: a machine with its fingerprints. A line without fingerprints means that the machine was removed.
@@ -68,7 +71,7 @@ impl KnownHosts {
                     if fingerprints.is_empty() {
                         keys.remove(&machine);
                     } else {
-                        keys.insert(machine, Keys { fingerprints, is_pinned: false });
+                        keys.insert(machine, Keys { fingerprints, is_pinned: false, types: Vec::new() });
                     }
                 }
             }
@@ -87,7 +90,7 @@ impl KnownHosts {
             let known = &known.fingerprints;
             return (!known.iter().any(|known| known == found)).then(|| known.join(" or "));
         }
-        let first = Keys { fingerprints: vec![found.to_owned()], is_pinned: false };
+        let first = Keys { fingerprints: vec![found.to_owned()], is_pinned: false, types: Vec::new() };
         hosts.keys.insert(machine.to_owned(), first);
         hosts.store(Line { machine: machine.to_owned(), keys: vec![found.to_owned()] });
         None
@@ -105,8 +108,24 @@ impl KnownHosts {
 
     /// Pins the accepted keys of a machine: fingerprints such as `SHA256:...`.
     pub fn pin(&self, machine: &str, fingerprints: &[String]) {
-        let keys = Keys { fingerprints: fingerprints.to_vec(), is_pinned: true };
+        self.insert_pinned(machine, Keys { fingerprints: fingerprints.to_vec(), is_pinned: true, types: Vec::new() });
+    }
+
+    /// Pins the accepted keys of a machine, which is asked for a key of these types first.
+    pub fn pin_keys(&self, machine: &str, keys: &[HostKey]) {
+        let fingerprints = keys.iter().map(|key| key.fingerprint.clone()).collect();
+        let types = keys.iter().map(|key| key.key_type.clone()).collect();
+        self.insert_pinned(machine, Keys { fingerprints, is_pinned: true, types });
+    }
+
+    fn insert_pinned(&self, machine: &str, keys: Keys) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(machine.to_owned(), keys);
+    }
+
+    /// Returns the types of the pinned keys of a machine, as far as they are known.
+    pub(super) fn pinned_types(&self, machine: &str) -> Vec<String> {
+        let hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        hosts.keys.get(machine).map(|keys| keys.types.clone()).unwrap_or_default()
     }
 
     /// Removes the keys of a deleted machine. Another machine may get its name.

@@ -6,6 +6,7 @@
 
 mod backoff;
 mod hosts;
+pub mod known_hosts_file;
 #[cfg(unix)]
 pub mod local;
 mod output;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
 pub use hosts::KnownHosts;
+pub use known_hosts_file::{HostKey, KnownHostsFileError};
 pub use output::Tail;
 pub use sys::ProcessGroup;
 pub use target::Target;

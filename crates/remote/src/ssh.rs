@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use russh::client::{self, AuthResult, Handle};
-use russh::keys::{Certificate, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key};
-use russh::{Channel, ChannelMsg, ChannelWriteHalf, Disconnect, Sig};
+use russh::keys::{
+    Algorithm, Certificate, HashAlg, PrivateKey, PrivateKeyWithHashAlg, PublicKeyOrCertificate, decode_secret_key,
+};
+use russh::{Channel, ChannelMsg, ChannelWriteHalf, Disconnect, Preferred, Sig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
@@ -100,9 +102,24 @@ async fn connect_directly_or_through(
         keepalive_interval: Some(target.keepalive),
         keepalive_max: MAX_MISSED_KEEPALIVES,
         nodelay: true,
+        preferred: preferred(&hosts.pinned_types(&target.machine)),
         ..client::Config::default()
     });
     retry(target, &address, || try_once(via, target, &address, key.clone(), hosts, Arc::clone(&config))).await
+}
+
+/// Returns the algorithms to offer. The machine then presents a host key of a known type, if it has one.
+fn preferred(host_key_types: &[String]) -> Preferred {
+    let mut preferred = Preferred::default();
+    // All signature algorithms of RSA have keys of the type `ssh-rsa`.
+    let key_type = |algorithm: &Algorithm| match algorithm {
+        Algorithm::Rsa { .. } => "ssh-rsa".to_owned(),
+        other => other.as_str().to_owned(),
+    };
+    let mut algorithms = preferred.key.to_vec();
+    algorithms.sort_by_key(|algorithm| !host_key_types.contains(&key_type(algorithm)));
+    preferred.key = algorithms.into();
+    preferred
 }
 
 async fn try_once(

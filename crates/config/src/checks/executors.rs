@@ -37,8 +37,25 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks the ssh executor (check C101).
+/// Checks the ssh executor (checks C014, C101).
 fn ssh(check: &mut Check<'_>, runner: &Runner) {
+    let mut error = |key: &str, message: String, help: &str| {
+        let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
+        check.add(problem.at(&runner.table.span_of(key)).help(help));
+    };
+    if runner.table.table("ssh").is_none() {
+        let message = "ssh executor: the table [runners.ssh] is missing; this runner requests no jobs".to_owned();
+        return error("executor", message, "add it with host, user, and identity_file or password");
+    }
+    let is_set = |key: &str| runner.table.str(key).is_some_and(|text| !text.is_empty());
+    if !is_set("ssh.identity_file") && !is_set("ssh.password") {
+        let message = "ssh executor: no credentials are set; this runner requests no jobs".to_owned();
+        error("ssh", message, "set identity_file or password in [runners.ssh]");
+    }
+    if let Some(port) = runner.table.str("ssh.port").filter(|port| !port.is_empty() && !is_port(port)) {
+        let message = format!("ssh executor: port `{port}` is not a valid port; this runner requests no jobs");
+        error("ssh.port", message, "write a number from 1 to 65535 as a string");
+    }
     if runner.table.bool("ssh.disable_strict_host_key_checking") == Some(true) {
         let help = "put the host's key into known_hosts (ssh-keyscan) and remove this key";
         return check.report(
@@ -55,6 +72,10 @@ fn ssh(check: &mut Check<'_>, runner: &Runner) {
         let message = format!("known_hosts {} is missing: jobs will fail", path.display());
         check.report(runner, "ssh.known_hosts_file", "C101", message, "create it with ssh-keyscan");
     }
+}
+
+fn is_port(text: &str) -> bool {
+    text.trim().parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Checks the shell executor (check C102).
@@ -175,6 +196,15 @@ mod tests {
         std::fs::create_dir(home.path().join(".ssh")).unwrap();
         std::fs::write(home.path().join(".ssh/known_hosts"), "h ssh-ed25519 x").unwrap();
         clean_with("C101", &text, facts);
+    }
+
+    #[test]
+    fn c014_ssh_machine_has_valid_port_and_credentials() {
+        let ssh = |keys: &str| runner("ssh", &format!("[runners.ssh]\n{keys}"));
+        assert!(found("C014", &runner("ssh", "")).contains("[runners.ssh] is missing"));
+        assert!(found("C014", &ssh("host = \"h\"")).contains("no credentials"));
+        assert!(found("C014", &ssh("password = \"p\"\nport = \"0\"")).contains("port `0` is not a valid port"));
+        clean("C014", &ssh("identity_file = \"/k\"\nport = \"2222\""));
     }
 
     #[test]

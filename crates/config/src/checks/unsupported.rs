@@ -19,7 +19,7 @@ pub const EXECUTORS: [(&str, bool); 11] = [
     ("docker-autoscaler", true),
     ("instance", true),
     ("kubernetes", false),
-    ("ssh", false),
+    ("ssh", true),
     ("parallels", false),
     ("virtualbox", false),
     ("custom", false),
@@ -120,7 +120,7 @@ mod tests {
         assert!(found("C008", &text("kubernetes")).contains("not supported yet"));
         assert!(found("C008", &text("sehll")).contains("does not exist"));
         assert!(found("C008", &text("docker-windows")).contains("Linux containers only"));
-        for executor in ["shell", "docker", "docker-autoscaler", "docker+machine"] {
+        for executor in ["shell", "docker", "docker-autoscaler", "docker+machine", "ssh"] {
             clean("C008", &text(executor));
         }
         let facts = crate::HostFacts::default();

@@ -21,6 +21,9 @@ pub enum DeployError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// No session can be opened. Has the error of the executor.
+    #[error(transparent)]
+    Session(Box<dyn std::error::Error + Send + Sync>),
     /// The configuration or the plugin states a platform that has no agent.
     #[error("instance {machine} is {platform}; correct os and arch in connector_config, or install the agent")]
     UnsupportedInstance {

@@ -119,17 +119,9 @@ impl Executor for HostExecutor {
     }
 
     async fn acquire(&self, key: &SlotKey, _: &EnvironmentRequest) -> Result<Lease, ExecutorError> {
-        let mut free = self.slots.free();
-        loop {
-            if let Some(held_slot) = self.slots.take(key) {
-                let (name, environment) = self.agents.current().await?;
-                return Ok(Self::lease(name, environment, held_slot));
-            }
-            // The sender lives as long as `self.slots`. Without it no slot could become free, so wait until the caller cancels.
-            if free.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
-        }
+        let held_slot = self.slots.wait_for_free(key).await;
+        let (name, environment) = self.agents.current().await?;
+        Ok(Self::lease(name, environment, held_slot))
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {

@@ -22,7 +22,7 @@ pub struct LeaseRecord {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Locality {
-    /// The environment is on the manager's host, so the environment and the manager are lost together.
+    /// The environment is on the manager's host, or on the only machine of its runner, so no other environment can take its jobs.
     #[default]
     Local,
     /// The environment is one of several machines with an agent each.
@@ -38,7 +38,7 @@ pub enum Locality {
 }
 
 impl Locality {
-    /// Returns whether the environment is on the manager's host.
+    /// Returns whether no other environment can take the jobs.
     #[must_use]
     pub fn is_local(&self) -> bool {
         matches!(self, Self::Local)
@@ -55,7 +55,7 @@ pub struct NestedVm {
 }
 
 impl LeaseRecord {
-    /// Returns the record of a lease on the manager's host.
+    /// Returns the record of a lease on the manager's host, or on the only machine of a runner.
     #[must_use]
     pub fn local(environment: impl Into<String>, slot: Slot) -> Self {
         Self { environment: environment.into(), slot, locality: Locality::Local }

@@ -9,6 +9,7 @@ use muster_config::{self as config, HostFacts, SettingsContext};
 use muster_coordinator::http::HttpFront;
 use muster_coordinator::{Coordinator, NewRunner, Options};
 use muster_executor::Directories;
+use muster_executor::deploy::Executable;
 use muster_executor::host::{HostExecutor, HostOptions};
 use muster_manager::store::Store;
 use muster_manager::{Control, ControlCommand, Manager, ManagerError};
@@ -88,9 +89,10 @@ impl DemoStack {
             hidden_variables: Vec::new(),
             nofile_limit: None,
         })?;
-        let instances = crate::runner::instances(&state).map_err(DemoError::Executable)?;
+        let agent = Arc::new(Executable::for_instances().map_err(DemoError::Executable)?);
+        let instances = crate::runner::instances(&state, Arc::clone(&agent));
         let endpoints = FleetEndpoints::new(&telemetry.telemetry, &instances);
-        let executors = executors(HostExecutors { shell: host, docker: None }, instances);
+        let executors = executors(HostExecutors { shell: host, docker: None }, instances, agent);
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry.telemetry));
         let (control, commands) = Control::new();
         let manager = tokio::spawn(manager.run(commands));

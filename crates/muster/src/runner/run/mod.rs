@@ -27,6 +27,7 @@ use muster_executor::deploy::Executable;
 use muster_executor::host::{self, HostExecutor, HostOptions};
 use muster_executor::instance::{self, InstanceExecutors, InstancesOptions};
 use muster_executor::registry::Registry;
+use muster_executor::ssh::{self, SshExecutors};
 use muster_fleeting::host::PluginSpec;
 use muster_fleeting::install;
 use muster_manager::reload::ConfigWatch;
@@ -193,10 +194,12 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     let telemetry = Arc::clone(&runtime.telemetry);
     telemetry.metrics.configuration_loaded(true);
     let ledgers = parts.host.state_dir.join(INSTANCES);
-    let instances = instances(&parts.host.state_dir)
+    let agent = Executable::for_instances()
         .map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
+    let agent = Arc::new(agent);
+    let instances = instances(&parts.host.state_dir, Arc::clone(&agent));
     let _endpoints = FleetEndpoints::new(&telemetry, &instances);
-    let executors = executors(host_executors(&parts.host, &parts.settings.token_env_names)?, instances);
+    let executors = executors(host_executors(&parts.host, &parts.settings.token_env_names)?, instances, agent);
     let manager = Manager::new(parts.settings.clone(), parts.store, executors, Arc::clone(&telemetry));
     let (control, commands) = Control::new();
     let manager = tokio::spawn(manager.with_run_limits(parts.run_limits).run(commands));
@@ -219,10 +222,13 @@ pub(crate) struct HostExecutors {
 }
 
 /// Returns the executors that `config.toml` can name. To add an executor, register it here (see [`muster_executor::registry`]).
-pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors) -> Registry {
+///
+/// `agent` is the agent for other machines.
+pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent: Arc<Executable>) -> Registry {
     let registry = Registry::new()
         .register_shared(host::NAME, Arc::new(host.shell))
         .register_kind(instance::NAME, Arc::new(instances))
+        .register_kind(ssh::NAME, Arc::new(SshExecutors::new(agent, open_files::max_jobs())))
         .alias("docker-autoscaler", instance::NAME)
         .alias("docker+machine", instance::NAME);
     match host.docker {
@@ -265,9 +271,8 @@ fn host_executor(
 }
 
 /// Returns the executors of instances. Their ledgers are in the state directory, and their agent is this program.
-pub(crate) fn instances(state_dir: &Path) -> std::io::Result<InstanceExecutors> {
-    let executable = Arc::new(Executable::for_instances()?);
-    Ok(InstanceExecutors::new(InstancesOptions { ledgers: state_dir.join(INSTANCES), executable, find_plugin }))
+pub(crate) fn instances(state_dir: &Path, executable: Arc<Executable>) -> InstanceExecutors {
+    InstanceExecutors::new(InstancesOptions { ledgers: state_dir.join(INSTANCES), executable, find_plugin })
 }
 
 /// Finds the plugin of `[runners.autoscaler]`. Built-in plugins have the lowest precedence.

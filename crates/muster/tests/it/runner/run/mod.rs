@@ -8,6 +8,7 @@ mod instance_jobs;
 mod instances;
 mod shared_limits;
 mod single;
+mod ssh;
 
 use muster_job::JobStatus;
 use muster_runner_api::test_support::{Call, Fault};

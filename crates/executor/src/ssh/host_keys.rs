@@ -1,0 +1,64 @@
+//! The host keys that a machine may have.
+
+use std::path::PathBuf;
+
+use muster_config::settings::SshSettings;
+use muster_remote::{DialError, HostKey, KnownHosts, known_hosts_file};
+
+use super::error::SshError;
+
+/// Host keys of one machine.
+#[derive(Debug)]
+pub(super) enum HostKeys {
+    /// Every key is accepted.
+    Any,
+    /// Only these keys are accepted.
+    Known {
+        keys: Vec<HostKey>,
+        /// File that has them.
+        path: PathBuf,
+        host: String,
+        port: u16,
+    },
+}
+
+impl HostKeys {
+    /// Reads the keys of a machine.
+    ///
+    /// # Errors
+    /// [`SshError`] if the file cannot be read. A missing file has no keys.
+    pub(super) async fn load(settings: &SshSettings, port: u16) -> Result<Self, SshError> {
+        if settings.accepts_any_host_key {
+            return Ok(Self::Any);
+        }
+        let default = || std::env::home_dir().map(|home| home.join(".ssh/known_hosts"));
+        let path = settings.known_hosts_file.clone().or_else(default).ok_or(SshError::NoKnownHosts)?;
+        let host = settings.host.clone();
+        let keys = known_hosts_file::read(&path, &host, port).await?;
+        Ok(Self::Known { keys, path, host, port })
+    }
+
+    /// Returns the accepted keys for the name of the machine.
+    pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
+        let hosts = KnownHosts::default();
+        if let Self::Known { keys, .. } = self {
+            hosts.pin_keys(machine, keys);
+        }
+        hosts
+    }
+
+    /// Adds what an operator can do about a rejected host key.
+    pub(super) fn explain(&self, error: DialError) -> SshError {
+        let Self::Known { path, host, port, .. } = self else { return SshError::Dial { source: error } };
+        let (path, entry) = (path.clone(), known_hosts_file::entry(host, *port));
+        match error {
+            DialError::HostKey { address, found, known } if known.is_empty() => {
+                SshError::UnknownHost { address, found, path, entry, host: host.clone(), port: *port }
+            }
+            DialError::HostKey { address, found, known } => {
+                SshError::WrongHostKey { address, found, known, path, entry }
+            }
+            source => SshError::Dial { source },
+        }
+    }
+}

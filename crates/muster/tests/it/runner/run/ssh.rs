@@ -1,0 +1,251 @@
+//! Jobs of the ssh executor on a machine with OpenSSH's server: each test has a server with its own keys and home directory.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use muster_job::{FailureReason, JobId, JobStatus};
+use muster_runner_api::test_support::Job;
+use serde_json::{Value, json};
+
+use super::bench::{Bench, ManagerProcess};
+use crate::process::until;
+
+/// This host in the role of the machine: an SSH server that starts one `sshd -i` for each connection.
+struct Machine {
+    directory: tempfile::TempDir,
+    port: u16,
+    stopping: Arc<AtomicBool>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Machine {
+    /// Starts the server. `None` means that OpenSSH is not installed.
+    fn start() -> Option<Self> {
+        if !muster_test_needs::sshd() || !muster_test_needs::program("git", "--version", "git") {
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::create_dir(path("home")).unwrap();
+        for (name, key_type) in [("ed25519", "ed25519"), ("ecdsa", "ecdsa"), ("login", "ed25519"), ("other", "ed25519")]
+        {
+            keygen(&path(name), key_type);
+        }
+        let config = format!(
+            "HostKey {0}/ed25519\nHostKey {0}/ecdsa\nAuthorizedKeysFile {0}/login.pub\nStrictModes no\nUsePAM no\n\
+             PasswordAuthentication no\nMaxSessions 100\nPidFile none\nSetEnv HOME={0}/home\n",
+            directory.path().display()
+        );
+        std::fs::write(path("sshd_config"), config).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (is_stopping, config, log) = (Arc::clone(&stopping), path("sshd_config"), path("sshd.log"));
+        let server = std::thread::spawn(move || {
+            let mut sessions = Vec::new();
+            for stream in listener.incoming() {
+                if is_stopping.load(Ordering::Relaxed) {
+                    break;
+                }
+                let stream = OwnedFd::from(stream.unwrap());
+                let mut sshd = Command::new("/usr/sbin/sshd");
+                sshd.args(["-i", "-f"]).arg(&config).arg("-E").arg(&log);
+                sshd.stdin(stream.try_clone().unwrap()).stdout(stream).stderr(Stdio::null());
+                sessions.push(sshd.spawn().unwrap());
+            }
+            for mut session in sessions {
+                let _ = session.kill();
+                let _ = session.wait();
+            }
+        });
+        let machine = Self { directory, port, stopping, server: Some(server) };
+        machine.know("ed25519");
+        Some(machine)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn home(&self) -> PathBuf {
+        self.path("home")
+    }
+
+    /// Writes a known_hosts file with the key of this name.
+    fn know(&self, key: &str) {
+        let key = std::fs::read_to_string(self.path(&format!("{key}.pub"))).unwrap();
+        std::fs::write(self.path("known_hosts"), format!("[127.0.0.1]:{} {key}", self.port)).unwrap();
+    }
+
+    /// Starts a manager whose runner uses the machine.
+    async fn runner(&self) -> (Bench, ManagerProcess) {
+        let user = Command::new("id").arg("-un").output().unwrap();
+        let user = String::from_utf8(user.stdout).unwrap();
+        let bench = Bench::start(1).await;
+        let entry = bench.entry(0).replace("\"shell\"\nshell", "\"ssh\"\nshell");
+        bench.configure(&format!(
+            "check_interval = 1\n{entry}[runners.ssh]\nhost = \"127.0.0.1\"\nport = \"{}\"\nuser = {:?}\n\
+             identity_file = {:?}\nknown_hosts_file = {:?}\n",
+            self.port,
+            user.trim(),
+            self.path("login"),
+            self.path("known_hosts")
+        ));
+        let run = bench.run();
+        (bench, run)
+    }
+
+    /// Returns the command lines of the processes whose home directory is that of the machine.
+    fn processes(&self) -> Vec<String> {
+        let home = format!("HOME={}", self.home().display());
+        let is_of_machine = |process: &Path| {
+            let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes())
+        };
+        let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+        let of_machine = processes.filter(|process| is_of_machine(process));
+        let line = |process: PathBuf| {
+            String::from_utf8_lossy(&std::fs::read(process.join("cmdline")).unwrap_or_default()).replace('\0', " ")
+        };
+        of_machine.map(line).collect()
+    }
+
+    /// Waits until the machine has no process but the idle agent, which exits on its own, and no file of a job.
+    async fn wait_until_only_agent_remains(&self) {
+        until(async || {
+            let others: Vec<_> = self
+                .processes()
+                .into_iter()
+                .filter(|line| !line.contains(" agent serve ") || !line.contains(" --idle-timeout "))
+                .collect();
+            if others.is_empty() { Ok(()) } else { Err(format!("processes remain: {others:?}")) }
+        })
+        .await;
+        let find = Command::new("find")
+            .arg(self.home())
+            .args(["-path", "*.tmp/*", "-o", "-name", "script*"])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&find.stdout), "", "files of a job remain");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+        let _ = self.server.take().map(JoinHandle::join);
+        // The agent outlives its sessions.
+        let home = self.home();
+        let socket = home.join(".muster/agent");
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let needle = socket.as_os_str().as_encoded_bytes();
+            if command.windows(needle.len()).any(|window| window == needle) {
+                let _ = Command::new("kill").arg(entry.file_name()).status();
+            }
+        }
+    }
+}
+
+fn keygen(path: &Path, key_type: &str) {
+    let status = Command::new("ssh-keygen").args(["-q", "-t", key_type, "-N", "", "-f"]).arg(path).status().unwrap();
+    assert!(status.success());
+}
+
+fn push(bench: &Bench, id: i64, script: &[&str], more: Value) {
+    let mut payload = json!({
+        "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
+        "git_info": { "repo_url": "", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
+        "runner_info": { "timeout": 600 },
+        "variables": [
+            { "key": "GIT_STRATEGY", "value": "none" }, { "key": "FF_TIMESTAMPS", "value": "false" },
+            { "key": "SECRET_FILE", "value": "content of the file", "file": true }
+        ],
+        "steps": [{ "name": "script", "script": script }],
+        "features": { "failure_reasons": ["runner_system_failure", "job_canceled"] },
+        "muster": { "trace_interval_ms": 20 }
+    });
+    for (key, value) in more.as_object().unwrap() {
+        payload[key] = value.clone();
+    }
+    bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+}
+
+fn failure(job: &Job) -> (Option<String>, Option<i64>) {
+    let report = job.reports().last().unwrap();
+    (report.failure_reason.as_ref().map(ToString::to_string), report.exit_code)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
+    let Some(machine) = Machine::start() else { return };
+    let (bench, _run) = machine.runner().await;
+    push(&bench, 1, &["echo home is $HOME", "cat $SECRET_FILE", "pwd > ../../where"], json!({}));
+    let job = bench.wait_for_end(0, 1).await;
+    let text = job.text();
+    assert_eq!(job.status, JobStatus::Success, "{text}");
+    let home = machine.home();
+    for expected in ["Using SSH executor...", &format!("home is {}", home.display()), "content of the file"] {
+        assert!(text.contains(expected), "{expected} is missing in {text}");
+    }
+    assert!(home.join("builds").is_dir(), "the checkout is kept for the next job");
+    machine.wait_until_only_agent_remains().await;
+
+    push(&bench, 2, &["exit 3"], json!({}));
+    let job = bench.wait_for_end(0, 2).await;
+    assert_eq!(job.status, JobStatus::Failed, "{}", job.text());
+    assert_eq!(failure(&job), (Some("script_failure".to_owned()), Some(3)), "{}", job.text());
+    machine.wait_until_only_agent_remains().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn canceled_job_is_stopped_on_the_machine() {
+    let Some(machine) = Machine::start() else { return };
+    let (bench, _run) = machine.runner().await;
+    push(&bench, 1, &["echo begun", "exec sleep 600"], json!({}));
+    bench.wait_for_start(0, 1).await;
+    until(async || {
+        let running = machine.processes();
+        if running.iter().any(|line| line.contains("sleep 600")) { Ok(()) } else { Err(format!("{running:?}")) }
+    })
+    .await;
+    bench.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
+    let job = bench.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
+    assert!(job.text().contains("script canceled externally"), "{}", job.text());
+    machine.wait_until_only_agent_remains().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machine_is_refused_unless_its_host_key_is_known() {
+    let Some(machine) = Machine::start() else { return };
+    // A key that the server has, but would not present first.
+    machine.know("ecdsa");
+    let (bench, _run) = machine.runner().await;
+    push(&bench, 1, &["echo it ran"], json!({}));
+    let job = bench.wait_for_end(0, 1).await;
+    assert_eq!(job.status, JobStatus::Success, "{}", job.text());
+    machine.wait_until_only_agent_remains().await;
+
+    machine.know("other");
+    let (entry, file) = (format!("[127.0.0.1]:{}", machine.port), machine.path("known_hosts"));
+    push(&bench, 2, &["echo it ran"], json!({}));
+    let job = bench.wait_for_end(0, 2).await;
+    let text = job.text();
+    assert_eq!(failure(&job).0, Some(FailureReason::RunnerSystemFailure.to_string()), "{text}");
+    let remedy = format!("run `ssh-keygen -R '{entry}' -f {}` and add its new key", file.display());
+    assert!(text.contains("another machine may use this address") && text.contains(&remedy), "{text}");
+    assert!(!text.contains("it ran"), "{text}");
+
+    std::fs::remove_file(&file).unwrap();
+    push(&bench, 3, &["echo it ran"], json!({}));
+    let text = bench.wait_for_end(0, 3).await.text();
+    let remedy = format!("run `ssh-keyscan -p {} 127.0.0.1 >> {}`", machine.port, file.display());
+    assert!(text.contains(&format!("has no key for `{entry}`")) && text.contains(&remedy), "{text}");
+    assert!(!text.contains("it ran"), "{text}");
+}
