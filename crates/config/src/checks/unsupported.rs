@@ -42,6 +42,10 @@ fn executors(check: &mut Check<'_>) {
                  this runner requests no jobs"
                     .to_owned()
             }
+            Some(("parallels" | "virtualbox", false)) => format!(
+                "executor `{name}` is not supported; use a fleeting plugin that creates the virtual machines, with the executor `instance` \
+                 or `docker-autoscaler`; this runner requests no jobs"
+            ),
             Some((_, false)) => format!("executor `{name}` is not supported yet; this runner requests no jobs"),
             None if name.is_empty() => "executor is mandatory; this runner requests no jobs".to_owned(),
             None => format!("executor `{name}` does not exist; this runner requests no jobs"),
@@ -120,6 +124,10 @@ mod tests {
         assert!(found("C008", &text("kubernetes")).contains("not supported yet"));
         assert!(found("C008", &text("sehll")).contains("does not exist"));
         assert!(found("C008", &text("docker-windows")).contains("Linux containers only"));
+        for executor in ["parallels", "virtualbox"] {
+            let rendered = found("C008", &text(executor));
+            assert!(rendered.contains("fleeting plugin") && rendered.contains("`docker-autoscaler`"), "{rendered}");
+        }
         for executor in ["shell", "docker", "docker-autoscaler", "docker+machine", "ssh"] {
             clean("C008", &text(executor));
         }
