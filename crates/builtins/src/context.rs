@@ -27,6 +27,7 @@ use time::OffsetDateTime;
 use url::Url;
 
 use crate::blocking::blocking;
+use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
 use crate::templates::Templates;
 use crate::trace::Trace;
@@ -118,6 +119,8 @@ pub struct Context {
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
     pub shared: Arc<AgentResources>,
+    /// Driver of the custom executor, from its preparation to its cleanup.
+    pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
     /// What delegated steps used in their environments.
@@ -162,6 +165,7 @@ impl Context {
             processes,
             trace,
             shared,
+            driver: Mutex::default(),
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
             delegated_usage: Mutex::default(),

@@ -12,6 +12,8 @@ pub mod cache;
 mod checkout;
 mod context;
 mod docker;
+mod driver;
+mod driver_state;
 mod extraction;
 mod files;
 pub mod job;
@@ -28,7 +30,7 @@ mod variables;
 
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
-    Prepare, Script,
+    DriverCleanup, DriverPrepare, DriverStage, Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
@@ -55,6 +57,9 @@ pub fn registry() -> Registry<Context> {
         .with::<ArtifactsDownload>()
         .with::<ArtifactsUploadList>()
         .with::<Cleanup>()
+        .with::<DriverPrepare>()
+        .with::<DriverStage>()
+        .with::<DriverCleanup>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()
 }

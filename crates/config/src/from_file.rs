@@ -119,6 +119,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
         docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker).0)),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
+        custom: super::custom::read(table).map(Box::new),
         ssh: super::ssh::read(table).map(Arc::new),
         artifact: ArtifactTimeouts {
             upload: table.time("artifact.upload_timeout").unwrap_or(defaults.artifact.upload),

@@ -18,6 +18,7 @@ mod autoscaler;
 mod cache;
 mod checks;
 pub mod codes;
+mod custom;
 mod docker;
 pub mod edit;
 mod effective;

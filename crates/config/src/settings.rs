@@ -11,9 +11,11 @@ mod artifact;
 mod autoscaler;
 mod cache;
 mod connection;
+mod custom;
 mod defaults;
 mod docker;
 mod on_instances;
+mod scripts;
 mod ssh;
 mod unpack;
 
@@ -37,8 +39,10 @@ pub use cache::{
     S3Settings,
 };
 pub use connection::{ConnectionAge, TlsFiles};
+pub use custom::{CustomProgram, CustomSettings};
 pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
 pub use on_instances::OnInstances;
+pub use scripts::RunnerScripts;
 pub use ssh::SshSettings;
 pub use unpack::UnpackSettings;
 
@@ -342,6 +346,9 @@ pub struct RunnerSettings {
     /// `[runners.docker]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker: Option<Box<DockerSettings>>,
+    /// `[runners.custom]`. `None` if the file has no such table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub custom: Option<Box<CustomSettings>>,
     /// `[runners.autoscaler]`. It is not stored with a job, because it has secrets and can change during the job.
     #[serde(skip)]
     pub autoscaler: Option<Arc<AutoscalerSettings>>,
@@ -395,6 +402,7 @@ impl RunnerSettings {
             cache: CacheSettings::default(),
             on_instances: OnInstances::default(),
             docker: None,
+            custom: None,
             autoscaler: None,
             ssh: None,
         }
@@ -406,22 +414,17 @@ impl RunnerSettings {
         CONTAINER_EXECUTORS.contains(&self.executor.as_str())
     }
 
+    /// Returns whether jobs have an environment of their own inside that of the executor. The configured directories are then those inside.
+    #[must_use]
+    pub fn has_inner_environment(&self) -> bool {
+        self.uses_containers() || self.executor == "custom"
+    }
+
     /// Returns the base URL of the coordinator without a slash at its end.
     #[must_use]
     pub fn coordinator_url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
     }
-}
-
-/// Shell commands of the operator.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-#[expect(missing_docs, reason = "the field names are those of config.toml")]
-pub struct RunnerScripts {
-    pub pre_get_sources: Option<String>,
-    pub post_get_sources: Option<String>,
-    pub pre_build: Option<String>,
-    pub post_build: Option<String>,
 }
 
 /// Returns the name of this machine, for log lines.

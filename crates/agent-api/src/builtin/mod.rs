@@ -1,6 +1,7 @@
 //! Inputs of the built-in steps.
 
 mod docker;
+mod driver;
 mod inputs;
 mod resource_share;
 mod unpack;
@@ -11,6 +12,10 @@ use serde::de::DeserializeOwned;
 pub use docker::{
     ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, ImageSpec, LogLine, RegistryCredentials,
     ServiceSpec,
+};
+pub use driver::{
+    BUILDS_DIR as DRIVER_BUILDS_DIR, CACHE_DIR as DRIVER_CACHE_DIR, Driver, DriverCleanup, DriverDirectories,
+    DriverPrepare, DriverProgram, DriverStage, LAYOUT as DRIVER_LAYOUT,
 };
 pub use inputs::{
     AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,

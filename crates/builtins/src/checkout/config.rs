@@ -23,15 +23,15 @@ pub(super) const TOKEN_USER: &str = "gitlab-ci-token";
 const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
 
 /// Returns the path of the configuration that repositories include.
-pub(super) fn external_path(context: &Context) -> PathBuf {
-    context.temp_dir.join(".gitlab-runner.ext.conf")
+pub(crate) fn external_path(temp_dir: &Path) -> PathBuf {
+    temp_dir.join(".gitlab-runner.ext.conf")
 }
 
 /// Writes the git configuration of the job. Returns the path of the file that repositories include.
 pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<PathBuf, Failure> {
     write_blocking(context, checkout, stop, |context, checkout| {
-        let external = external_path(context);
-        write_private(&external, &external_text(context, checkout))?;
+        let external = external_path(&context.temp_dir);
+        write_private(&external, &external_text(&context.temp_dir, checkout))?;
         if checkout.credential_helper {
             write_private(&context.temp_dir.join(GLOBAL_GIT_CONFIG), &global_text(context, &external))?;
         }
@@ -49,7 +49,7 @@ pub(super) async fn write_template(
     write_blocking(context, checkout, stop, |context, checkout| {
         let template = context.temp_dir.join("git-template");
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&template)?;
-        write_private(&template.join("config"), &template_text(checkout, &external_path(context)))?;
+        write_private(&template.join("config"), &template_text(checkout, &external_path(&context.temp_dir)))?;
         Ok(template)
     })
     .await
@@ -84,7 +84,7 @@ pub(super) fn user_agent() -> String {
 }
 
 /// Returns the configuration of a new repository.
-fn template_text(checkout: &Checkout, external: &Path) -> String {
+pub(crate) fn template_text(checkout: &Checkout, external: &Path) -> String {
     format!(
         "[init]\n\tdefaultBranch = none\n[fetch]\n\trecurseSubmodules = false\n[credential]\n\tinteractive = never\n\
          [gc]\n\tautoDetach = false\n[remote \"origin\"]\n\turl = {}\n\tfetch = +refs/heads/*:refs/remotes/origin/*\n\
@@ -94,7 +94,8 @@ fn template_text(checkout: &Checkout, external: &Path) -> String {
     )
 }
 
-fn external_text(context: &Context, checkout: &Checkout) -> String {
+/// Returns the configuration that repositories include.
+pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
     let mut text = String::new();
     let plain = without_credentials(&checkout.repo_url);
     let host = host(&plain);
@@ -121,7 +122,7 @@ fn external_text(context: &Context, checkout: &Checkout) -> String {
     let tls = [("sslCAInfo", &checkout.tls.ca), ("sslCert", &checkout.tls.certificate), ("sslKey", &checkout.tls.key)];
     for (key, variable) in tls {
         if let (Some(variable), Some(host)) = (variable, &host) {
-            let file = context.temp_dir.join(variable);
+            let file = temp_dir.join(variable);
             text.push_str(&format!("[http {}]\n\t{key} = {}\n", quoted(host), quoted(&file.to_string_lossy())));
         }
     }

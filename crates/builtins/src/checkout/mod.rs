@@ -4,9 +4,9 @@
 //! fetched by the `git` command ([`remote`]), or by libgit2 where there is no such command ([`embedded`]).
 
 mod cleanup;
-mod config;
+pub(crate) mod config;
 mod embedded;
-mod remote;
+pub(crate) mod remote;
 mod submodules;
 mod template;
 
@@ -82,7 +82,7 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> R
 }
 
 /// Name and title of the section between the first and the second attempt of a checkout.
-const CLEAR_WORKTREE: (&str, &str) =
+pub(crate) const CLEAR_WORKTREE: (&str, &str) =
     ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
 
 fn print_skipped(context: &Context, reason: &str) {
@@ -125,7 +125,7 @@ async fn exists(context: &Context, name: &str, stop: &StopToken) -> Result<bool,
 }
 
 /// Returns a URL without user and password, so that it can be written to a file or the trace.
-fn without_credentials(url: &str) -> String {
+pub(crate) fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
         // The user of an SSH URL is not secret, and required.
         Some((scheme @ ("http" | "https"), rest)) => {
@@ -138,7 +138,7 @@ fn without_credentials(url: &str) -> String {
     }
 }
 
-fn short_sha(sha: &str) -> &str {
+pub(crate) fn short_sha(sha: &str) -> &str {
     sha.get(..8).unwrap_or(sha)
 }
 

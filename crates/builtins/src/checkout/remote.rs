@@ -100,7 +100,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
 }
 
 /// Returns the configuration options for one call of git.
-fn options(checkout: &Checkout) -> Vec<String> {
+pub(crate) fn options(checkout: &Checkout) -> Vec<String> {
     let mut options = vec!["-c".to_owned(), format!("http.userAgent={}", config::user_agent())];
     if checkout.proactive_auth {
         let scope = host(&without_credentials(&checkout.repo_url)).map(|host| format!("{host}.")).unwrap_or_default();
@@ -169,7 +169,7 @@ async fn has_writable_home(context: &Context, stop: &StopToken) -> Result<bool, 
     .await
 }
 
-fn regex_escaped(text: &str) -> String {
+pub(crate) fn regex_escaped(text: &str) -> String {
     let special = |c: char| "\\.[]{}()*+?^$|".contains(c);
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }

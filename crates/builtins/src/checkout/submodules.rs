@@ -54,7 +54,7 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &StopTo
         }
     }
     foreach(context, recursive, &clean, stop).await?;
-    let external = external_path(context);
+    let external = external_path(&context.temp_dir);
     let include = ["git", "config", "--replace-all", "include.path", &*external.to_string_lossy()].map(str::to_owned);
     let include: Vec<&str> = include.iter().map(String::as_str).collect();
     foreach(context, true, &include, stop).await?;
@@ -78,7 +78,7 @@ pub(super) async fn clean(context: &Context, cleanup: &Cleanup, stop: &StopToken
 }
 
 fn include(context: &Context) -> String {
-    format!("include.path={}", external_path(context).display())
+    format!("include.path={}", external_path(&context.temp_dir).display())
 }
 
 fn sync(checkout: &Checkout, recursive: bool) -> Vec<String> {

@@ -4,7 +4,7 @@
 //! of it is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
 //! environment of the shell. The profile of a login shell could overwrite them, so the script sets them again.
 
-mod posix;
+pub(crate) mod posix;
 mod powershell;
 
 use std::ffi::OsString;
@@ -130,10 +130,15 @@ struct ScriptFrame<'a> {
 impl ScriptFrame<'_> {
     /// Returns the trimmed commands, each with the name of its section.
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
-        self.blocks.iter().flat_map(|(block, commands)| {
-            commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
-        })
+        commands(self.blocks)
     }
+}
+
+/// Returns the trimmed commands of blocks, each with the name of its section.
+fn commands<'a>(blocks: &'a [ScriptBlock<'a>]) -> impl Iterator<Item = (String, &'a str)> {
+    blocks.iter().flat_map(|(block, commands)| {
+        commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
+    })
 }
 
 /// Returns the line that is printed before a command runs.

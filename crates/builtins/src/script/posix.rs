@@ -5,16 +5,19 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use muster_agent_api::builtin::Script;
 use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{ScriptFrame, echo_line, not_found, program, shell_process};
+use super::{ScriptBlock, ScriptFrame, commands, echo_line, not_found, program, shell_process};
 use crate::context::Context;
 use crate::variables::ResolvedVariable;
 
 /// Read-only variables of bash.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
+/// Sets `pipefail` if the shell supports it. It is tried in a subshell, because a failure would end the shell.
+pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipefail";
 /// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
 const EXIT_CODE_CHECK: &str =
     "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
@@ -49,6 +52,22 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     found.ok_or_else(|| not_found("neither bash nor sh"))
 }
 
+/// Adds the commands of blocks, each after a line that shows it.
+pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
+    for (section, command) in commands(blocks) {
+        match command {
+            "" => body.push_str("echo\n"),
+            command if script.sections && command.contains('\n') => print_in_section(body, &section, command),
+            command => print(body, &echo_line(command)),
+        }
+        body.push_str(command);
+        body.push('\n');
+        if script.check_exit_codes {
+            body.push_str(EXIT_CODE_CHECK);
+        }
+    }
+}
+
 pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
@@ -64,20 +83,8 @@ pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVaria
     body.push_str("cd ");
     push_quoted(&mut body, &frame.directory.to_string_lossy());
     body.push('\n');
-    for (section, command) in frame.commands() {
-        match command {
-            "" => body.push_str("echo\n"),
-            command if script.sections && command.contains('\n') => print_in_section(&mut body, &section, command),
-            command => print(&mut body, &echo_line(command)),
-        }
-        body.push_str(command);
-        body.push('\n');
-        if script.check_exit_codes {
-            body.push_str(EXIT_CODE_CHECK);
-        }
-    }
-    // Not every sh supports pipefail. It is tried in a subshell, because a failure would end the shell.
-    let pipefail = if bash { "set -o pipefail" } else { "(set -o pipefail) 2>/dev/null && set -o pipefail" };
+    push_commands(&mut body, script, frame.blocks);
+    let pipefail = if bash { "set -o pipefail" } else { PIPEFAIL };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
         text.push_str("command echo >> ");
@@ -113,13 +120,14 @@ fn assign(to: &mut String, key: &str, value: &str) {
     push_quoted(to, value);
 }
 
-fn can_be_set(key: &str) -> bool {
+pub(crate) fn can_be_set(key: &str) -> bool {
     !key.starts_with(|first: char| first.is_ascii_digit())
         && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
         && !READ_ONLY.contains(&key)
 }
 
-fn print(body: &mut String, line: &str) {
+/// Adds a command that prints a line.
+pub(crate) fn print(body: &mut String, line: &str) {
     // The `echo` of some shells interprets backslashes, so use `printf`.
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
@@ -136,13 +144,13 @@ fn print_in_section(body: &mut String, section: &str, command: &str) {
 }
 
 /// Quotes a text for any POSIX shell.
-fn quote(text: &str) -> String {
+pub(crate) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     push_quoted(&mut quoted, text);
     quoted
 }
 
-fn push_quoted(to: &mut String, text: &str) {
+pub(crate) fn push_quoted(to: &mut String, text: &str) {
     to.push('\'');
     for (index, part) in text.split('\'').enumerate() {
         if index > 0 {

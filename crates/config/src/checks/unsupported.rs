@@ -22,7 +22,7 @@ pub const EXECUTORS: [(&str, bool); 11] = [
     ("ssh", true),
     ("parallels", false),
     ("virtualbox", false),
-    ("custom", false),
+    ("custom", true),
 ];
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -128,7 +128,7 @@ mod tests {
             let rendered = found("C008", &text(executor));
             assert!(rendered.contains("fleeting plugin") && rendered.contains("`docker-autoscaler`"), "{rendered}");
         }
-        for executor in ["shell", "docker", "docker-autoscaler", "docker+machine", "ssh"] {
+        for executor in ["shell", "docker", "docker-autoscaler", "docker+machine", "ssh", "custom"] {
             clean("C008", &text(executor));
         }
         let facts = crate::HostFacts::default();

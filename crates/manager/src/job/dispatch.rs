@@ -329,8 +329,8 @@ impl JobActor {
         };
         let settings = &self.runner.runner;
         let mut job = JobContext {
-            // In containers, the configured directories are those of the container.
-            directories: match settings.uses_containers() {
+            // In an inner environment, the configured directories are those inside.
+            directories: match settings.has_inner_environment() {
                 true => directories,
                 false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
             },

@@ -44,7 +44,8 @@ pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<Stri
     context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
 }
 
-fn flag_notes(flags: &Flags) -> impl Iterator<Item = String> {
+/// Returns the notes about feature flags, as lines.
+pub(super) fn flag_notes(flags: &Flags) -> impl Iterator<Item = String> {
     flags.notes.iter().map(|note| format!("NOTE: {note}"))
 }
 

@@ -9,6 +9,7 @@
 
 mod cache;
 pub(crate) mod docker;
+mod driver;
 mod flags;
 mod header;
 mod inputs;
@@ -179,7 +180,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     let payload = &*payload;
     let on_host = docker::on_host(payload, context);
     let outside = on_host.as_ref().unwrap_or(context);
-    let inside = outside.runner.uses_containers().then(|| docker::inside(outside));
+    let inside = inner_context(outside);
     let context = inside.as_ref().unwrap_or(outside);
     let paths = paths::Paths::new(payload, context)?;
     let variables = variables::Variables::join(payload, context, &paths, &flags);
@@ -199,7 +200,8 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     // Scripts and caches contain references, too.
     variables.check()?;
     let (project_dir, builds_dir) = if inside.is_some() {
-        (docker::outer_dir(outside).display().to_string(), outside.directories.builds.display().to_string())
+        let outer_dir = if driver::applies(outside) { driver::outer_dir(outside) } else { docker::outer_dir(outside) };
+        (outer_dir.display().to_string(), outside.directories.builds.display().to_string())
     } else {
         (paths.project_dir, paths.builds_dir)
     };
@@ -225,9 +227,17 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
 }
 
+/// Returns the context of a job inside the environment that the job has for itself. `None` means that it runs in that of the executor.
+fn inner_context(outside: &JobContext) -> Option<JobContext> {
+    if driver::applies(outside) {
+        return Some(driver::inside(outside));
+    }
+    outside.runner.uses_containers().then(|| docker::inside(outside))
+}
+
 /// Returns the objects in the object store of the runner that the job's caches use. Empty if the payload cannot be lowered.
 pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> Vec<CacheUse> {
-    let inside = context.runner.uses_containers().then(|| docker::inside(context));
+    let inside = inner_context(context);
     let context = inside.as_ref().unwrap_or(context);
     let uses = || {
         let flags = flags::Flags::resolve(payload, &context.runner);

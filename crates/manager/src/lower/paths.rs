@@ -34,7 +34,7 @@ impl Paths {
                 let token = short_token(runner.token.expose());
                 format!("{builds_dir}/{token}/{slot}/{slug}")
             }
-            None => format!("{builds_dir}/{slug}"),
+            None => format!("{builds_dir}{}/{slug}", super::driver::layout(context)),
         };
         if last_value(payload, "GIT_STRATEGY") == Some("empty") {
             project_dir.push_str("-empty");

@@ -90,7 +90,7 @@ impl Reader<'_> {
         };
         let timeout = job_timeout(payload);
         let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
-        let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.uses_containers());
+        let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.has_inner_environment());
         let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
         // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");

@@ -55,7 +55,9 @@ impl Variables {
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
-        let is_shared = context.directories.shared && !context.runner.uses_containers();
+        // The driver of the custom executor does not tell whether its environment is deleted after the job.
+        let is_shared =
+            super::driver::applies(context) || context.directories.shared && !context.runner.uses_containers();
         let kind = if is_shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
         joined.set(kind, "true");
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));

@@ -16,7 +16,7 @@ use super::paths::Paths;
 use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{JobContext, LowerError, cache, docker, header};
+use super::{JobContext, LowerError, cache, docker, driver, header};
 
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -63,6 +63,9 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     let title = format!("Preparing the \"{}\" executor", context.runner.executor);
     if context.runner.uses_containers() {
         return Ok(vec![docker::step(parts, &title, steps, warnings)?]);
+    }
+    if driver::applies(context) {
+        return driver::steps(parts, &title, steps);
     }
     let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
     steps.insert(0, Step::new("prepare_executor", &title, prepare));

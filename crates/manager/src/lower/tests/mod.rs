@@ -1,6 +1,7 @@
 //! Tests of plans that are lowered from payloads of GitLab and of Muster's coordinator.
 
 mod caches;
+mod driver;
 mod runner;
 mod share;
 mod size;

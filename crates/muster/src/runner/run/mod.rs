@@ -217,7 +217,7 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
 pub(crate) struct HostExecutors {
     /// Runs jobs without containers.
     pub(crate) shell: HostExecutor,
-    /// Runs jobs in containers. `None` means that the agent of `shell` does that, too.
+    /// Runs jobs in containers, and the driver of the custom executor. `None` means that the agent of `shell` does that, too.
     pub(crate) docker: Option<HostExecutor>,
 }
 
@@ -232,8 +232,8 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
         .alias("docker-autoscaler", instance::NAME)
         .alias("docker+machine", instance::NAME);
     match host.docker {
-        Some(docker) => registry.register_shared("docker", Arc::new(docker)),
-        None => registry.alias("docker", host::NAME),
+        Some(docker) => registry.register_shared("docker", Arc::new(docker)).alias("custom", "docker"),
+        None => registry.alias("docker", host::NAME).alias("custom", host::NAME),
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 mod caches;
 mod containers;
+mod custom;
 mod fleets;
 mod instance_jobs;
 mod instances;

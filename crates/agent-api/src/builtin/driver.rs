@@ -1,0 +1,104 @@
+//! Inputs of the steps of the custom executor, whose driver runs generated scripts (`docs/spec/job-execution.md`, section 6).
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::Inputs;
+
+/// Stands for the builds directory in a plan, until the driver's configuration stage has reported it.
+pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
+/// Stands for the cache directory in a plan, until the driver's configuration stage has reported it.
+pub const CACHE_DIR: &str = "/__muster_cache_dir__";
+/// Stands for the part of the project directory that separates runners and slots. Empty unless the builds directory is shared.
+pub const LAYOUT: &str = "/__muster_layout__";
+
+/// Runs the configuration stage and the preparation of a driver. The other steps of the driver need it.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DriverPrepare {
+    /// The driver.
+    pub driver: Driver,
+    /// Payload of the job, for `JOB_RESPONSE_FILE`.
+    pub payload: Value,
+    /// Services of the job as a JSON array, for `CUSTOM_ENV_CI_JOB_SERVICES`. Empty means no services.
+    pub services: String,
+    /// Directories of the job, as far as the configuration sets them.
+    pub directories: DriverDirectories,
+    /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
+    pub project_dir: String,
+    /// Further lines for the log.
+    pub lines: Vec<String>,
+}
+
+impl Inputs for DriverPrepare {
+    const BUILTIN: &'static str = "driver/prepare";
+}
+
+/// Runs a stage of the job by a generated script, which the driver executes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DriverStage {
+    /// GitLab's name of the stage, such as `get_sources`.
+    pub stage: String,
+    /// Name of the built-in step that does the same work in other environments.
+    pub builtin: String,
+    /// Inputs of that step. Texts may contain [`BUILDS_DIR`], [`CACHE_DIR`] and [`LAYOUT`].
+    pub inputs: Value,
+}
+
+impl Inputs for DriverStage {
+    const BUILTIN: &'static str = "driver/stage";
+}
+
+/// Cleans the driver's environment up.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DriverCleanup {}
+
+impl Inputs for DriverCleanup {
+    const BUILTIN: &'static str = "driver/cleanup";
+}
+
+/// Programs of a driver, and the times that they have.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Driver {
+    /// Configuration stage. `None` means that it is not set.
+    pub config: Option<DriverProgram>,
+    /// Preparation. `None` means that it is not set.
+    pub prepare: Option<DriverProgram>,
+    /// Program that executes the scripts.
+    pub run: DriverProgram,
+    /// Cleanup. `None` means that it is not set.
+    pub cleanup: Option<DriverProgram>,
+    /// Time between TERM and KILL when a program is stopped, in milliseconds.
+    pub graceful_kill_ms: u64,
+}
+
+/// A program of a driver.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DriverProgram {
+    /// Path of the program.
+    pub program: String,
+    /// Arguments before those that the stage adds.
+    pub args: Vec<String>,
+    /// Maximum run time in milliseconds. 0 means that only the timeouts of the job apply.
+    pub timeout_ms: u64,
+}
+
+/// Directories of a job in the driver's environment.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DriverDirectories {
+    /// Parent directory of checkouts. Empty if the configuration does not set it.
+    pub builds: String,
+    /// Parent directory of caches. Empty if the configuration does not set it.
+    pub cache: String,
+    /// Value of [`LAYOUT`] if the builds directory is shared.
+    pub shared_layout: String,
+    /// Shell of the scripts, unless the configuration stage chooses another one.
+    pub shell: String,
+    /// Name of the manager's host.
+    pub host_name: String,
+}

@@ -1,0 +1,171 @@
+//! The programs of a driver, with their environment and their directory.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::builtin::{DriverPrepare, DriverProgram};
+use muster_steps::engine::Job as _;
+use muster_steps::failure::Failure;
+use muster_steps::log::{Log, Stream};
+use muster_steps::stop::StopToken;
+
+use super::program::{BUILD_FAILURE, ProgramRun, SYSTEM_FAILURE};
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::driver_state::{ConfigOutput, DriverState, is_open};
+use crate::removal::remove_tree;
+
+/// Name of the driver's directory in the temporary directory of the job.
+const DIRECTORY: &str = "custom-executor";
+/// Name of the file with the payload of the job.
+const RESPONSE_FILE: &str = "response.json";
+
+impl DriverState {
+    /// Creates the driver's directory, with the payload of the job.
+    ///
+    /// # Errors
+    /// [`Failure::System`] if a file cannot be written.
+    pub(super) async fn begin(context: &Context, inputs: &DriverPrepare, stop: &StopToken) -> Result<Self, Failure> {
+        let dir = context.temp_dir.join(DIRECTORY);
+        let prepared = context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
+        let (path, payload) = (dir.clone(), inputs.payload.to_string());
+        blocking(context, "creating the driver's directory", stop, move || {
+            create(&path, &payload).map_err(Failure::io(format!("failed to create {}", path.display())))
+        })
+        .await?;
+        Ok(Self {
+            driver: inputs.driver.clone(),
+            dir,
+            output: ConfigOutput::default(),
+            binding: None,
+            prepared,
+            services: inputs.services.clone(),
+            shell: inputs.directories.shell.clone(),
+            project_dir: inputs.project_dir.clone(),
+            host_name: inputs.directories.host_name.clone(),
+        })
+    }
+
+    /// Runs `config_exec`. Its standard output is returned, and its standard error output goes to the log.
+    ///
+    /// # Errors
+    /// [`Failure`] of the program.
+    pub(super) async fn config(&self, context: &Context, stop: &StopToken) -> Result<Vec<u8>, Failure> {
+        let Some(program) = &self.driver.config else { return Ok(Vec::new()) };
+        let path = self.dir.join("config_output");
+        let file = std::fs::File::create(&path).map_err(Failure::io(format!("failed to create {}", path.display())))?;
+        let run = ProgramRun { stdout: Some(Arc::new(file)), ..self.program(context, "config_exec", program) };
+        run.run(&self.prepared, stop).await?;
+        tokio::fs::read(&path).await.map_err(Failure::io(format!("failed to read {}", path.display())))
+    }
+
+    /// Runs `prepare_exec`.
+    ///
+    /// # Errors
+    /// [`Failure`] of the program.
+    pub(super) async fn prepare(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
+        let Some(program) = &self.driver.prepare else { return Ok(()) };
+        self.program(context, "prepare_exec", program).run(&self.prepared, stop).await
+    }
+
+    /// Runs `run_exec` with a script and the name of a stage.
+    ///
+    /// # Errors
+    /// [`Failure`] of the program.
+    pub(super) async fn stage(
+        &self,
+        context: &Context,
+        script: &Path,
+        name: &str,
+        stop: &StopToken,
+    ) -> Result<(), Failure> {
+        let run = self.program(context, "run_exec", &self.driver.run);
+        ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
+    }
+
+    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Nothing stops it but its timeout.
+    ///
+    /// # Errors
+    /// [`Failure`] of the program.
+    pub(super) async fn clean_up(&self, context: &Context) -> Result<(), Failure> {
+        let cleaned = match &self.driver.cleanup {
+            Some(program) => {
+                let run = ProgramRun { log: Arc::new(AgentLog), ..self.program(context, "cleanup_exec", program) };
+                run.run(&self.prepared, &StopToken::new()).await
+            }
+            None => Ok(()),
+        };
+        self.prepared.finish(self.grace()).await;
+        let dir = self.dir.clone();
+        let removed = tokio::task::spawn_blocking(move || remove_tree(&dir)).await.map_err(std::io::Error::other);
+        if let Err(error) = removed.and_then(|removed| removed) {
+            tracing::warn!(%error, directory = %self.dir.display(), "failed to remove the directory of a driver");
+        }
+        cleaned
+    }
+
+    fn grace(&self) -> Duration {
+        Duration::from_millis(self.driver.graceful_kill_ms)
+    }
+
+    fn program<'a>(&'a self, context: &Context, key: &'static str, program: &'a DriverProgram) -> ProgramRun<'a> {
+        let (env, grace) = (self.env(context), self.grace());
+        ProgramRun { key, program, args: Vec::new(), env, dir: &self.dir, stdout: None, log: context.log(), grace }
+    }
+
+    /// Returns the environment of a program. Before the configuration stage has ended, it has no variables with open directories.
+    fn env(&self, context: &Context) -> Vec<(OsString, OsString)> {
+        let mut own = BTreeMap::from([
+            ("TMPDIR".to_owned(), self.dir.display().to_string()),
+            ("JOB_RESPONSE_FILE".to_owned(), self.dir.join(RESPONSE_FILE).display().to_string()),
+            ("BUILD_EXIT_CODE_FILE".to_owned(), ProgramRun::exit_code_file(&self.dir).display().to_string()),
+            ("BUILD_FAILURE_EXIT_CODE".to_owned(), BUILD_FAILURE.to_string()),
+            ("SYSTEM_FAILURE_EXIT_CODE".to_owned(), SYSTEM_FAILURE.to_string()),
+        ]);
+        own.extend(self.output.job_env.clone().unwrap_or_default());
+        for (key, value) in self.variables(context) {
+            own.insert(format!("CUSTOM_ENV_{key}"), value);
+        }
+        own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
+        // No environment can represent these.
+        own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
+        let base = context.processes.environment().iter().cloned();
+        base.chain(own.into_iter().map(|(key, value)| (key.into(), value.into()))).collect()
+    }
+
+    /// Returns the variables of the job. The value of a file variable is the content of the file.
+    fn variables(&self, context: &Context) -> Vec<(String, String)> {
+        let status = context.values().get("CI_JOB_STATUS").and_then(|status| status.as_str().map(str::to_owned));
+        let status = status.map(|status| ("CI_JOB_STATUS".to_owned(), status));
+        let all = context.variables.current().into_iter().map(|variable| (variable.key, variable.value));
+        let bound = all.filter_map(|(key, value)| match &self.binding {
+            Some(binding) => Some((key, binding.text(&value))),
+            None => (!is_open(&value)).then_some((key, value)),
+        });
+        bound.chain(status).collect()
+    }
+}
+
+fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
+    if dir.exists() {
+        remove_tree(dir)?;
+    }
+    DirBuilder::new().mode(0o700).create(dir)?;
+    let file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(dir.join(RESPONSE_FILE));
+    file?.write_all(payload.as_bytes())
+}
+
+/// Log of the cleanup: the log of the agent, because the log of the job is for its author.
+struct AgentLog;
+
+impl Log for AgentLog {
+    fn write(&self, _: Stream, bytes: &[u8]) {
+        tracing::warn!(output = %String::from_utf8_lossy(bytes).trim_end(), "cleanup_exec printed");
+    }
+}

@@ -1,0 +1,30 @@
+//! State of a driver that the steps of one job share (docs/spec/job-execution.md, section 6).
+
+mod binding;
+mod config_output;
+
+use std::path::PathBuf;
+
+use muster_agent_api::builtin::Driver;
+use muster_steps::process::Processes;
+
+pub(crate) use binding::{Binding, is_open};
+pub(crate) use config_output::ConfigOutput;
+
+/// A driver in use by one job.
+#[derive(Debug)]
+pub(crate) struct DriverState {
+    pub(crate) driver: Driver,
+    /// Directory of the programs, for their files.
+    pub(crate) dir: PathBuf,
+    /// Output of the configuration stage.
+    pub(crate) output: ConfigOutput,
+    /// Directories of the job. `None` until the configuration stage has ended.
+    pub(crate) binding: Option<Binding>,
+    /// Processes of the preparation, which may run until the cleanup has ended.
+    pub(crate) prepared: Processes,
+    pub(crate) services: String,
+    pub(crate) shell: String,
+    pub(crate) project_dir: String,
+    pub(crate) host_name: String,
+}

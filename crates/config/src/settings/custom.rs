@@ -1,0 +1,33 @@
+//! `[runners.custom]`: the driver of the custom executor.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Programs of a driver. Stored with a job.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CustomSettings {
+    /// Program that prints settings for the job. `None` means that it is not set.
+    pub config: Option<CustomProgram>,
+    /// Program that prepares the environment. `None` means that it is not set.
+    pub prepare: Option<CustomProgram>,
+    /// Program that executes the scripts of a job. Without it, jobs fail.
+    pub run: Option<CustomProgram>,
+    /// Program that cleans the environment up. `None` means that it is not set.
+    pub cleanup: Option<CustomProgram>,
+    /// Time between TERM and KILL when a program is stopped.
+    pub graceful_kill_timeout: Duration,
+}
+
+/// A program of a driver.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CustomProgram {
+    /// Path of the program.
+    pub program: String,
+    /// Arguments before those that a stage adds.
+    pub args: Vec<String>,
+    /// Maximum run time. `None` means that only the timeouts of the job apply.
+    pub timeout: Option<Duration>,
+}

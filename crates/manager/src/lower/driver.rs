@@ -1,0 +1,146 @@
+//! Lowers a job of the custom executor: its steps become stages that a driver runs (docs/spec/job-execution.md, section 6). Pure.
+//!
+//! ```text
+//! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
+//! ```
+//!
+//! The directories of the job may be known only when the driver has been asked. Until then, tokens stand for them.
+
+use std::path::PathBuf;
+
+use muster_agent_api::builtin::{
+    DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT, Driver, DriverCleanup, DriverDirectories, DriverPrepare,
+    DriverProgram, DriverStage,
+};
+use muster_agent_api::plan::{Call, Step, When};
+use muster_config::settings::{CustomProgram, CustomSettings};
+use muster_executor::Directories;
+use muster_job::milliseconds;
+use muster_runner_api::payload::{Image, JobPayload};
+use serde_json::json;
+
+use super::steps::JobParts;
+use super::variables::Variables;
+use super::{JobContext, LowerError, header};
+
+/// Name of the executor in the configuration.
+const NAME: &str = "custom";
+
+/// Returns whether a driver runs the job.
+pub(super) fn applies(context: &JobContext) -> bool {
+    context.runner.executor == NAME
+}
+
+/// Returns the context of a job in the environment of the driver. The directories that the driver chooses are tokens.
+pub(super) fn inside(context: &JobContext) -> JobContext {
+    let runner = &context.runner;
+    let is_open = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
+    let directory = |configured: &Option<PathBuf>, token: &str| match configured {
+        Some(path) if !is_open => path.clone(),
+        _ => PathBuf::from(token),
+    };
+    let directories = Directories {
+        builds: directory(&runner.builds_dir, DRIVER_BUILDS_DIR),
+        cache: directory(&runner.cache_dir, DRIVER_CACHE_DIR),
+        shared: false,
+    };
+    JobContext { directories, ..context.clone() }
+}
+
+/// Returns the directory of the job at the agent beside the driver, which has no checkout.
+pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
+    let token = muster_job::short_token(context.runner.token.expose());
+    context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))
+}
+
+/// Returns the part of the project directory that the driver may add if several runners share its builds directory.
+pub(super) fn layout(context: &JobContext) -> &'static str {
+    if applies(context) { DRIVER_LAYOUT } else { "" }
+}
+
+/// Returns the steps of a job whose stages a driver runs. `inside` are the steps of the same job elsewhere, from `prepare_script` on.
+///
+/// # Errors
+/// [`LowerError`] if the runner has no driver, or if the job has steps that no script can run.
+pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Result<Vec<Step>, LowerError> {
+    let JobParts { payload, context, paths, variables, .. } = *parts;
+    let missing = || LowerError::configuration("custom executor not configured; add [runners.custom] with run_exec");
+    let settings = context.runner.custom.as_deref().ok_or_else(missing)?;
+    let runner = &context.runner;
+    let configured = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
+    let prepare = DriverPrepare {
+        driver: driver(settings)?,
+        payload: serde_json::to_value(payload).unwrap_or_default(),
+        services: services(payload, variables),
+        directories: DriverDirectories {
+            builds: configured(&runner.builds_dir),
+            cache: configured(&runner.cache_dir),
+            shared_layout: shared_layout(context),
+            shell: runner.shell.clone(),
+            host_name: context.host_name.clone(),
+        },
+        project_dir: paths.project_dir.clone(),
+        lines: header::flag_notes(parts.flags).collect(),
+    };
+    let mut stages = inside.into_iter().map(stage).collect::<Result<Vec<Step>, LowerError>>()?.into_iter();
+    let mut steps = vec![Step::new("prepare_executor", title, Call::builtin(&prepare))];
+    steps.extend(stages.next());
+    steps.push(Step::new("stages", "", Call::Steps(stages.collect())));
+    let mut cleanup = Step::new("cleanup", "", Call::builtin(&DriverCleanup {}));
+    cleanup.policy.when = When::Finally;
+    cleanup.policy.allow_failure = true;
+    steps.push(cleanup);
+    Ok(steps)
+}
+
+/// Turns a step into a stage.
+fn stage(step: Step) -> Result<Step, LowerError> {
+    let Call::Builtin { name: builtin, inputs } = step.call else {
+        return Err(LowerError::unsupported(
+            "the custom executor does not support the `run` keyword, because its driver runs shell scripts; use `script`",
+        ));
+    };
+    let call = Call::builtin(&DriverStage { stage: step.name.clone(), builtin, inputs });
+    Ok(Step { call, ..step })
+}
+
+fn driver(settings: &CustomSettings) -> Result<Driver, LowerError> {
+    let missing = || LowerError::configuration("custom executor is missing RunExec; set run_exec in [runners.custom]");
+    let run = settings.run.as_ref().ok_or_else(missing)?;
+    Ok(Driver {
+        config: settings.config.as_ref().map(program),
+        prepare: settings.prepare.as_ref().map(program),
+        run: program(run),
+        cleanup: settings.cleanup.as_ref().map(program),
+        graceful_kill_ms: milliseconds(settings.graceful_kill_timeout),
+    })
+}
+
+fn program(settings: &CustomProgram) -> DriverProgram {
+    let CustomProgram { program, args, timeout } = settings;
+    DriverProgram { program: program.clone(), args: args.clone(), timeout_ms: timeout.map_or(0, milliseconds) }
+}
+
+/// Returns the value of [`DRIVER_LAYOUT`] in a builds directory that several runners share.
+fn shared_layout(context: &JobContext) -> String {
+    format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
+}
+
+/// Returns the job's services for the driver. Empty if there are none.
+fn services(payload: &JobPayload, variables: &Variables) -> String {
+    if payload.services.is_empty() {
+        return String::new();
+    }
+    let service = |service: &Image| {
+        let alias = service.alias.as_deref().unwrap_or_default();
+        json!({
+            "name": variables.expand(&service.name),
+            // The driver gets one alias, although the author may have written several.
+            "alias": variables.expand(alias.split([' ', ',']).next().unwrap_or_default()),
+            "entrypoint": service.entrypoint,
+            "command": service.command,
+            "variables": service.variables,
+        })
+    };
+    json!(payload.services.iter().map(service).collect::<Vec<_>>()).to_string()
+}
