@@ -18,15 +18,21 @@ mod meter;
 mod name;
 mod open;
 mod read;
+mod skipped;
 mod tree;
+mod unpack_zip;
+mod workers;
 
 pub use limits::{Exceeded, Limit, Limits};
 pub use meter::Meter;
 pub use open::{Root, create_root};
 pub use read::{Entry, EntryKind, Format, check_zip, read, read_zip_file};
-pub use tree::{SkippedEntries, Tree, write_new};
+pub use skipped::SkippedEntries;
+pub use tree::{Tree, write_new};
+pub use workers::Workers;
 
-use std::io::{self, Read, Seek};
+use std::fs::File;
+use std::io;
 
 use cap_std::fs::Dir;
 
@@ -71,21 +77,24 @@ pub enum UnpackError {
     },
 }
 
-/// Unpacks an archive into an open directory. Existing files are replaced.
+/// Unpacks an archive into an open directory. Existing files are replaced. Several threads unpack zip archives.
 ///
 /// `stop` is called often ([`Meter::new`]). If it returns true, unpacking ends with [`UnpackError::Stopped`].
 /// Returns the entries that were skipped: those below a link of the archive, and those that conflict with an existing directory, or whose
 /// name or permissions the file system rejects.
 ///
 /// # Errors
-/// [`UnpackError`]. The entries before the offending one are already unpacked.
-pub fn unpack<R: Read + Seek>(
-    archive: R,
+/// [`UnpackError`]. The entries before the offending one are already unpacked, and maybe some of those after it.
+pub fn unpack(
+    archive: &File,
     into: &Dir,
     limits: &Limits,
     format: Format,
-    stop: &dyn Fn() -> bool,
+    stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<SkippedEntries, UnpackError> {
+    if format == Format::Zip {
+        return unpack_zip::unpack(archive, into, limits, stop);
+    }
     let meter = Meter::new(*limits, stop);
     let mut tree = Tree::new(into, &meter);
     read(archive, format, &meter, &mut |entry, content| tree.add(entry, content))?;

@@ -1,25 +1,30 @@
 //! Counts the unpacked entries and bytes of an archive. Ends reading when a limit is exceeded or the caller stops it.
 
-use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::UnpackError;
 use crate::limits::{Exceeded, Limit, Limits};
 
-/// The counters of one archive, for reading it and for writing its entries.
+/// The counters of one archive, for reading it and for writing its entries. Several threads may use them.
 pub struct Meter<'a> {
     limits: Limits,
     /// Size of the archive in bytes.
-    size: Cell<u64>,
-    stop: &'a dyn Fn() -> bool,
-    entries: Cell<u64>,
-    bytes: Cell<u64>,
-    /// Bytes of headers that may still be read. `None` while content is read.
-    headers: Cell<Option<u64>>,
+    size: AtomicU64,
+    stop: &'a (dyn Fn() -> bool + Sync),
+    entries: AtomicU64,
+    bytes: AtomicU64,
+    /// Whether bytes of headers are counted. They are not while content is read.
+    counts_headers: AtomicBool,
+    /// Bytes of headers that may still be read.
+    headers: AtomicU64,
     /// Bytes of names and targets that may still be stored until the end.
-    retainable: Cell<u64>,
-    exceeded: Cell<Option<Exceeded>>,
-    stopped: Cell<bool>,
+    retainable: AtomicU64,
+    /// The limit that was exceeded first.
+    exceeded: OnceLock<Exceeded>,
+    stopped: AtomicBool,
 }
 
 impl std::fmt::Debug for Meter<'_> {
@@ -32,31 +37,32 @@ impl<'a> Meter<'a> {
     /// Counts up to `limits`. `stop` is called before each read, each directory and each link. If it returns true, the
     /// work ends.
     #[must_use]
-    pub fn new(limits: Limits, stop: &'a dyn Fn() -> bool) -> Self {
+    pub fn new(limits: Limits, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
         Self {
             limits,
-            size: Cell::new(u64::MAX),
+            size: AtomicU64::new(u64::MAX),
             stop,
-            entries: Cell::new(0),
-            bytes: Cell::new(0),
-            headers: Cell::new(None),
-            retainable: Cell::new(limits.header_bytes),
-            exceeded: Cell::new(None),
-            stopped: Cell::new(false),
+            entries: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            counts_headers: AtomicBool::new(false),
+            headers: AtomicU64::new(0),
+            retainable: AtomicU64::new(limits.header_bytes),
+            exceeded: OnceLock::new(),
+            stopped: AtomicBool::new(false),
         }
     }
 
     /// Sets the size of the archive, from which the compression ratio is computed.
     pub(crate) fn set_size(&self, bytes: u64) {
-        self.size.set(bytes);
+        self.size.store(bytes, Relaxed);
     }
 
     /// Returns the error of the stop or the exceeded limit that ended reading, if there was one.
     pub(crate) fn cause(&self) -> Option<UnpackError> {
-        if self.stopped.get() {
+        if self.stopped.load(Relaxed) {
             return Some(UnpackError::Stopped);
         }
-        self.exceeded.get().map(UnpackError::Limit)
+        self.exceeded.get().copied().map(UnpackError::Limit)
     }
 
     /// Compares the number of entries and the size of a zip directory, as its end record declares them, with the limits.
@@ -70,39 +76,37 @@ impl<'a> Meter<'a> {
     /// Counts one more entry, or a directory that the name of an entry implies.
     pub(crate) fn count_entry(&self) -> Result<(), UnpackError> {
         self.check_stop()?;
-        self.entries.set(self.entries.get() + 1);
-        self.check(self.entries.get() <= self.limits.entries, Limit::Entries, self.limits.entries)?;
+        let entries = self.entries.fetch_add(1, Relaxed) + 1;
+        self.check(entries <= self.limits.entries, Limit::Entries, self.limits.entries)?;
         Ok(())
     }
 
     /// Counts bytes of names and targets that are stored until the end.
     pub(crate) fn retain(&self, bytes: usize) -> Result<(), UnpackError> {
-        let remaining = self.retainable.get().checked_sub(bytes as u64);
-        self.retainable.set(remaining.unwrap_or_default());
-        self.check(remaining.is_some(), Limit::HeaderBytes, self.limits.header_bytes)?;
+        let fits = take(&self.retainable, bytes as u64);
+        self.check(fits, Limit::HeaderBytes, self.limits.header_bytes)?;
         Ok(())
     }
 
     /// Calls `read`, and limits the bytes that it reads through a [`Headers`] reader of this meter.
     pub(crate) fn limit_headers<T>(&self, read: impl FnOnce() -> T) -> T {
-        self.headers.set(Some(self.limits.header_bytes));
+        self.headers.store(self.limits.header_bytes, Relaxed);
+        self.counts_headers.store(true, Relaxed);
         let result = read();
-        self.headers.set(None);
+        self.counts_headers.store(false, Relaxed);
         result
     }
 
     fn count_header(&self, bytes: u64) -> io::Result<()> {
-        let Some(remaining) = self.headers.get() else { return Ok(()) };
-        self.headers.set(Some(remaining.saturating_sub(bytes)));
-        self.check(bytes <= remaining, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
+        let fits = !self.counts_headers.load(Relaxed) || take(&self.headers, bytes);
+        self.check(fits, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
     }
 
     fn count_content(&self, bytes: u64) -> io::Result<()> {
-        let bytes = self.bytes.get().saturating_add(bytes);
-        self.bytes.set(bytes);
+        let bytes = self.bytes.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let limits = &self.limits;
         self.check(bytes <= limits.bytes, Limit::Bytes, limits.bytes).map_err(io::Error::other)?;
-        let ratio_fits = bytes <= limits.ratio_floor || bytes <= self.size.get().saturating_mul(limits.ratio);
+        let ratio_fits = bytes <= limits.ratio_floor || bytes <= self.size.load(Relaxed).saturating_mul(limits.ratio);
         self.check(ratio_fits, Limit::Ratio, limits.ratio).map_err(io::Error::other)
     }
 
@@ -111,18 +115,23 @@ impl<'a> Meter<'a> {
             return Ok(());
         }
         let exceeded = Exceeded { limit, max };
-        self.exceeded.set(Some(exceeded));
-        Err(exceeded)
+        Err(*self.exceeded.get_or_init(|| exceeded))
     }
 
     /// Fails if the caller's `stop` function returns true.
     pub(crate) fn check_stop(&self) -> Result<(), UnpackError> {
         if (self.stop)() {
-            self.stopped.set(true);
+            self.stopped.store(true, Relaxed);
             return Err(UnpackError::Stopped);
         }
         Ok(())
     }
+}
+
+/// Takes `bytes` from a counter. Returns false, and leaves nothing, if it has fewer.
+fn take(counter: &AtomicU64, bytes: u64) -> bool {
+    let before = counter.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes)));
+    before.is_ok_and(|before| before >= bytes)
 }
 
 /// Reader of the archive itself. It checks for a stop at each read, so even a million empty blocks, which yield no content, can be

@@ -1,46 +1,50 @@
 //! Writes entries below an open directory.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use filetime::FileTime;
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::UnpackError;
 use crate::meter::Meter;
 use crate::read::{Entry, EntryKind};
+use crate::skipped::SkippedEntries;
 
-/// Maximum number of skipped entries that are listed by name.
-const MAX_LISTED: usize = 20;
 /// Number of bytes of content to copy at once.
-const CHUNK: usize = 64 * 1024;
+pub(crate) const CHUNK: usize = 64 * 1024;
 
-/// Entries that could not be written, such as a file with the name of an existing directory that is not empty.
-#[derive(Debug, Default)]
-pub struct SkippedEntries {
-    listed: Vec<String>,
-    /// Number of skipped entries that are not listed.
-    more: usize,
+/// Place of a file in an open directory.
+#[derive(Debug)]
+pub(crate) struct FilePlace {
+    /// Directory of the file. `None` stands for the root.
+    dir: Option<Arc<Dir>>,
+    name: OsString,
+    mode: u32,
+    modified: Option<FileTime>,
 }
 
-impl SkippedEntries {
-    /// Returns a line for each of the first 20 entries, and one line with the number of the others.
-    pub fn lines(&self) -> impl Iterator<Item = String> {
-        let more = (self.more > 0).then(|| format!("{} more were skipped", self.more));
-        self.listed.iter().cloned().chain(more)
+impl FilePlace {
+    /// Returns whether both files are written through the same open directory.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        match (&self.dir, &other.dir) {
+            (Some(dir), Some(other)) => Arc::ptr_eq(dir, other),
+            (None, None) => true,
+            _ => false,
+        }
     }
 
-    fn add(&mut self, path: &Path, reason: &dyn std::fmt::Display) {
-        if self.listed.len() < MAX_LISTED {
-            self.listed.push(format!("{}: skipped: {reason}", path.display()));
-        } else {
-            self.more += 1;
-        }
+    /// Writes the file, and replaces an existing one.
+    pub(crate) fn write(&self, root: &Dir, content: &mut dyn Read, buffer: &mut [u8]) -> Result<(), PutError> {
+        let dir = self.dir.as_deref().unwrap_or(root);
+        let file = create_or_replace(dir, &self.name, || create(dir, &self.name, self.mode))?;
+        fill(file, self.mode, self.modified, content, buffer).map(drop)
     }
 }
 
@@ -48,13 +52,15 @@ impl SkippedEntries {
 pub struct Tree<'a> {
     root: &'a Dir,
     /// The directory used last. `None` stands for the root.
-    current: Option<(PathBuf, Dir)>,
+    current: Option<(PathBuf, Arc<Dir>)>,
     /// Symbolic links of the archive with their targets, created at the end.
     links: BTreeMap<PathBuf, PathBuf>,
     /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
     skipped: SkippedEntries,
+    /// Number of entries that were added.
+    added: u64,
     buffer: Vec<u8>,
 }
 
@@ -76,6 +82,7 @@ impl<'a> Tree<'a> {
             attributes: BTreeMap::new(),
             meter,
             skipped: SkippedEntries::default(),
+            added: 0,
             buffer: vec![0; CHUNK],
         }
     }
@@ -85,23 +92,50 @@ impl<'a> Tree<'a> {
     /// # Errors
     /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if reading the content fails, or the error of the meter.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
+        self.added += 1;
+        let Some(place) = self.place(entry, self.added)? else { return Ok(()) };
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let written = place.write(self.root, content, &mut buffer);
+        self.buffer = buffer;
+        self.settle(entry, self.added, written)
+    }
+
+    /// Adds one entry except the content of a file. Returns the place of the file. `order` is the position of the entry in the archive.
+    pub(crate) fn place(&mut self, entry: &Entry, order: u64) -> Result<Option<FilePlace>, UnpackError> {
+        self.added = order;
         if let Some(link) = self.link_above(&entry.path) {
             let reason = format!("it is below the link `{}` of the archive", link.display());
-            self.skipped.add(&entry.path, &reason);
-            return Ok(());
+            self.skipped.add(order, &entry.path, &reason);
+            return Ok(None);
         }
         // If several entries have the same name, the last one is used.
         self.links.remove(&entry.path);
-        match self.put(entry, content) {
-            Err(PutError::Write(error)) if is_conflict(&error) => {
-                self.skipped.add(&entry.path, &error);
-                Ok(())
-            }
-            put => put.map_err(|error| error.into_unpack_error(&entry.path)),
+        match self.put(entry) {
+            Ok(place) => Ok(place),
+            Err(error) => self.settle(entry, order, Err(error)).map(|()| None),
         }
     }
 
-    fn put(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), PutError> {
+    /// Skips an entry that conflicts with an existing directory.
+    ///
+    /// # Errors
+    /// The error of another entry.
+    pub(crate) fn settle(
+        &mut self,
+        entry: &Entry,
+        order: u64,
+        written: Result<(), PutError>,
+    ) -> Result<(), UnpackError> {
+        match written {
+            Err(PutError::Write(error)) if is_conflict(&error) => {
+                self.skipped.add(order, &entry.path, &error);
+                Ok(())
+            }
+            written => written.map_err(|error| error.into_unpack_error(&entry.path)),
+        }
+    }
+
+    fn put(&mut self, entry: &Entry) -> Result<Option<FilePlace>, PutError> {
         if entry.kind == EntryKind::Directory {
             self.enter_directory(&entry.path, &entry.path)?;
             // The root belongs to the caller.
@@ -109,23 +143,21 @@ impl<'a> Tree<'a> {
                 self.meter.retain(entry.path.as_os_str().len())?;
                 self.attributes.insert(entry.path.clone(), (entry.mode.unwrap_or(0o755), entry.modified));
             }
-            return Ok(());
+            return Ok(None);
         }
         let (parent, name) = split(&entry.path)?;
         self.enter_directory(parent, &entry.path)?;
         if let EntryKind::Link(target) = &entry.kind {
             self.meter.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
             self.links.insert(entry.path.clone(), target.clone());
-            return Ok(());
+            return Ok(None);
         }
-        let mode = entry.mode.unwrap_or(0o644);
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let dir = self.current();
-        let written = create_or_replace(dir, name, || create(dir, name, mode))
-            .map_err(PutError::Write)
-            .and_then(|file| fill(file, mode, entry.modified, content, &mut buffer).map(drop));
-        self.buffer = buffer;
-        written
+        Ok(Some(FilePlace {
+            dir: self.current.as_ref().map(|(_, dir)| Arc::clone(dir)),
+            name: name.to_owned(),
+            mode: entry.mode.unwrap_or(0o644),
+            modified: entry.modified,
+        }))
     }
 
     /// Returns the link of the archive that is above the path.
@@ -137,7 +169,7 @@ impl<'a> Tree<'a> {
     }
 
     fn current(&self) -> &Dir {
-        self.current.as_ref().map_or(self.root, |(_, dir)| dir)
+        self.current.as_ref().map_or(self.root, |(_, dir)| dir.as_ref())
     }
 
     /// Makes a directory the current one. Creates it and its parents if necessary. A created directory that has no entry, but is implied
@@ -150,7 +182,7 @@ impl<'a> Tree<'a> {
                 Ok(dir) => dir,
                 Err(_) => self.create_directories(path, entry)?,
             };
-            self.current = Some((path.to_owned(), dir));
+            self.current = Some((path.to_owned(), Arc::new(dir)));
         }
         Ok(())
     }
@@ -202,7 +234,8 @@ impl<'a> Tree<'a> {
             match self.link(&path, &target) {
                 // A link with an empty target fails with `NotFound`.
                 Err(PutError::Write(error)) if is_conflict(&error) || error.kind() == io::ErrorKind::NotFound => {
-                    self.skipped.add(&path, &error);
+                    self.added += 1;
+                    self.skipped.add(self.added, &path, &error);
                 }
                 linked => linked.map_err(|error| error.into_unpack_error(&path))?,
             }
@@ -242,7 +275,8 @@ impl<'a> Tree<'a> {
 }
 
 /// Error of reading or of writing an entry.
-enum PutError {
+#[derive(Debug)]
+pub(crate) enum PutError {
     Write(io::Error),
     /// Reading the content failed, a limit is exceeded, or the work was stopped.
     Read(UnpackError),
@@ -280,9 +314,9 @@ pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Re
 }
 
 fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true).mode(mode | 0o200);
-    dir.open_with(name, &options).map(cap_std::fs::File::into_std)
+    // The name has one component, and `EXCL` follows no link, so the file cannot be outside of the directory.
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(mode | 0o200))?.into())
 }
 
 fn fill(

@@ -56,7 +56,7 @@ impl Extraction {
             return Err(Failure::Step("the archive is a gzip file, which is not supported".to_owned()));
         }
         let root = self.open_root()?;
-        let unpacked = muster_archive::unpack(archive, &root, &self.limits, format, &|| stop.cause().is_some());
+        let unpacked = muster_archive::unpack(&archive, &root, &self.limits, format, &|| stop.cause().is_some());
         unpacked.map_err(|error| self.failure(&error, stop))
     }
 

@@ -14,6 +14,8 @@ use crate::limits::Limits;
 use crate::meter::{Meter, Packed};
 use crate::name;
 
+pub(crate) use self::zip::{Header, ZipFiles, visit_zip};
+
 /// Maximum length of a symbolic link's target in bytes.
 pub(crate) const MAX_LINK_TARGET: u64 = 4096;
 /// Maximum length of an entry's name in bytes: the maximum length of a path on Linux.

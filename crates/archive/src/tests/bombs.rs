@@ -130,7 +130,7 @@ fn links_and_attributes_at_the_end_can_be_stopped() {
             // The last items are processed first.
             let stop = || is_done(sandbox.root().join("099"));
             let limits = Limits::default();
-            let result = unpack(Cursor::new(archive(items)), &sandbox.open_root(), &limits, format, &stop);
+            let result = unpack(&stored(&archive(items)), &sandbox.open_root(), &limits, format, &stop);
             assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
             assert!(!is_done(sandbox.root().join("000")), "{format:?}");
         }
@@ -156,9 +156,9 @@ fn an_archive_without_entries_can_be_stopped() {
 /// Unpacks an archive with a `stop` that returns false for the first `max_calls` calls.
 fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, Result<SkippedEntries, UnpackError>) {
     let sandbox = Sandbox::new();
-    let calls = std::cell::Cell::new(0);
-    let stop = || calls.replace(calls.get() + 1) >= max_calls;
-    let result = unpack(Cursor::new(archive), &sandbox.open_root(), &Limits::default(), format, &stop);
+    let calls = std::sync::atomic::AtomicUsize::new(0);
+    let stop = || calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= max_calls;
+    let result = unpack(&stored(archive), &sandbox.open_root(), &Limits::default(), format, &stop);
     (sandbox, result)
 }
 

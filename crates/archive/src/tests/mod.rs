@@ -8,7 +8,7 @@ mod fuzz;
 mod random;
 
 use std::fs;
-use std::io::{Cursor, Write};
+use std::io::{Cursor, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use tar::{EntryType, Header};
@@ -47,7 +47,7 @@ impl Sandbox {
 
     fn unpack(&self, format: Format, archive: &[u8], limits: &Limits) -> Result<Vec<String>, UnpackError> {
         let root = self.open_root();
-        let skipped = unpack(Cursor::new(archive), &root, limits, format, &|| false)?;
+        let skipped = unpack(&stored(archive), &root, limits, format, &|| false)?;
         Ok(skipped.lines().collect())
     }
 
@@ -72,6 +72,14 @@ impl Sandbox {
         names(&self.root(), &self.root(), &mut found);
         found
     }
+}
+
+/// Returns a file with these bytes.
+fn stored(archive: &[u8]) -> fs::File {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(archive).unwrap();
+    file.rewind().unwrap();
+    file
 }
 
 fn children(dir: &Path) -> Vec<PathBuf> {

@@ -116,3 +116,58 @@ proptest! {
         }
     }
 }
+
+/// Generates entries without links to the outside, for many collisions between files, directories and links.
+fn ordinary_item() -> impl Strategy<Value = Item> {
+    let kind = prop_oneof![
+        6 => Just(EntryType::Regular),
+        1 => Just(EntryType::Symlink),
+        2 => Just(EntryType::Directory),
+    ];
+    let part = prop::sample::select(vec!["a", "b", "c"]);
+    let name = prop::collection::vec(part, 1..4).prop_map(|parts| parts.join("/"));
+    // Some contents are larger than what is unpacked in memory.
+    let content = prop_oneof![9 => "[a-z]{0,9}", 1 => Just("large ".repeat(200_000))];
+    (kind, name, content).prop_map(|(kind, name, content)| match kind {
+        EntryType::Symlink => link(&name, "a"),
+        kind => Item { mode: 0o755, ..item(kind, &name, &content) },
+    })
+}
+
+/// Returns a zip archive in which a name may occur several times, unlike those of the zip writer.
+fn zip_with_duplicates(items: &[Item]) -> Vec<u8> {
+    let renamed = |(index, item): (usize, &Item)| Item { name: format!("{index:04}/{}", item.name), ..item.clone() };
+    let items: Vec<Item> = items.iter().enumerate().map(renamed).collect();
+    let mut bytes = zip(&items);
+    // Names of the same length replace the unique ones: `0001/a` becomes `././/a`, which is `a`.
+    for item in &items {
+        let (old, new) = (item.name.as_bytes(), format!("././/{}", &item.name[5..]));
+        while let Some(at) = bytes.windows(old.len()).position(|window| window == old) {
+            bytes[at..at + old.len()].copy_from_slice(new.as_bytes());
+        }
+    }
+    bytes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn threads_have_the_same_result_as_one_entry_after_the_other(
+        existing in prop::collection::vec(ordinary_item(), 0..4),
+        items in prop::collection::vec(ordinary_item(), 0..80),
+    ) {
+        let archive = zip_with_duplicates(&items);
+        let (parallel, sequential) = (Sandbox::new(), Sandbox::new());
+        prepare(&parallel, &existing);
+        prepare(&sequential, &existing);
+        let skipped = parallel.unpack(Format::Zip, &archive, &Limits::default()).unwrap();
+        let root = sequential.open_root();
+        let meter = Meter::new(Limits::default(), &|| false);
+        let mut tree = Tree::new(&root, &meter);
+        read(Cursor::new(&archive), Format::Zip, &meter, &mut |entry, content| tree.add(entry, content)).unwrap();
+        let expected: Vec<String> = tree.finish().unwrap().lines().collect();
+        prop_assert_eq!(skipped, expected);
+        prop_assert_eq!(parallel.inside(), sequential.inside());
+    }
+}

@@ -4,6 +4,7 @@ pub(crate) mod extract;
 pub(crate) mod format;
 pub(crate) mod pack;
 pub(crate) mod select;
+mod zip;
 
 use std::io::{self, Read};
 

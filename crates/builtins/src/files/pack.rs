@@ -2,23 +2,16 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Read, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use flate2::{Compression, GzBuilder};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
-use time::OffsetDateTime;
-use zip::write::{ExtendedFileOptions, FileOptions};
-use zip::{CompressionMethod, DateTime, ZipWriter};
 
 use super::format::{Format, Level};
+use super::zip::{self, Compressing};
 use super::{UntilStopped, failure};
-
-/// Size from which zip entries get 64-bit sizes. It is below the limit of 4 GiB, because a file may grow while it is packed.
-const LARGE_FILE_BYTES: u64 = 2 * 1024 * 1024 * 1024;
-/// ID of the extra field with the modification time in Unix seconds.
-const UNIX_TIME: u16 = 0x5455;
 
 /// Packs `files`, whose paths are relative to `root`, into `target`.
 ///
@@ -33,25 +26,12 @@ pub(crate) fn pack(
     stop: &StopToken,
 ) -> Result<(), Failure> {
     match format {
-        Format::Zip => {
-            let method = level.deflate().map(|level| (CompressionMethod::Deflated, i64::from(level)));
-            zip(root, files, method, target, stop)
-        }
-        Format::ZipZstd => zip(root, files, Some((CompressionMethod::Zstd, i64::from(level.zstd()))), target, stop),
+        Format::Zip => zip::pack(root, files, Compressing::deflate(level), target, stop),
+        Format::ZipZstd => zip::pack(root, files, Compressing::Zstd(level.zstd()), target, stop),
         Format::TarZstd => tar_zstd(root, files, level, target, stop),
         Format::Gzip => gzip(root, files, level, target, stop),
         Format::Raw => raw(root, files, target, stop),
     }
-}
-
-/// Compression method and level of a zip archive. `None` means no compression.
-type Method = Option<(CompressionMethod, i64)>;
-
-fn zip(root: &Path, files: &[PathBuf], method: Method, target: &File, stop: &StopToken) -> Result<(), Failure> {
-    let mut zip = ZipWriter::new(BufWriter::new(target));
-    for_each_file(files, stop, |file| add(&mut zip, root, file, method, stop))?;
-    let finished = zip.finish().map_err(io::Error::from).and_then(|mut writer| writer.flush());
-    finished.map_err(Failure::io("failed to write the archive"))
 }
 
 /// Calls `add` for each file. Skips files that were removed since they were found, such as temporary files.
@@ -64,71 +44,35 @@ fn for_each_file(
         if let Some(cause) = stop.cause() {
             return Err(Failure::Stopped(cause));
         }
-        match add(file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
-                return Err(Failure::Step(format!("failed to pack `{}`: {error}", shown(file))));
-            }
-            other => other.map_err(failure(format!("failed to pack `{}`", shown(file)), stop))?,
-        }
+        add(file).unless_removed(file, stop)?;
     }
     Ok(())
+}
+
+/// Result of packing one file.
+pub(super) trait PathFailure<T> {
+    /// Returns `None` if the file was removed since it was found.
+    ///
+    /// # Errors
+    /// [`Failure`] with the path of the file.
+    fn unless_removed(self, file: &Path, stop: &StopToken) -> Result<Option<T>, Failure>;
+}
+
+impl<T> PathFailure<T> for io::Result<T> {
+    fn unless_removed(self, file: &Path, stop: &StopToken) -> Result<Option<T>, Failure> {
+        match self {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::InvalidFilename => {
+                Err(Failure::Step(format!("failed to pack `{}`: {error}", shown(file))))
+            }
+            other => other.map(Some).map_err(failure(format!("failed to pack `{}`", shown(file)), stop)),
+        }
+    }
 }
 
 /// Returns a path for messages. If it is not valid UTF-8, all characters except printable ASCII are escaped as `\x..`.
-fn shown(path: &Path) -> impl std::fmt::Display {
+pub(super) fn shown(path: &Path) -> impl std::fmt::Display {
     path.to_str().map_or_else(|| path.as_os_str().as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
-}
-
-/// Returns the name for an entry of a zip archive.
-///
-/// # Errors
-/// The name is not valid UTF-8. A converted name could collide with another file.
-fn zip_name(name: &Path) -> io::Result<&str> {
-    name.to_str().ok_or_else(|| {
-        let message = format!(
-            "`{}` is not UTF-8, but a zip archive can contain only UTF-8 names: rename the file, or exclude it with `exclude`; for a \
-             cache, you can also set CACHE_COMPRESSION_FORMAT to tarzstd",
-            shown(name)
-        );
-        io::Error::new(io::ErrorKind::InvalidFilename, message)
-    })
-}
-
-fn add(
-    zip: &mut ZipWriter<BufWriter<&File>>,
-    root: &Path,
-    file: &Path,
-    method: Method,
-    stop: &StopToken,
-) -> io::Result<()> {
-    let path = root.join(file);
-    let metadata = fs::symlink_metadata(&path)?;
-    let name = zip_name(file)?;
-    let modified = OffsetDateTime::from_unix_timestamp(metadata.mtime()).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let mut options = FileOptions::<ExtendedFileOptions>::default()
-        .unix_permissions(metadata.permissions().mode() & 0o7777)
-        .last_modified_time(DateTime::try_from(modified).unwrap_or_default());
-    if let Ok(seconds) = i32::try_from(metadata.mtime()) {
-        let mut field = vec![1];
-        field.extend(seconds.to_le_bytes());
-        options.add_extra_data(UNIX_TIME, field, false)?;
-    }
-    if metadata.is_symlink() {
-        zip.add_symlink(name, zip_name(&fs::read_link(&path)?)?, options)?;
-    } else if metadata.is_dir() {
-        zip.add_directory(name, options)?;
-    } else if metadata.is_file() {
-        let mut content = UntilStopped { content: muster_files::open(&path)?, stop };
-        options = match method {
-            None => options.compression_method(CompressionMethod::Stored),
-            Some((method, level)) => options.compression_method(method).compression_level(Some(level)),
-        };
-        zip.start_file(name, options.large_file(metadata.len() >= LARGE_FILE_BYTES))?;
-        io::copy(&mut content, zip)?;
-    }
-    // Sockets, pipes and devices are skipped, because they have no content.
-    Ok(())
 }
 
 /// Writes a tar archive through zstd.

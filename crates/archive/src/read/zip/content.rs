@@ -9,9 +9,9 @@ use super::directory::{Fields, Header, invalid};
 
 /// Magic of the local header, which precedes the content of an entry (section 4.3.7 of PKWARE's APPNOTE).
 const LOCAL_HEADER: &[u8] = b"PK\x03\x04";
-const LOCAL_HEADER_BYTES: usize = 30;
-const STORED: u16 = 0;
-const DEFLATE: u16 = 8;
+pub(super) const LOCAL_HEADER_BYTES: usize = 30;
+pub(super) const STORED: u16 = 0;
+pub(super) const DEFLATE: u16 = 8;
 const ZSTD: u16 = 93;
 
 /// Returns a reader of the unpacked content. Reading fails at the end if the checksum or the size differs from the header.
@@ -25,13 +25,8 @@ pub(super) fn content<'a, R: BufRead + Seek>(
     let mut bytes = [0; LOCAL_HEADER_BYTES];
     archive.seek(SeekFrom::Start(header.offset))?;
     archive.read_exact(&mut bytes)?;
-    let mut local = Fields(&bytes);
-    if local.bytes(LOCAL_HEADER.len())? != LOCAL_HEADER {
-        return Err(invalid("the local header of an entry is damaged"));
-    }
-    local.bytes(LOCAL_HEADER_BYTES - LOCAL_HEADER.len() - 4)?;
-    let (name, extra) = (local.u16()?, local.u16()?);
-    archive.seek_relative(i64::from(name) + i64::from(extra))?;
+    let offset = content_offset(&bytes)?;
+    archive.seek_relative((offset - LOCAL_HEADER_BYTES as u64).cast_signed())?;
     let packed = archive.take(header.packed);
     let unpacked: Box<dyn Read + 'a> = match header.method {
         STORED => Box::new(packed),
@@ -40,6 +35,48 @@ pub(super) fn content<'a, R: BufRead + Seek>(
         _ => return Err(invalid("an entry is compressed with an unsupported method; use deflate or zstd")),
     };
     Ok(Checked { inner: CrcReader::new(unpacked), crc: header.crc, remaining: header.unpacked })
+}
+
+/// Returns the distance from the beginning of a local header to the content of its entry.
+pub(super) fn content_offset(local_header: &[u8; LOCAL_HEADER_BYTES]) -> io::Result<u64> {
+    let mut local = Fields(local_header);
+    if local.bytes(LOCAL_HEADER.len())? != LOCAL_HEADER {
+        return Err(invalid("the local header of an entry is damaged"));
+    }
+    local.bytes(LOCAL_HEADER_BYTES - LOCAL_HEADER.len() - 4)?;
+    let (name, extra) = (local.u16()?, local.u16()?);
+    Ok(LOCAL_HEADER_BYTES as u64 + u64::from(name) + u64::from(extra))
+}
+
+/// Reader of the content of an entry, which is located when it is read first. Most callers skip the content of many entries.
+pub(super) struct Lazy<'a, R> {
+    source: Source<'a, R>,
+    header: &'a Header,
+}
+
+enum Source<'a, R> {
+    Unread(&'a mut R),
+    Opened(Box<dyn Read + 'a>),
+    Failed,
+}
+
+impl<'a, R> Lazy<'a, R> {
+    pub(super) fn new(archive: &'a mut R, header: &'a Header) -> Self {
+        Self { source: Source::Unread(archive), header }
+    }
+}
+
+impl<R: BufRead + Seek> Read for Lazy<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match std::mem::replace(&mut self.source, Source::Failed) {
+            Source::Unread(archive) => self.source = Source::Opened(Box::new(content(archive, self.header)?)),
+            other => self.source = other,
+        }
+        match &mut self.source {
+            Source::Opened(content) => content.read(buffer),
+            Source::Unread(_) | Source::Failed => Err(invalid("the content of an entry is damaged")),
+        }
+    }
 }
 
 struct Checked<R> {

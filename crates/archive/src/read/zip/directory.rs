@@ -65,13 +65,13 @@ impl<'a> Fields<'a> {
 
 /// Header of an entry in the central directory.
 #[derive(Debug)]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub(super) name: Vec<u8>,
     pub(super) is_encrypted: bool,
     pub(super) method: u16,
     pub(super) crc: u32,
     pub(super) packed: u64,
-    pub(super) unpacked: u64,
+    pub(crate) unpacked: u64,
     /// Position of the local header, which precedes the content.
     pub(super) offset: u64,
     pub(super) mode: Option<u32>,

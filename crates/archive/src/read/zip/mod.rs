@@ -2,16 +2,21 @@
 
 mod content;
 mod directory;
+mod files;
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::os::unix::ffi::OsStringExt;
 
-use self::content::content;
-use self::directory::{Directory, Header};
+use self::content::Lazy;
+use self::directory::Directory;
 use super::{Entry, EntryKind, MAX_LINK_TARGET, Visit, broken, check_length, path};
 use crate::UnpackError;
-use crate::meter::{Content, Meter};
+use crate::meter::{Content, Meter, Packed};
+
+pub(crate) use self::directory::Header;
+pub(crate) use self::files::ZipFiles;
 
 /// Bits of a mode that contain the file type.
 const FILE_TYPE_MASK: u32 = 0o170_000;
@@ -26,18 +31,41 @@ pub(super) fn read<E: From<UnpackError>>(
     while let Some(header) = directory.next(&mut archive).map_err(broken)? {
         meter.count_entry()?;
         check_length(&header.name)?;
-        let mut content = Content { inner: content(&mut archive, &header).map_err(broken)?, meter };
-        let kind = kind(&header, &mut content)?;
-        let entry = Entry {
-            path: path(OsString::from_vec(header.name).into(), &kind)?,
-            kind,
-            mode: header.mode.map(|mode| mode & 0o777),
-            modified: header.modified,
-            size: Some(header.unpacked),
-        };
+        let mut content = Content { inner: Lazy::new(&mut archive, &header), meter };
+        let entry = entry(&header, &mut content)?;
         visit(&entry, &mut content)?;
     }
     Ok(())
+}
+
+/// Calls `visit` for each entry with its header, from which [`ZipFiles`] reads the content.
+pub(crate) fn visit_zip(
+    archive: &File,
+    meter: &Meter<'_>,
+    visit: &mut dyn FnMut(Entry, Header) -> Result<(), UnpackError>,
+) -> Result<(), UnpackError> {
+    meter.set_size(archive.metadata().map_err(UnpackError::Broken)?.len());
+    let mut archive = BufReader::new(Packed { inner: archive, meter });
+    let mut directory = Directory::open(&mut archive, meter)?;
+    while let Some(header) = directory.next(&mut archive).map_err(broken)? {
+        meter.count_entry()?;
+        check_length(&header.name)?;
+        let entry = entry(&header, &mut Content { inner: Lazy::new(&mut archive, &header), meter })?;
+        visit(entry, header)?;
+    }
+    Ok(())
+}
+
+/// Returns the entry with this header. Only the target of a link is read from the content.
+fn entry(header: &Header, content: &mut impl Read) -> Result<Entry, UnpackError> {
+    let kind = kind(header, content)?;
+    Ok(Entry {
+        path: path(OsString::from_vec(header.name.clone()).into(), &kind)?,
+        kind,
+        mode: header.mode.map(|mode| mode & 0o777),
+        modified: header.modified,
+        size: Some(header.unpacked),
+    })
 }
 
 /// Reads the headers of all entries, which checks them.
@@ -63,7 +91,7 @@ pub(super) fn find(archive: impl Read + Seek, name: &str, meter: &Meter<'_>) -> 
     }
     let Some(header) = found else { return Ok(None) };
     let mut bytes = Vec::new();
-    let mut content = Content { inner: content(&mut archive, &header).map_err(broken)?, meter };
+    let mut content = Content { inner: Lazy::new(&mut archive, &header), meter };
     content.read_to_end(&mut bytes).map_err(broken)?;
     Ok(Some(bytes))
 }

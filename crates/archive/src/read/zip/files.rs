@@ -1,0 +1,128 @@
+//! Reads the contents of entries from an open archive, independently of other threads.
+
+use std::fs::File;
+use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+
+use flate2::{Crc, Decompress, FlushDecompress, Status};
+
+use super::content::{DEFLATE, LOCAL_HEADER_BYTES, STORED, content, content_offset};
+use super::directory::{Header, invalid};
+use crate::meter::{Content, Meter, Packed};
+
+/// Maximum packed and unpacked size of an entry that is unpacked in memory.
+const MAX_IN_MEMORY: u64 = 1 << 20;
+/// Assumed maximum length of the extra fields of a local header.
+const EXTRA_BYTES: usize = 64;
+
+/// Reader of contents. Its buffers are used again for each entry.
+pub(crate) struct ZipFiles<'a> {
+    archive: &'a File,
+    meter: &'a Meter<'a>,
+    inflate: Decompress,
+    packed: Vec<u8>,
+    unpacked: Vec<u8>,
+}
+
+impl<'a> ZipFiles<'a> {
+    pub(crate) fn new(archive: &'a File, meter: &'a Meter<'a>) -> Self {
+        Self { archive, meter, inflate: Decompress::new(false), packed: Vec::new(), unpacked: Vec::new() }
+    }
+
+    /// Calls `write` with the content of an entry. Reading fails at the end if the checksum or the size differs from the header.
+    ///
+    /// # Errors
+    /// The entry is damaged, and `write` was not called.
+    pub(crate) fn unpack<T>(&mut self, header: &Header, write: impl FnOnce(&mut dyn Read) -> T) -> io::Result<T> {
+        let meter = self.meter;
+        if self.unpack_in_memory(header)? {
+            return Ok(write(&mut Content { inner: Cursor::new(&self.unpacked), meter }));
+        }
+        let at = At { file: self.archive, position: 0 };
+        let mut archive = BufReader::new(Packed { inner: at, meter });
+        let inner = content(&mut archive, header)?;
+        Ok(write(&mut Content { inner, meter }))
+    }
+
+    /// Unpacks the content into `self.unpacked`. Returns false if the entry must be read as a stream.
+    fn unpack_in_memory(&mut self, header: &Header) -> io::Result<bool> {
+        let sizes = [header.packed, header.unpacked];
+        let is_known = matches!(header.method, STORED | DEFLATE) && !header.is_encrypted;
+        if !is_known || sizes.into_iter().any(|size| size > MAX_IN_MEMORY) {
+            return Ok(false);
+        }
+        let (packed, unpacked) = (to_usize(header.packed)?, to_usize(header.unpacked)?);
+        self.packed.resize(LOCAL_HEADER_BYTES + header.name.len() + EXTRA_BYTES + packed, 0);
+        let length = read_at(self.archive, &mut self.packed, header.offset)?;
+        let local = self.packed.get(..length).unwrap_or_default();
+        let Some(head) = local.first_chunk() else { return Ok(false) };
+        let start = to_usize(content_offset(head)?)?;
+        // The extra fields may be longer than assumed, or the archive is truncated.
+        let Some(packed) = local.get(start..start + packed) else { return Ok(false) };
+        self.unpacked.clear();
+        if header.method == STORED {
+            self.unpacked.extend_from_slice(packed);
+        } else {
+            // One more byte shows that the content is larger than its header declares.
+            self.unpacked.reserve_exact(unpacked + 1);
+            self.inflate.reset(false);
+            let status = self.inflate.decompress_vec(packed, &mut self.unpacked, FlushDecompress::Finish);
+            let ended = status.map_err(io::Error::other)? == Status::StreamEnd;
+            if !ended && self.unpacked.len() <= unpacked {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let mut crc = Crc::new();
+        crc.update(&self.unpacked);
+        if self.unpacked.len() != unpacked || crc.sum() != header.crc {
+            return Err(invalid(
+                "the content of an entry is damaged: its size or its checksum does not match the zip directory",
+            ));
+        }
+        Ok(true)
+    }
+}
+
+fn to_usize(size: u64) -> io::Result<usize> {
+    usize::try_from(size).map_err(io::Error::other)
+}
+
+/// Reads until the buffer is full or the file ends. Returns the number of bytes.
+fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, offset + filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+/// Reader of a file with a separate position.
+struct At<'a> {
+    file: &'a File,
+    position: u64,
+}
+
+impl Read for At<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.file.read_at(buffer, self.position)?;
+        self.position += read as u64;
+        Ok(read)
+    }
+}
+
+impl Seek for At<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            SeekFrom::Start(position) => Some(position),
+            SeekFrom::Current(distance) => self.position.checked_add_signed(distance),
+            SeekFrom::End(distance) => self.file.metadata()?.len().checked_add_signed(distance),
+        };
+        self.position = position.ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(self.position)
+    }
+}

@@ -1,0 +1,187 @@
+//! Compresses blocks of files.
+
+use std::io;
+
+use flate2::{Compress, Compression, Crc, FlushCompress, Status};
+use zstd::bulk::Compressor as ZstdCompressor;
+
+use super::records::Method;
+use crate::files::format::Level;
+
+/// Number of bytes by which the buffer of compressed bytes grows.
+const GROWTH: usize = 64 * 1024;
+/// Number of bytes at the start of a block from which its compressibility is estimated.
+const SAMPLE_BYTES: usize = 16 * 1024;
+/// Number of bytes from which the estimate is reliable.
+const MIN_SAMPLE_BYTES: usize = 4 * 1024;
+
+/// Compression method of an archive, with its level.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Compressing {
+    /// No compression.
+    Stored,
+    /// Deflate with this level.
+    Deflate(u32),
+    /// Zstandard with this level.
+    Zstd(i32),
+}
+
+impl Compressing {
+    /// Returns the method of a zip archive with deflate.
+    pub(crate) fn deflate(level: Level) -> Self {
+        level.deflate().map_or(Self::Stored, Self::Deflate)
+    }
+
+    /// Returns the method of entries that consist of several blocks.
+    pub(super) fn method(self) -> Method {
+        match self {
+            Self::Stored => Method::Stored,
+            Self::Deflate(_) => Method::Deflate,
+            Self::Zstd(_) => Method::Zstd,
+        }
+    }
+}
+
+/// Compresses one block at a time. The result depends only on the block.
+pub(super) enum Compressor {
+    Stored,
+    Deflate { compress: Box<Compress>, store: Box<Compress> },
+    Zstd(ZstdCompressor<'static>),
+}
+
+impl Compressor {
+    /// # Errors
+    /// The level is not valid.
+    pub(super) fn new(compressing: Compressing) -> io::Result<Self> {
+        let deflate = |level| Box::new(Compress::new(level, false));
+        Ok(match compressing {
+            Compressing::Stored => Self::Stored,
+            Compressing::Deflate(level) => {
+                Self::Deflate { compress: deflate(Compression::new(level)), store: deflate(Compression::none()) }
+            }
+            Compressing::Zstd(level) => Self::Zstd(ZstdCompressor::new(level)?),
+        })
+    }
+
+    /// Appends a file that is one block. Returns the method, because a file that does not get smaller is stored.
+    pub(super) fn add_file(&mut self, content: &[u8], out: &mut Vec<u8>) -> io::Result<Method> {
+        let start = out.len();
+        let method = match self {
+            Self::Deflate { compress, .. } if !is_random(content) => {
+                deflate(compress, content, true, out)?;
+                Method::Deflate
+            }
+            Self::Zstd(zstd) if !is_random(content) => {
+                out.extend(zstd.compress(content)?);
+                Method::Zstd
+            }
+            _ => Method::Stored,
+        };
+        if method != Method::Stored && out.len() - start < content.len() {
+            return Ok(method);
+        }
+        out.truncate(start);
+        out.extend_from_slice(content);
+        Ok(Method::Stored)
+    }
+
+    /// Appends a block of a file with several blocks. The blocks of a file form one stream of [`Compressing::method`].
+    pub(super) fn add_block(&mut self, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::Stored => out.extend_from_slice(content),
+            Self::Deflate { compress, store } => {
+                let compress = if is_random(content) { store } else { compress };
+                deflate(compress, content, is_last, out)?;
+            }
+            // Each block is a frame. Frames may follow each other.
+            Self::Zstd(zstd) => out.extend(zstd.compress(content)?),
+        }
+        Ok(())
+    }
+}
+
+/// Returns the checksum of a block.
+pub(super) fn checksum(content: &[u8]) -> Crc {
+    let mut crc = Crc::new();
+    crc.update(content);
+    crc
+}
+
+/// Appends a part of a deflate stream that refers to no other part. A part that is not the last ends at a byte boundary.
+fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
+    compress.reset();
+    let flush = if is_last { FlushCompress::Finish } else { FlushCompress::Full };
+    let mut rest = content;
+    loop {
+        out.reserve(GROWTH.max(rest.len()));
+        let before = compress.total_in();
+        let status = compress.compress_vec(rest, out, flush).map_err(io::Error::other)?;
+        let read = usize::try_from(compress.total_in() - before).map_err(io::Error::other)?;
+        rest = rest.get(read..).unwrap_or_default();
+        // A flush is complete once it leaves a part of the buffer unused.
+        let is_flushed = rest.is_empty() && out.len() < out.capacity();
+        if status == Status::StreamEnd || (!is_last && is_flushed) {
+            return Ok(());
+        }
+    }
+}
+
+/// Returns whether the bytes are distributed as evenly as those of compressed or encrypted data, which do not get smaller.
+fn is_random(content: &[u8]) -> bool {
+    let sample = content.get(..SAMPLE_BYTES).unwrap_or(content);
+    if sample.len() < MIN_SAMPLE_BYTES {
+        return false;
+    }
+    let mut counts = [0_u64; 256];
+    for byte in sample {
+        if let Some(count) = counts.get_mut(usize::from(*byte)) {
+            *count += 1;
+        }
+    }
+    // The number of pairs of equal bytes. For random bytes, its mean is `length² / 256 + length`; text has several times as many.
+    let (length, pairs) = (sample.len() as u64, counts.iter().map(|count| count * count).sum::<u64>());
+    pairs * 256 < length * length + length * length / 16 + length * 256
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn random(length: usize) -> Vec<u8> {
+        let mut state = 1_u64;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state.to_be_bytes()[0]
+        };
+        (0..length).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn only_compressed_data_counts_as_random() {
+        assert!(is_random(&random(4096)) && is_random(&random(1 << 20)));
+        let text: Vec<u8> = random(20_000).into_iter().map(|byte| b'a' + byte % 64).collect();
+        assert!(!is_random(&text) && !is_random(&[0; 8192]) && !is_random(&random(100)));
+    }
+
+    #[test]
+    fn blocks_of_any_kind_form_one_stream() {
+        let text = b"text and more text ".repeat(10_000);
+        for blocks in [[&text[..], &random(70_000)[..]], [&random(70_000)[..], &text[..]], [&text[..], &b""[..]]] {
+            for compressing in [Compressing::Deflate(1), Compressing::Deflate(5), Compressing::Zstd(3)] {
+                let mut compressor = Compressor::new(compressing).unwrap();
+                let mut out = Vec::new();
+                compressor.add_block(blocks[0], false, &mut out).unwrap();
+                compressor.add_block(blocks[1], true, &mut out).unwrap();
+                let mut unpacked = Vec::new();
+                match compressing {
+                    Compressing::Zstd(_) => unpacked = zstd::decode_all(&out[..]).unwrap(),
+                    _ => drop(flate2::read::DeflateDecoder::new(&out[..]).read_to_end(&mut unpacked).unwrap()),
+                }
+                assert!(unpacked == blocks.concat(), "{compressing:?}");
+                assert!(out.len() < 80_000, "{compressing:?}: {}", out.len());
+            }
+        }
+    }
+}
