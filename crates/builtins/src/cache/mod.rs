@@ -4,7 +4,9 @@
 //! fails the job. Archives are replaced atomically, so that a reader never sees an incomplete one.
 
 mod archive;
+mod download;
 pub mod remote;
+mod remote_error;
 mod store;
 mod unchanged;
 

@@ -1,31 +1,35 @@
 //! Transfers caches to and from an object store, by signed URLs (docs/spec/job-execution.md, sections 10.3 and 10.4).
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
 use muster_runner_api::client::TlsFiles;
-use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
 use tokio_util::io::ReaderStream;
 
+use super::download::Download;
+pub use super::remote_error::RemoteError;
 use crate::transfer::{MessageLevel, TransferContext};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of bytes to read of an error response.
 const MAX_REASON_BYTES: usize = 16 * 1024;
 
+/// Size of the ranges in which a large object is downloaded.
+const RANGE_BYTES: u64 = 16 << 20;
+
 /// HTTP client for the transfers of one cache.
 #[derive(Debug, Clone)]
 pub struct Remote {
-    http: reqwest::Client,
-    retries: u32,
-    delay: Duration,
+    pub(super) http: reqwest::Client,
+    pub(super) retries: u32,
+    pub(super) delay: Duration,
+    pub(super) range_bytes: u64,
 }
 
 /// An object in a store.
@@ -35,58 +39,6 @@ pub struct RemoteObject {
     pub url: Url,
     /// Signed URL for HEAD, by which the age of the object is queried. `None` means that it is unknown.
     pub head: Option<Url>,
-}
-
-/// Error of a transfer.
-#[derive(Debug, thiserror::Error)]
-pub enum RemoteError {
-    /// The object does not exist.
-    #[error("file does not exist")]
-    Missing,
-    /// The store answered with an error.
-    #[error("received: {status}{reason}")]
-    Status {
-        /// HTTP status.
-        status: StatusCode,
-        /// Reason from the body of the response. It may be empty.
-        reason: String,
-    },
-    /// The store is unreachable, or the connection broke.
-    #[error("{0}")]
-    Network(String),
-    /// The file on this machine cannot be read or written.
-    #[error("failed to {0}")]
-    File(String, #[source] io::Error),
-    /// A parameter of the transfer is invalid.
-    #[error("{0}")]
-    Setup(String),
-    /// The transfer was stopped.
-    #[error("stopped")]
-    Stopped(muster_job::TerminationCause),
-}
-
-impl RemoteError {
-    fn network(error: reqwest::Error) -> Self {
-        Self::Network(muster_job::error_chain(&error.without_url()))
-    }
-
-    fn is_transient(&self) -> bool {
-        match self {
-            Self::Network(_) => true,
-            Self::Status { status, .. } => status.is_server_error(),
-            _ => false,
-        }
-    }
-}
-
-impl From<RemoteError> for Failure {
-    fn from(error: RemoteError) -> Self {
-        match error {
-            RemoteError::Stopped(cause) => Self::Stopped(cause),
-            RemoteError::File(operation, error) => Self::System(format!("failed to {operation}: {error}")),
-            other => Self::Step(other.to_string()),
-        }
-    }
 }
 
 impl Remote {
@@ -100,7 +52,7 @@ impl Remote {
         let http = http.connect_timeout(CONNECT_TIMEOUT).timeout(timeout);
         // An archive must not be decompressed, even if the store declares a content encoding.
         let http = http.no_gzip().build().map_err(|error| RemoteError::Setup(error.to_string()))?;
-        Ok(Self { http, retries, delay })
+        Ok(Self { http, retries, delay, range_bytes: RANGE_BYTES })
     }
 
     /// Downloads the newest one of several objects to `file`, unless the file is as new.
@@ -202,14 +154,9 @@ impl Remote {
         );
         let directory = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(directory).map_err(write_failed)?;
-        let mut temporary = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(write_failed)?;
-        let mut meter = context.meter("Downloading cache", response.content_length());
-        let mut body = response.bytes_stream();
-        while let Some(chunk) = body.next().await {
-            let chunk = chunk.map_err(RemoteError::network)?;
-            temporary.write_all(&chunk).map_err(write_failed)?;
-            meter(chunk.len());
-        }
+        let temporary = tempfile::Builder::new().prefix("cache").tempfile_in(directory).map_err(write_failed)?;
+        let meter = context.meter("Downloading cache", response.content_length());
+        Download::new(self, context, url, temporary.as_file(), meter).run(response).await?;
         if let Some(time) = changed {
             filetime::set_file_handle_times(temporary.as_file(), None, Some(FileTime::from_system_time(time)))
                 .map_err(write_failed)?;
@@ -310,7 +257,7 @@ impl Remote {
 }
 
 /// Returns the response if its status is a success.
-async fn check_status(response: Response) -> Result<Response, RemoteError> {
+pub(super) async fn check_status(response: Response) -> Result<Response, RemoteError> {
     let status = response.status();
     match status {
         status if status.is_success() => Ok(response),

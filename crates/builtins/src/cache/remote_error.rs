@@ -1,0 +1,71 @@
+//! Errors of transfers to and from an object store.
+
+use std::io;
+
+use muster_steps::failure::Failure;
+use reqwest::StatusCode;
+
+/// Error of a transfer.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// The object does not exist.
+    #[error("file does not exist")]
+    Missing,
+    /// The store answered with an error.
+    #[error("received: {status}{reason}")]
+    Status {
+        /// HTTP status.
+        status: StatusCode,
+        /// Reason from the body of the response. It may be empty.
+        reason: String,
+    },
+    /// The store is unreachable, or the connection broke.
+    #[error("{0}")]
+    Network(String),
+    /// The connection broke again after all retries of a range.
+    #[error("the connection broke at byte {bytes} of {length}, also after retries; check the network to the store")]
+    Interrupted {
+        /// Position of the first byte that was not received.
+        bytes: u64,
+        /// Length of the object.
+        length: u64,
+        /// Last error.
+        source: Box<RemoteError>,
+    },
+    /// The content that was received is not that of the object.
+    #[error("the download of the cache is damaged: {0}")]
+    Damaged(String),
+    /// The file on this machine cannot be read or written.
+    #[error("failed to {0}")]
+    File(String, #[source] io::Error),
+    /// A parameter of the transfer is invalid.
+    #[error("{0}")]
+    Setup(String),
+    /// The transfer was stopped.
+    #[error("stopped")]
+    Stopped(muster_job::TerminationCause),
+}
+
+impl RemoteError {
+    pub(super) fn network(error: reqwest::Error) -> Self {
+        Self::Network(muster_job::error_chain(&error.without_url()))
+    }
+
+    pub(super) fn is_transient(&self) -> bool {
+        match self {
+            Self::Network(_) | Self::Damaged(_) => true,
+            Self::Status { status, .. } => status.is_server_error(),
+            _ => false,
+        }
+    }
+}
+
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Self {
+        match error {
+            RemoteError::Stopped(cause) => Self::Stopped(cause),
+            RemoteError::File(operation, error) => Self::System(format!("failed to {operation}: {error}")),
+            other => Self::Step(other.to_string()),
+        }
+    }
+}
