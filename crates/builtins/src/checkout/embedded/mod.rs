@@ -181,7 +181,7 @@ impl Work<'_> {
         };
         let mut config = repository.config()?;
         config.set_str("remote.origin.url", &without_credentials(&self.checkout.repo_url))?;
-        config.set_str("include.path", &config::external_path(self.context).to_string_lossy())?;
+        config.set_str("include.path", &config::external_path(&self.context.temp_dir).to_string_lossy())?;
         Ok(repository)
     }
 

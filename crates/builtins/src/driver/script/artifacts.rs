@@ -2,7 +2,7 @@
 //!
 //! The URL and the token are in the environment of the program, so that no argument list shows the token.
 
-use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUpload, ArtifactsUploads};
+use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList};
 use muster_agent_api::plan::ArtifactEndpoint;
 
 use super::frame::{Body, command};
@@ -34,7 +34,12 @@ pub(super) fn download(
 }
 
 /// Adds the commands that upload artifacts.
-pub(super) fn upload(body: &mut Body, target: &Target<'_>, endpoint: &ArtifactEndpoint, artifacts: &ArtifactsUploads) {
+pub(super) fn upload(
+    body: &mut Body,
+    target: &Target<'_>,
+    endpoint: &ArtifactEndpoint,
+    artifacts: &ArtifactsUploadList,
+) {
     begin_transfer(body, target);
     for artifact in &artifacts.artifacts {
         body.notice("Uploading artifacts...");

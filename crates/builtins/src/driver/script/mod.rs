@@ -18,7 +18,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use muster_agent_api::builtin::{
-    ArtifactsDownload, ArtifactsUploads, CacheRestore, CacheSave, Checkout, Cleanup, Inputs, Prepare, Script,
+    ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, Inputs, Prepare, Script,
 };
 use muster_steps::failure::Failure;
 use serde_json::Value;
@@ -63,8 +63,8 @@ pub(super) fn generate(
         ArtifactsDownload::BUILTIN => {
             artifacts::download(&mut body, &target, &context.coordinator, &parse::<ArtifactsDownload>(inputs)?);
         }
-        ArtifactsUploads::BUILTIN => {
-            artifacts::upload(&mut body, &target, &context.coordinator, &parse::<ArtifactsUploads>(inputs)?);
+        ArtifactsUploadList::BUILTIN => {
+            artifacts::upload(&mut body, &target, &context.coordinator, &parse::<ArtifactsUploadList>(inputs)?);
         }
         Cleanup::BUILTIN => {
             files = JobFiles::Name;

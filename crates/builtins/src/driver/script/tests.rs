@@ -108,7 +108,7 @@ fn transfers_pass_patterns_unexpanded_and_tokens_in_the_environment() {
         artifact_type: "archive".to_owned(),
         ..ArtifactsUpload::default()
     };
-    let uploads = ArtifactsUploads { artifacts: vec![artifact] };
+    let uploads = ArtifactsUploadList { artifacts: vec![artifact] };
     for name in ["sh", "bash"] {
         let output =
             run_in_project(name, Some(RUNNER), |body, target| artifacts::upload(body, target, &endpoint, &uploads));
@@ -134,7 +134,7 @@ fn transfers_pass_patterns_unexpanded_and_tokens_in_the_environment() {
 #[test]
 fn environment_without_gitlab_runner_skips_transfers_with_a_warning() {
     let (uploads, endpoint) =
-        (ArtifactsUploads { artifacts: vec![ArtifactsUpload::default()] }, ArtifactEndpoint::default());
+        (ArtifactsUploadList { artifacts: vec![ArtifactsUpload::default()] }, ArtifactEndpoint::default());
     let output = run_in_project("sh", None, |body, target| artifacts::upload(body, target, &endpoint, &uploads));
     assert!(output.contains("Missing gitlab-runner. Uploading artifacts is disabled."), "{output}");
 }
