@@ -18,6 +18,9 @@ pub mod step_runner {
     tonic::include_proto!("proto");
 }
 
+/// Descriptors of all messages, as a `FileDescriptorSet`, for formats of messages other than the wire format.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
 /// Muster's extension (package `muster.agent.v1`).
 #[expect(missing_docs, clippy::pedantic, reason = "generated")]
 pub mod agent {

@@ -70,6 +70,8 @@ pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Erro
         builds_dir: work_dir.to_owned(),
         steps: vec![Step::new("run", "", Call::StepFile(steps.to_owned()))],
         bare: true,
+        // The client limits what it keeps of the log, as gitlab-runner does.
+        output_limit: u64::MAX,
         ..JobPlan::default()
     })
 }

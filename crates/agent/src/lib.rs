@@ -17,6 +17,7 @@ mod agent;
 mod connections;
 mod gate;
 mod job;
+mod panics;
 mod recover;
 mod run_job;
 mod serve;

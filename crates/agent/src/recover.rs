@@ -89,7 +89,7 @@ async fn recover_job(
         terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
     let parsed = parse(&request).ok();
-    if let Some(parsed) = &parsed
+    if let Some(parsed) = parsed.as_ref().filter(|parsed| !parsed.is_step_file())
         && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", parsed.plan.project_dir)))
     {
         tracing::warn!(job = entry.id, %error, "failed to delete temporary files of a lost job");

@@ -1,5 +1,6 @@
 //! Runs one job: from the request in the spool to the result in the spool.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use muster_builtins::trace::{Trace, TraceOptions};
 use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, share};
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
-use muster_steps::builtin::{PlanError, Step};
+use muster_steps::builtin::{Call, PlanError, Step};
 use muster_steps::engine::StartTime;
 use muster_steps::failure::Failure;
 use muster_steps::style;
@@ -31,6 +32,13 @@ pub(crate) struct ParsedRequest {
     pub(crate) steps: Vec<Step<Context>>,
     /// Environment variables of all processes. They override the agent's own.
     env: HashMap<String, String>,
+}
+
+impl ParsedRequest {
+    /// Returns whether the request contains a step file. Several such jobs can run in the same directory at the same time.
+    pub(crate) fn is_step_file(&self) -> bool {
+        matches!(self.steps.as_slice(), [Step { call: Call::StepFile(_), .. }])
+    }
 }
 
 /// Reason why a request cannot be parsed.
@@ -70,7 +78,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     let started = StartTime::now();
     let variables = Variables::new(variables(request));
     let secrets = secrets(&parsed.plan, &variables);
-    let running = run(&agent, &job, variables, &parsed, &secrets);
+    let running = Box::pin(run(&agent, &job, variables, &parsed, &secrets));
     let outcome = match AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}"))),
@@ -129,6 +137,11 @@ async fn run(
     secrets: &Secrets,
 ) -> Result<JobOutcome, std::io::Error> {
     let ParsedRequest { plan, steps, env } = parsed;
+    let mut plan = Cow::Borrowed(plan);
+    if parsed.is_step_file() {
+        plan.to_mut().builds_dir = job.entry.dir().to_string_lossy().into_owned();
+    }
+    let plan = &*plan;
     let (journal, recorder) = (Arc::clone(&job.journal), Arc::clone(&job.journal));
     journal.record_boot(&agent.boot_id)?;
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
@@ -160,7 +173,11 @@ async fn run(
             journal.record_user_code()
         })
     });
-    let context = Arc::new(Context::new(plan, variables, processes, trace, Arc::clone(&agent.resources), on_user_code));
+    let mut context = Context::new(plan, variables, processes, trace, Arc::clone(&agent.resources), on_user_code);
+    if parsed.is_step_file() {
+        context.temp_dir = job.entry.temp_dir();
+    }
+    let context = Arc::new(context);
     if logged_bytes > 0 {
         context.print(&style::warning(
             "the agent was restarted before the first command of the job, so the job starts again",

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agent::Agent;
 use crate::connections::{ConnectionTracker, SocketFile};
+use crate::panics::CatchPanics;
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 
@@ -144,6 +145,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let (closed, connections) = (CancellationToken::new(), Arc::new(ConnectionTracker::default()));
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
+        .layer(tower::layer::layer_fn(CatchPanics))
         .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(AgentServer::new(service))
         .serve_with_incoming_shutdown(

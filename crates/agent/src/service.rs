@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt};
 use muster_agent_api::agent as api;
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner as proto;
-use muster_job::TerminationCause;
+use muster_job::{FailureReason, TerminationCause};
 use tonic::{Request, Response, Status};
 
 use crate::agent::{Agent, RequestError};
@@ -79,27 +79,35 @@ impl proto::step_runner_server::StepRunner for Service {
 
 /// Returns the state of a job as the step-runner service defines it (`docs/spec/steps.md`, section 6.5).
 fn status(job: &Job) -> proto::Status {
+    use proto::status_error::Kind;
     use proto::step_result::Status as S;
     let finished = job.finished();
-    let (status, message) = match finished.as_ref().map(|finished| &finished.result) {
-        None => (S::Running, String::new()),
-        Some(result) => {
-            let status = match &result.outcome {
-                Outcome::Success => S::Success,
-                Outcome::Failed {
-                    cause: Some(TerminationCause::CanceledByUser | TerminationCause::TimedOut), ..
-                } => S::Cancelled,
-                Outcome::Failed { .. } => S::Failure,
+    let (status, error) = match finished.as_ref().map(|finished| (&finished.result.outcome, &finished.result.message)) {
+        None => (S::Running, None),
+        Some((Outcome::Success, _)) => (S::Success, None),
+        Some((Outcome::Failed { reason, cause, .. }, message)) => {
+            let id = &job.id;
+            let (status, kind, message) = match cause {
+                Some(TerminationCause::CanceledByUser) => {
+                    (S::Cancelled, Kind::Cancelled, format!("job {id:?} cancelled: context canceled"))
+                }
+                Some(TerminationCause::TimedOut) => {
+                    let message = format!("job {id:?} cancelled: context deadline exceeded: {message}");
+                    (S::Cancelled, Kind::Timeout, message)
+                }
+                _ if *reason == FailureReason::ScriptFailure => (S::Failure, Kind::StepFailure, message.clone()),
+                _ => (S::Failure, Kind::Internal, message.clone()),
             };
-            (status, result.message.clone())
+            (status, Some(proto::StatusError { kind: kind.into(), message }))
         }
     };
     proto::Status {
         id: job.id.clone(),
-        message,
+        message: error.as_ref().map(|error| error.message.clone()).unwrap_or_default(),
         status: status.into(),
         start_time: Some(timestamp(job.started)),
         end_time: finished.map(|finished| timestamp(finished.ended)),
+        error,
     }
 }
 

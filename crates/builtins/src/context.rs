@@ -121,6 +121,8 @@ pub struct Context {
     pub shared: Arc<AgentResources>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
+    /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a file.
+    pub on_results: Option<engine::OnResults>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
     /// What delegated steps used in their environments.
@@ -166,6 +168,7 @@ impl Context {
             trace,
             shared,
             driver: Mutex::default(),
+            on_results: None,
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
             delegated_usage: Mutex::default(),
@@ -266,6 +269,10 @@ impl engine::Job for Context {
 
     fn values(&self) -> Map<String, Value> {
         self.variables.values(&self.temp_dir)
+    }
+
+    fn on_results(&self) -> Option<engine::OnResults> {
+        self.on_results.clone()
     }
 
     fn set_status(&self, status: &'static str) {

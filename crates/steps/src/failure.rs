@@ -39,6 +39,9 @@ pub enum Failure {
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
+    /// A step of a step file failed. Contains the message, which names the steps, and the exit status if a process exited.
+    #[error("{0}")]
+    StepFile(String, Option<i32>),
     /// Delegated steps failed at another agent. Contains the message, and the exit status if their script failed.
     #[error("{0}")]
     Delegated(String, Option<i32>),
@@ -134,6 +137,7 @@ impl Failure {
             | Self::ContainerExit(_)
             | Self::Signal(_)
             | Self::Step(_)
+            | Self::StepFile(..)
             | Self::Profile(..)
             | Self::Delegated(..) => FailureReason::ScriptFailure,
             Self::Stopped(cause) => FailureReason::from(*cause),
@@ -151,7 +155,7 @@ impl Failure {
         match self {
             Self::Exit(code) | Self::ContainerExit(code) => Some(*code),
             Self::Step(_) => Some(1),
-            Self::Profile(_, code) | Self::Delegated(_, code) => *code,
+            Self::StepFile(_, code) | Self::Profile(_, code) | Self::Delegated(_, code) => *code,
             _ => None,
         }
     }

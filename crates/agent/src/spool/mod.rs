@@ -7,6 +7,7 @@
 //!   <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
 //!                       then the started processes, and the result, written before it is reported
 //!   <job>/log           the trace, byte for byte
+//!   <job>/tmp/          file variables, outputs and exports of a step file
 //!   .free/              emptied directories of finished jobs
 //! ```
 //! The journal begins with the version of its format. Nothing is synced to disk: after a power failure the last second may be missing, and
@@ -38,6 +39,8 @@ const LOCK: &str = "agent.lock";
 const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
+/// Directory in the entry of a job with a step file, for its temporary files.
+const TEMP_DIR: &str = "tmp";
 /// Files in the entry of a job.
 const FILES: [&str; 2] = [JOURNAL, LOG];
 /// Size of the space that is reserved for results of running jobs when the disk becomes full.
@@ -220,6 +223,16 @@ impl Entry {
             let _ = self.remove();
         }
         journal
+    }
+
+    /// Returns the directory of the entry.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the directory for temporary files of a step file. It is deleted with the entry.
+    pub(crate) fn temp_dir(&self) -> PathBuf {
+        self.dir.join(TEMP_DIR)
     }
 
     /// Opens the journal for appending.

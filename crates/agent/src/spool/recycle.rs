@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use super::FILES;
+use super::{FILES, TEMP_DIR};
 
 /// Maximum number of cached directories.
 const MAX_CACHED_DIRS: usize = 64;
@@ -64,7 +64,9 @@ impl Recycler {
         // directory.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
-        if is_directory && is_below_limit && FILES.iter().all(|name| empty(&target.join(name)).is_ok()) {
+        let has_temp_dir = fs::symlink_metadata(target.join(TEMP_DIR)).is_ok();
+        if is_directory && is_below_limit && !has_temp_dir && FILES.iter().all(|name| empty(&target.join(name)).is_ok())
+        {
             self.state.lock().free.push(target);
             return Ok(());
         }

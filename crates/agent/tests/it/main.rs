@@ -5,6 +5,7 @@
 mod artifacts;
 mod caches;
 mod checkout;
+mod conformance;
 mod delegation;
 mod harness;
 mod hostile_archives;

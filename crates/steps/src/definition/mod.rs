@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 pub use error::StepFileError;
 pub(crate) use parse::is_identifier;
-pub use parse::parse_run_list;
+pub use parse::{parse_list, parse_run_list, parse_value};
 
 pub use crate::value::Kind;
 
@@ -21,6 +21,15 @@ pub struct StepFile {
     pub body: Body,
     /// Environment variables of its process, or of all of its steps.
     pub env: IndexMap<String, String>,
+}
+
+impl StepFile {
+    /// Returns the step file of a list of steps. It has neither inputs nor outputs.
+    #[must_use]
+    pub fn of_list(entries: Vec<StepEntry>) -> Self {
+        let body = Body::Run { entries, outputs: Map::new(), delegate: None };
+        Self { spec: Spec::default(), body, env: IndexMap::new() }
+    }
 }
 
 /// Inputs and outputs of a step.

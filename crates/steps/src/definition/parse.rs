@@ -45,6 +45,26 @@ impl StepFile {
     }
 }
 
+/// Parses the text of a list of steps, in YAML or JSON. Its names are not checked.
+///
+/// # Errors
+/// The text is not valid YAML, or the list or one of its steps is invalid. The error has the position of the step.
+pub fn parse_list(text: &str) -> Result<Vec<StepEntry>, StepFileError> {
+    let documents = yaml::parse_documents(text, 1)?;
+    entries(documents.first().unwrap_or(&Node::List(Vec::new())), Names::Any)
+}
+
+/// Parses the text of one value, in YAML or JSON.
+///
+/// # Errors
+/// The text is not valid YAML, or contains a date that is not quoted. The error has the name of the value.
+pub fn parse_value(name: &str, text: &str) -> Result<Value, StepFileError> {
+    match yaml::parse_documents(text, 1)?.first() {
+        Some(node) => json(name, node),
+        None => Ok(Value::Null),
+    }
+}
+
 /// Parses the `run:` list of a job. Its names are not checked (docs/spec/steps.md, section 1.1).
 ///
 /// # Errors

@@ -21,7 +21,10 @@ const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the st
 struct Invocation<'i> {
     file: &'i StepFile,
     dir: &'i Path,
+    /// Inputs with their defaults.
     inputs: Map<String, Value>,
+    /// Names of the inputs that the caller gives.
+    given_inputs: Vec<String>,
     /// Environment variables of the layers above the exports, without the `env` of the file.
     env: IndexMap<String, String>,
     depth: usize,
@@ -30,9 +33,11 @@ struct Invocation<'i> {
     reference: Value,
 }
 
-/// Details of a step for the results file.
+/// Details of a step for the results file. The environments do not contain the exports of the step.
 #[derive(Default)]
 struct Details {
+    /// Environment without the `env` of the file.
+    call_env: IndexMap<String, String>,
     env: IndexMap<String, String>,
     exec: Option<ExecResult>,
     exports: IndexMap<String, String>,
@@ -59,11 +64,13 @@ impl UserSteps<'_> {
             Target::Script => (script_file(), PathBuf::new()),
             Target::File { dir, names } => (load(&dir, &names).await?, dir),
         };
+        let given_inputs = inputs.keys().cloned().collect();
         let inputs = checked_inputs(&file, &inputs, &scope)?;
         let invocation = Invocation {
             file: &file,
             dir: &dir,
             inputs,
+            given_inputs,
             env: self.entry_env(entry, frame, &scope)?,
             depth: frame.depth + 1,
             name: &entry.name,
@@ -110,6 +117,7 @@ impl UserSteps<'_> {
             file,
             dir: self.work_dir,
             inputs: with_defaults(file, Map::new())?,
+            given_inputs: Vec::new(),
             env: IndexMap::new(),
             depth: 0,
             name: "",
@@ -128,12 +136,16 @@ impl UserSteps<'_> {
     async fn call(&self, invocation: Invocation<'_>, record: &mut Record) -> Result<Map<String, Value>, StepError> {
         self.mask_sensitive(&invocation.file.spec.inputs, &invocation.inputs);
         let mut details = Details::default();
+        if self.records_results() {
+            details.call_env = self.full_env(&invocation.env);
+            details.env.clone_from(&details.call_env);
+        }
         let result = self.perform(&invocation, &mut details).await;
         if let (Ok(outputs), Outputs::Declared(declared)) = (&result, &invocation.file.spec.outputs) {
             self.mask_sensitive(declared, outputs);
         }
         record.nodes.append(&mut details.inner.nodes);
-        if self.settings.is_debug {
+        if self.records_results() {
             let outputs = result.as_ref().cloned().unwrap_or_default();
             record.results.push(self.step_result(invocation, details, result.is_ok(), outputs));
         }
@@ -158,6 +170,9 @@ impl UserSteps<'_> {
             export_file: files.export.path(),
             depth: *depth,
         };
+        if !matches!(file.body, Body::Run { .. }) {
+            self.announce(invocation.name);
+        }
         let scope = self.scope(&frame);
         for (key, value) in &file.env {
             let key = expand_key(key, &scope)?;
@@ -165,7 +180,9 @@ impl UserSteps<'_> {
             let value = scope.expand_text(value).map_err(expression_error(&site))?;
             frame.env.insert(key, value);
         }
-        details.env.clone_from(&frame.env);
+        if self.records_results() {
+            details.env = self.full_env(&frame.env);
+        }
         match &file.body {
             Body::Script => {
                 let text = inputs.get("script").map(to_text).unwrap_or_default();
@@ -224,36 +241,46 @@ impl UserSteps<'_> {
         succeeded: bool,
         outputs: Map<String, Value>,
     ) -> StepResult {
-        let Invocation { file, inputs, env, name, reference, .. } = invocation;
-        let full_env =
-            |layers| self.full_env(layers).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
+        let Invocation { file, inputs, given_inputs, name, reference, .. } = invocation;
+        let values = |env: IndexMap<String, String>| {
+            env.into_iter().map(|(key, value)| (key, Value::String(value))).collect::<Map<_, _>>()
+        };
         let is_called = !reference.is_null();
         StepResult {
             step: StepCall {
                 name: name.to_owned(),
                 reference,
-                env: if is_called { full_env(&env) } else { Map::new() },
-                inputs: if is_called { inputs } else { Map::new() },
+                env: if is_called { values(details.call_env) } else { Map::new() },
+                inputs: inputs.into_iter().filter(|(name, _)| given_inputs.contains(name)).collect(),
             },
-            spec_definition: spec_definition(file, self.settings.dialect),
+            spec_definition: spec_definition(file, self.settings.dialect, !is_called),
             status: if succeeded { "success" } else { "failure" },
             outputs,
             exports: details.exports,
-            env: full_env(&details.env),
+            env: values(details.env),
             exec_result: details.exec,
             sub_step_results: details.inner.results,
         }
     }
 
-    /// Writes the results file, without sensitive values. A failure does not change the result of the job.
+    fn records_results(&self) -> bool {
+        self.settings.is_debug || self.on_results.is_some()
+    }
+
+    /// Reports the results, or else writes them to the results file, without sensitive values. A failure does not change the result of the
+    /// job.
     async fn write_results(&self, result: &StepResult) {
         let dir = self.work_dir.to_owned();
         let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));
-        let written = match value {
-            Ok(value) => {
+        let written = match (value, &self.on_results) {
+            (Ok(value), Some(on_results)) => {
+                on_results(value);
+                Ok(())
+            }
+            (Ok(value), None) => {
                 tokio::task::spawn_blocking(move || write(&dir, &value)).await.unwrap_or_else(|error| Err(error.into()))
             }
-            Err(error) => Err(error.into()),
+            (Err(error), _) => Err(error.into()),
         };
         if let Err(error) = written {
             let path = self.work_dir.join(RESULTS_FILE);
@@ -280,7 +307,9 @@ fn checked_inputs(
     if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
         return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
     }
-    with_defaults(file, expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))?)
+    let inputs = expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))?;
+    with_defaults(file, inputs)
+        .map_err(|error| StepError::Step(format!("failed to load: failed to parse spec definition: {error}")))
 }
 
 fn expand_values(
@@ -325,7 +354,7 @@ fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<
         let default = parameter
             .default
             .clone()
-            .ok_or_else(|| StepError::Step(format!("failed to load: input {name:?} required, but not defined")))?;
+            .ok_or_else(|| StepError::Step(format!("input {name:?} required, but not defined")))?;
         inputs.insert(name.clone(), default);
     }
     Ok(inputs)

@@ -38,6 +38,7 @@ use crate::stop::StopToken;
 pub use node::{StartTime, StepEnd};
 use progress::JobProgress;
 pub use reference::ReferenceError;
+pub use results::OnResults;
 pub use settings::SettingError;
 pub use user_steps::StepError;
 
@@ -63,6 +64,12 @@ pub trait Job: Send + Sync + 'static {
 
     /// Returns the job's variables for expressions.
     fn values(&self) -> Map<String, Value>;
+
+    /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a
+    /// file.
+    fn on_results(&self) -> Option<OnResults> {
+        None
+    }
 
     /// Sets `CI_JOB_STATUS` for the job's processes.
     fn set_status(&self, status: &'static str);

@@ -193,7 +193,9 @@ impl<J: Job> Engine<J> {
             return builtin.run(&self.job, stop).await;
         }
         self.job.wait_until_user_code_may_run(stop).await?;
-        let user_steps = UserSteps::new(&*self.job, stop).map_err(|error| Failure::Step(error.to_string()))?;
+        let is_step_file = matches!(step.call, Call::StepFile(_));
+        let user_steps =
+            UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
         let result = match &step.call {
             Call::Run(list) => user_steps.run(list, nodes).await,
             Call::StepFile(file) => user_steps.run_file(file, nodes).await,

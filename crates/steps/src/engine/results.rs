@@ -4,6 +4,7 @@ use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 use serde::Serialize;
@@ -12,6 +13,9 @@ use serde_json::{Map, Value, json};
 use super::reference::{is_dynamic, split};
 use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
 use crate::expression::Dialect;
+
+/// Receiver of the `StepResult` of the outermost step, as JSON.
+pub type OnResults = Arc<dyn Fn(Value) + Send + Sync>;
 
 /// Name of the file in the job's directory.
 pub(super) const RESULTS_FILE: &str = "step-results.json";
@@ -76,10 +80,11 @@ pub(super) fn write(dir: &Path, result: &Value) -> io::Result<()> {
     file.persist(dir.join(RESULTS_FILE)).map(drop).map_err(|error| error.error)
 }
 
-/// Returns a step file as a `SpecDefinition`.
-pub(super) fn spec_definition(file: &StepFile, dialect: Dialect) -> Value {
+/// Returns a step file as a `SpecDefinition`. The outermost step file declares no outputs.
+pub(super) fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Value {
     let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
     match &file.spec.outputs {
+        Outputs::Declared(outputs) if is_outermost && outputs.is_empty() => {}
         Outputs::Declared(outputs) => {
             spec.extend(fields([("outputs", parameters(outputs)), ("outputMethod", json!("outputs"))]));
         }
@@ -124,7 +129,7 @@ pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
         Call::Unsupported(kind) => return json!({"url": kind}),
     };
     if is_dynamic(text) {
-        return json!({"protocol": "dynamic", "pathExp": text});
+        return json!({"protocol": "dynamic", "url": text});
     }
     let (protocol, path) = match text.strip_prefix("dist://") {
         Some(path) => ("dist", path),
@@ -134,7 +139,7 @@ pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
     let (path, file) = split(path, dialect);
     let root = path.starts_with('/').then_some("/");
     let parts: Vec<&str> = root.into_iter().chain(path.split('/').filter(|part| !part.is_empty())).collect();
-    json!({"protocol": protocol, "filename": file.unwrap_or("step.yml"), "paths": {"parts": parts}})
+    json!({"protocol": protocol, "path": parts, "filename": file.unwrap_or("step.yml")})
 }
 
 fn parameters(parameters: &IndexMap<String, Parameter>) -> Value {

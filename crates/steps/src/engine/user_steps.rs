@@ -22,12 +22,13 @@ use serde_json::{Map, Value};
 
 use super::masked_log::MaskedLog;
 use super::reference::ReferenceError;
-use super::results::StepResult;
+use super::results::{OnResults, StepResult};
 use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, StartTime, StepEnd};
-use crate::definition::{Body, Spec, StepEntry, StepFile, parse_run_list};
+use crate::definition::{StepEntry, StepFile, parse_run_list};
 use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
+use crate::log::{Log, Stream};
 use crate::process::{Processes, RunError};
 use crate::stop::StopToken;
 
@@ -126,6 +127,11 @@ pub(super) struct UserSteps<'a> {
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Mutex<IndexMap<String, String>>,
+    /// Whether a step file of a client of step-runner runs, and not the `run:` list of a job. The log then names each step that starts a
+    /// process, and failures name the steps down to the one that failed.
+    is_step_file: bool,
+    /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
+    pub(super) on_results: Option<OnResults>,
 }
 
 /// Results of the steps that were started.
@@ -158,7 +164,7 @@ impl<'a> UserSteps<'a> {
     ///
     /// # Errors
     /// A setting is invalid.
-    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken) -> Result<Self, SettingError> {
+    pub(super) fn new<J: Job>(job: &'a J, stop: &'a StopToken, is_step_file: bool) -> Result<Self, SettingError> {
         let processes = job.processes();
         let mut environment = processes.environment().to_vec();
         let variables = job.values();
@@ -179,6 +185,8 @@ impl<'a> UserSteps<'a> {
             work_dir: job.work_dir(),
             temp_dir: job.temp_dir(),
             exports: Mutex::default(),
+            is_step_file,
+            on_results: job.on_results(),
         })
     }
 
@@ -188,15 +196,29 @@ impl<'a> UserSteps<'a> {
     /// The first failure. The steps after it are not started.
     pub(super) async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
         let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
-        let body = Body::Run { entries, outputs: Map::new(), delegate: None };
-        self.run_file(&StepFile { spec: Spec::default(), body, env: IndexMap::new() }, nodes).await
+        self.run_file(&StepFile::of_list(entries), nodes).await
     }
 
     /// Converts an error to the failure of the job, without sensitive values.
     pub(super) fn failure(&self, error: &StepError) -> Failure {
+        let message = || self.log.mask(&error_chain(error));
         match Failure::from(error) {
+            Failure::Exit(code) if self.is_step_file => Failure::StepFile(message(), Some(code)),
+            Failure::Signal(_) | Failure::Step(_) if self.is_step_file => Failure::StepFile(message(), None),
             Failure::Step(message) => Failure::Step(self.log.mask(&message)),
             other => other,
+        }
+    }
+
+    /// Writes the name of a step to the log before its process starts, as step-runner does.
+    pub(super) fn announce(&self, name: &str) {
+        if self.is_step_file {
+            let line = if self.is_legacy() {
+                format!("Running step {name:?}\n")
+            } else {
+                format!("Running step name={name}\n")
+            };
+            self.log.write(Stream::Runner, line.as_bytes());
         }
     }
 

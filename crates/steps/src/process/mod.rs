@@ -173,7 +173,8 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
 /// tokens on.
 fn is_inherited_by_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
-    let excluded: [&[u8]; 3] = [b"STEP_RUNNER_SOCKET", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
+    let excluded: [&[u8]; 4] =
+        [b"STEP_RUNNER_SOCKET", b"_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", b"CI_SERVER_TOKEN", b"REGISTRATION_TOKEN"];
     !key.starts_with(b"MUSTER_") && !excluded.contains(&key)
 }
 
@@ -235,6 +236,11 @@ impl Processes {
     /// Adds variables to the environment of processes that are started later.
     pub fn add_environment(&mut self, more: impl IntoIterator<Item = (OsString, OsString)>) {
         self.environment.extend(more);
+    }
+
+    /// Removes the other variables from the environment of processes that are started later.
+    pub fn retain_environment(&mut self, is_kept: impl Fn(&OsStr) -> bool) {
+        self.environment.retain(|(key, _)| is_kept(key));
     }
 
     /// Gives processes that are started later this share of the machine.

@@ -53,7 +53,9 @@ async fn c030_undeclared_input_is_rejected() {
 #[tokio::test]
 async fn c031_required_input_must_be_given() {
     let outcome = Project::new().run("- {name: w, step: ./w}").await;
-    outcome.assert_error("step \"w\": failed to load: input \"line\" required, but not defined");
+    outcome.assert_error(
+        "step \"w\": failed to load: failed to parse spec definition: input \"line\" required, but not defined",
+    );
 }
 
 #[tokio::test]

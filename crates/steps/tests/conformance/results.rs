@@ -55,10 +55,10 @@ async fn c121_outermost_definition_is_unexpanded() {
     let project = debug();
     project.run("- {name: e, step: ./e, inputs: {s: '${{job.V}}'}, env: {A: '${{job.V}}'}}").await.log();
     let results = results(&project);
-    let step = json!({"protocol": "local", "filename": "step.yml", "paths": {"parts": [".", "e"]}});
+    let step = json!({"protocol": "local", "path": [".", "e"], "filename": "step.yml"});
     let steps = json!([{"name": "e", "step": step, "env": {"A": "${{job.V}}"}, "inputs": {"s": "${{job.V}}"}}]);
     assert_eq!(results["specDefinition"]["definition"], json!({"type": "steps", "steps": steps}));
-    assert_eq!(results["specDefinition"]["spec"], json!({"spec": {"outputMethod": "outputs"}}));
+    assert_eq!(results["specDefinition"]["spec"], json!({"spec": {}}));
     assert_eq!(results["step"], json!({}));
 }
 
@@ -69,7 +69,7 @@ async fn c121_inputs_env_and_command_of_inner_steps_are_expanded() {
     let results = results(&project);
     let inner = &results["subStepResults"][0];
     assert_eq!(inner["step"]["name"], "e");
-    assert_eq!(inner["step"]["inputs"], json!({"s": "v", "n": 1, "b": true, "o": {}, "a": []}));
+    assert_eq!(inner["step"]["inputs"], json!({"s": "v"}));
     assert_eq!((&inner["step"]["env"]["A"], &inner["env"]["A"]), (&json!("v"), &json!("v")));
     assert_eq!((&inner["status"], &inner["outputs"]), (&json!("success"), &json!({"x": "dx"})));
     assert_eq!(inner["execResult"]["command"], json!(["printf", "%s|%s|%s|%s|%s|\\n", "v", "1", "true", "{}", "[]"]));

@@ -52,6 +52,8 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         work_dir: dir.path(),
         temp_dir: temp.path(),
         exports: Mutex::default(),
+        is_step_file: false,
+        on_results: None,
     };
     let mut nodes = Vec::new();
     let result = steps.run(&list, &mut nodes).await.map_err(|error| {
