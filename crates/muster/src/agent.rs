@@ -128,7 +128,7 @@ fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgen
 }
 
 /// Copies between stdin and stdout and the socket until either end is closed. Blocks the thread.
-fn bridge(socket: UnixStream) -> ExitCode {
+pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
     let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
     // A thread that still reads from the other end ends with the process.
     let (done, is_done) = std::sync::mpsc::channel();

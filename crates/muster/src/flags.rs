@@ -47,13 +47,22 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
                 rewritten.push(word.into());
             }
             None => {
-                command = command.find_subcommand(&word).unwrap_or(command);
+                let subcommand = command.find_subcommand(&word);
                 rewritten.push(word.into());
+                if subcommand.is_none() && !text.starts_with('-') && takes_command(command) {
+                    break;
+                }
+                command = subcommand.unwrap_or(command);
             }
         }
     }
     rewritten.extend(rest.cloned());
     rewritten
+}
+
+/// Whether the arguments of `command` are a command with its own flags.
+fn takes_command(command: &Command) -> bool {
+    command.get_positionals().any(clap::Arg::is_trailing_var_arg_set)
 }
 
 /// Whether a flag takes the next word as its value.

@@ -22,6 +22,7 @@ mod plugin;
 mod runner;
 mod runtime;
 mod startup;
+mod step_runner;
 mod unpack;
 
 /// Muster: a CI runner and its autoscaling fleet in one program.
@@ -51,6 +52,8 @@ enum Command {
     /// Execute the steps of jobs. Started by managers.
     #[command(subcommand)]
     Agent(agent::Command),
+    /// Run a command of GitLab's step-runner.
+    StepRunner(step_runner::Cli),
     /// Print shell completions, for example: `source <(muster completions bash)`.
     Completions {
         /// Name of the shell.
@@ -69,7 +72,10 @@ fn main() -> ExitCode {
         return agent::run(command);
     }
     if runner::is_called(arguments.first()) {
-        return runner::main(&arguments);
+        return runner::main(step_runner::recovered_arguments(&arguments).as_ref().unwrap_or(&arguments));
+    }
+    if step_runner::is_called(arguments.first()) {
+        return step_runner::main(&arguments);
     }
     if plugin::is_called(arguments.first()) {
         return plugin::main(&arguments);
@@ -78,6 +84,11 @@ fn main() -> ExitCode {
         match Cli::try_parse_from(runner::go_style_arguments(&arguments, 2)) {
             Ok(cli) => cli,
             Err(error) => return runner::usage(&error),
+        }
+    } else if arguments.get(1).is_some_and(|word| word == "step-runner") {
+        match Cli::try_parse_from(arguments) {
+            Ok(cli) => cli,
+            Err(error) => return step_runner::usage(&error),
         }
     } else {
         let is_ci = arguments.get(1).is_some_and(|word| word == "ci");
@@ -92,6 +103,7 @@ fn main() -> ExitCode {
         Command::Fleet(command) => fleet::run(command),
         Command::Demo(args) => demo::run(args),
         Command::Agent(command) => agent::run(command),
+        Command::StepRunner(cli) => step_runner::run(cli),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "muster", &mut text);

@@ -108,6 +108,9 @@ enum Command {
     /// Follow a job's log file (internal).
     #[command(hide = true)]
     ReadLogs(read_logs::ReadLogsArgs),
+    /// Copy, start and reach step-runner in a job's container (internal).
+    #[command(subcommand, hide = true)]
+    Steps(crate::step_runner::HelperCommand),
 }
 
 /// Whether the program was started under the name `gitlab-runner`.
@@ -142,7 +145,10 @@ pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<Os
 
 /// Runs a command of gitlab-runner.
 pub(crate) fn run(cli: Cli) -> ExitCode {
-    cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
+    // The log of these commands would be part of a job's log, so they initialize it themselves.
+    if !matches!(cli.command, Command::Steps(_)) {
+        cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
+    }
     match cli.command {
         Command::Register(args) => register::run(&args),
         Command::List(args) => list::run(&args),
@@ -169,5 +175,6 @@ pub(crate) fn run(cli: Cli) -> ExitCode {
         Command::CacheExtractor(args) => transfer::extract(&args),
         Command::CacheInit(args) => cache_init::run(&args),
         Command::ReadLogs(args) => read_logs::run(&args),
+        Command::Steps(command) => crate::step_runner::run_helper(command),
     }
 }

@@ -9,14 +9,13 @@ use super::Cli;
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
 /// Intended differences: command, flag (empty for the whole command), and reason.
-const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 8] = [
+const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ("exec", "", "removed in 17.0; `muster ci` runs pipelines"),
     ("verify", "url", "no environment variable since 17.0, so that a variable for another purpose selects nothing"),
     ("verify", "u", "same as --url"),
     ("verify", "token", "same as --url"),
     ("verify", "t", "same as --url"),
     ("verify", "tls-*", "same as --url"),
-    ("steps", "", "the agent serves steps: `muster agent serve`"),
     ("proxy-exec", "", "the key `proxy_exec` is not supported"),
 ];
 

@@ -17,3 +17,4 @@ mod manager;
 mod plugin;
 mod process;
 mod runner;
+mod step_runner;

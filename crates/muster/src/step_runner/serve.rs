@@ -1,0 +1,172 @@
+//! `muster step-runner serve`: serves the gRPC API until a signal, or the end of a command, stops it.
+
+use std::ffi::OsString;
+use std::io::{self, Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitCode, Stdio};
+use std::time::Duration;
+
+use muster_steps::process::Containment;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use super::helper::RECOVERED_ARGUMENTS;
+
+/// Time to keep a finished job that no client closes.
+const RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// Maximum size of the logs of all jobs together, in bytes.
+const SPOOL_LIMIT: u64 = 16 << 30;
+/// Environment variable of the command with the path of the socket.
+const SOCKET_VARIABLE: &str = "STEP_RUNNER_SOCKET";
+
+/// Arguments of `muster step-runner serve`.
+#[derive(Debug, clap::Args)]
+pub(super) struct ServeArgs {
+    /// Directory for the socket `step-runner.sock`. Defaults to the directory for temporary files.
+    #[arg(value_name = "DIR")]
+    dir: Option<OsString>,
+}
+
+/// Reason for which the API is not served.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ServeError {
+    #[error("initializing step-runner: invalid empty socket dir; name a directory, or omit the argument")]
+    EmptyDir,
+    #[error("initializing step-runner: invalid socket dir {}; name a directory that exists", .0.display())]
+    Dir(PathBuf),
+    #[error("initializing step-runner: failed to create a directory for the logs in {}: {source}; set TMPDIR", dir.display())]
+    Spool { dir: PathBuf, source: io::Error },
+    #[error("serving step-runner: {0}")]
+    Serve(String),
+    #[error("failed to run {}: {source}; check that the program exists and can be executed", program.display())]
+    Command { program: PathBuf, source: io::Error },
+}
+
+/// Runs `muster step-runner serve`.
+pub(super) fn run(args: ServeArgs) -> ExitCode {
+    super::print_version();
+    crate::logging::init_service();
+    let served = socket(args.dir.map(PathBuf::from)).and_then(|socket| serve(socket, None));
+    served.unwrap_or_else(super::fail)
+}
+
+fn socket(dir: Option<PathBuf>) -> Result<PathBuf, ServeError> {
+    match dir {
+        None => Ok(super::default_socket()),
+        Some(dir) if dir.to_string_lossy().trim().is_empty() => Err(ServeError::EmptyDir),
+        Some(dir) if dir.is_dir() => Ok(dir.join(super::SOCKET_NAME)),
+        Some(dir) => Err(ServeError::Dir(dir)),
+    }
+}
+
+/// Serves the API on a socket until a signal or the end of the command. Jobs end with this process, so their files are temporary.
+///
+/// The exit code is that of the command, if it ran.
+pub(super) fn serve(socket: PathBuf, command: Option<JobCommand>) -> Result<ExitCode, ServeError> {
+    let spool = tempfile::Builder::new().prefix("step-runner-").tempdir();
+    let spool = spool.map_err(|source| ServeError::Spool { dir: std::env::temp_dir(), source })?;
+    let shutdown = CancellationToken::new();
+    let (ready, is_ready) = oneshot::channel();
+    let options = muster_agent::Options {
+        socket,
+        spool: spool.path().to_owned(),
+        exit_with_pid: None,
+        ready: Some(ready),
+        retention: RETENTION,
+        spool_limit: SPOOL_LIMIT,
+        boot_id: muster_agent::boot_id(),
+        job_nofile_limit: crate::open_files::raise(),
+        idle_timeout: None,
+        containment: Containment::Cgroups,
+        shutdown: shutdown.clone(),
+    };
+    let mut result = Ok(ExitCode::SUCCESS);
+    crate::runtime::block_on(async {
+        let run_command = async {
+            match command {
+                Some(command) if is_ready.await.is_ok() => command.run().await,
+                // The server ends at a signal.
+                _ => std::future::pending().await,
+            }
+        };
+        let mut serving = std::pin::pin!(muster_agent::serve(options));
+        let (served, ended) = tokio::select! {
+            served = &mut serving => (served, Ok(ExitCode::SUCCESS)),
+            ended = run_command => {
+                shutdown.cancel();
+                (serving.await, ended)
+            }
+        };
+        result = match served {
+            Ok(()) => ended,
+            Err(error) => Err(ServeError::Serve(muster_job::error_chain(&error))),
+        };
+        ExitCode::SUCCESS
+    });
+    result
+}
+
+/// Command that runs as soon as standard input has data.
+#[derive(Debug)]
+pub(super) struct JobCommand {
+    program: OsString,
+    arguments: Vec<OsString>,
+    socket: PathBuf,
+}
+
+impl JobCommand {
+    /// Returns the command with these words. `None` means that there are no words.
+    pub(super) fn new(words: Vec<OsString>, socket: &Path) -> Option<Self> {
+        let mut words = words.into_iter();
+        let program = words.next()?;
+        Some(Self { program, arguments: words.collect(), socket: socket.to_owned() })
+    }
+
+    /// Waits for data on standard input, runs the command with it, and returns its exit code. Does not run it if the input ends first.
+    async fn run(self) -> Result<ExitCode, ServeError> {
+        let program = PathBuf::from(&self.program);
+        let (sender, started) = oneshot::channel();
+        // A separate thread, because reading from standard input cannot be canceled. It ends with this process.
+        std::thread::spawn(move || self.run_with_input(&mut io::stdin().lock(), sender));
+        let ended = match started.await {
+            Ok(Ok(Some(mut child))) => {
+                let ended = tokio::task::spawn_blocking(move || child.wait()).await;
+                ended.unwrap_or_else(|error| Err(error.into())).map(Some)
+            }
+            Ok(Ok(None)) => Ok(None),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(io::Error::other("reading standard input failed")),
+        };
+        let Some(status) = ended.map_err(|source| ServeError::Command { program, source })? else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+    }
+
+    /// Starts the command at the first byte of the input, sends its process, and copies the input to it. Sends `None` if the input is empty.
+    fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<io::Result<Option<Child>>>) {
+        let mut first = [0];
+        let mut child = match input.read(&mut first) {
+            Ok(0) => Ok(None),
+            Ok(_) => self.start().map(Some),
+            Err(error) => Err(error),
+        };
+        let stdin = child.as_mut().ok().and_then(Option::as_mut).and_then(|child| child.stdin.take());
+        if started.send(child).is_ok()
+            && let Some(mut stdin) = stdin
+        {
+            // The command may end without reading its input.
+            let _ = stdin.write_all(&first).and_then(|()| io::copy(input, &mut stdin).map(drop));
+        }
+    }
+
+    fn start(&self) -> io::Result<Child> {
+        std::process::Command::new(&self.program)
+            .args(&self.arguments)
+            .env(SOCKET_VARIABLE, &self.socket)
+            .env_remove(RECOVERED_ARGUMENTS)
+            .stdin(Stdio::piped())
+            .spawn()
+    }
+}
