@@ -77,6 +77,7 @@ pub(super) fn serve(socket: PathBuf, command: Option<JobCommand>) -> Result<Exit
         boot_id: muster_agent::boot_id(),
         job_nofile_limit: crate::open_files::raise(),
         idle_timeout: None,
+        unattended_timeout: None,
         containment: Containment::Cgroups,
         shutdown: shutdown.clone(),
     };
