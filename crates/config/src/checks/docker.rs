@@ -337,6 +337,6 @@ mod tests {
         assert!(found("C060", &s3(keys)).contains("have no effect without ServerAddress"));
         clean("C060", &s3(&format!("{keys}AuthenticationType = \"access-key\"\nServerSideEncryption = \"aes256\"")));
         assert!(found("C060", &s3("AuthenticationType = \"role\"")).contains("is ignored"));
-        assert!(found("C060", &s3("ServerSideEncryption = \"rot13\"")).contains("not encrypted"));
+        assert!(found("C060", &s3("ServerSideEncryption = \"rot13\"")).contains("do not request encryption"));
     }
 }
