@@ -31,6 +31,8 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files whose names are compared with those of later entries.
 const MAX_RECENT: usize = 8192;
+/// Length of the paths of these files and of the directories above them, after which all threads are waited for. A deep path has thousands.
+const MAX_RECENT_BYTES: usize = 16 << 20;
 
 /// A file to unpack.
 struct Planned {
@@ -75,6 +77,7 @@ pub(crate) fn unpack(
             batch_bytes: 0,
             recent_files: HashSet::new(),
             recent_directories: HashSet::new(),
+            recent_bytes: 0,
         };
         let mut order = 0;
         visit_zip(archive, meter, &mut |entry, header| {
@@ -97,11 +100,13 @@ struct Unpacking<'a> {
     recent_files: HashSet<PathBuf>,
     /// Directories above them.
     recent_directories: HashSet<PathBuf>,
+    /// Length of the paths in both sets, in bytes.
+    recent_bytes: usize,
 }
 
 impl Unpacking<'_> {
     fn add(&mut self, entry: Entry, header: Header, order: u64) -> Result<(), UnpackError> {
-        if self.conflicts(&entry) || self.recent_files.len() >= MAX_RECENT {
+        if self.conflicts(&entry) || self.recent_files.len() >= MAX_RECENT || self.recent_bytes >= MAX_RECENT_BYTES {
             self.wait()?;
         }
         let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
@@ -111,9 +116,11 @@ impl Unpacking<'_> {
             if !self.recent_directories.insert(above.to_owned()) {
                 break;
             }
+            self.recent_bytes += above.as_os_str().len();
         }
+        self.recent_bytes += entry.path.as_os_str().len();
         self.recent_files.insert(entry.path.clone());
-        self.batch_bytes += header.unpacked;
+        self.batch_bytes = self.batch_bytes.saturating_add(header.unpacked);
         self.batch.push(Planned { place, header, entry, order });
         if self.is_complete() { self.submit() } else { Ok(()) }
     }
@@ -152,6 +159,7 @@ impl Unpacking<'_> {
         while self.receive()? {}
         self.recent_files.clear();
         self.recent_directories.clear();
+        self.recent_bytes = 0;
         Ok(())
     }
 

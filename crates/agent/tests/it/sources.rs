@@ -118,6 +118,23 @@ async fn clean_config_removes_configuration_and_hooks() {
 }
 
 #[tokio::test]
+async fn clean_config_removes_a_link_to_the_configuration_of_another_repository() {
+    let mut agent = Agent::start().await;
+    let (bare, sha) = repository(agent.dir.path());
+    let plant = "cp -r .git ../evil; git --git-dir=../evil config core.fsmonitor \"touch $PWD/../executed; false\"; \
+                 echo \"$PWD/../evil\" > .git/commondir; git status --short | wc -l; rm -f ../executed";
+    let first = with_sources(agent.plan(vec![script(&[plant])]), fetch(&bare, &sha));
+    let (log, result) = agent.complete(&first).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let inspect = "[ -e ../executed ] && echo executed || echo not executed; git rev-parse --git-common-dir";
+    let second =
+        with_sources(agent.plan(vec![script(&[inspect])]), Checkout { clean_config: true, ..fetch(&bare, &sha) });
+    let (log, result) = agent.complete(&second).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nnot executed\n.git\n"), "{log}");
+}
+
+#[tokio::test]
 async fn a_directory_is_declared_safe_once() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());

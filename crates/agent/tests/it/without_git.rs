@@ -270,6 +270,25 @@ async fn unusable_repository_is_replaced() {
 }
 
 #[tokio::test]
+async fn repository_that_an_earlier_job_has_moved_is_replaced() {
+    let mut fixture = Fixture::new().await;
+    let other = fixture.agent.dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("kept"), "kept").unwrap();
+    let moved = "mv .git ../moved; echo \"gitdir: $PWD/../moved\" > .git";
+    let worktree = format!("printf '[core]\\nworktree = {}\\n' >> .git/config", other.display());
+    for plant in [moved, &worktree] {
+        fixture.pass(fixture.checkout(), &[plant]).await;
+        fixture.pass(fixture.checkout(), &["./run.sh"]).await;
+        assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");
+    }
+    fixture.pass(fixture.checkout(), &[&worktree]).await;
+    let log = fixture.fail(Checkout { clean_config: false, ..fixture.checkout() }).await;
+    assert!(log.contains("has another work tree; use GIT_STRATEGY=clone"), "{log}");
+    assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");
+}
+
+#[tokio::test]
 async fn submodules_are_fetched_with_the_credentials_of_the_job() {
     let mut fixture = Fixture::new().await;
     let local = format!("url.file://{}/.insteadOf=git@gitlab.example:", fixture.agent.dir.path().display());

@@ -88,9 +88,16 @@ fn remove_below(directory: &Path, is_removed: impl Fn(&str) -> bool) {
 }
 
 /// Removes configuration and hooks, because an earlier job may have changed them to execute its own commands.
+///
+/// `commondir`, or a `.git` that is a file or a link, would make git use those of another directory.
 pub(super) fn remove_config(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
-    let _ = fs::remove_file(git.join("config"));
+    if fs::symlink_metadata(&git).is_ok_and(|found| !found.is_dir()) {
+        let _ = fs::remove_file(&git);
+    }
+    for name in ["config", "config.worktree", "commondir"] {
+        let _ = fs::remove_file(git.join(name));
+    }
     let _ = remove_tree(&git.join("hooks"));
     if !with_submodules {
         return;
@@ -98,7 +105,9 @@ pub(super) fn remove_config(project: &Path, with_submodules: bool) {
     let mut walk = walkdir::WalkDir::new(git.join("modules")).into_iter();
     while let Some(entry) = walk.next() {
         let Ok(entry) = entry else { continue };
-        if entry.file_type().is_file() && entry.file_name() == "config" {
+        if entry.file_type().is_file()
+            && matches!(entry.file_name().to_str(), Some("config" | "config.worktree" | "commondir"))
+        {
             let _ = fs::remove_file(entry.path());
         } else if entry.file_type().is_dir() && entry.file_name() == "hooks" {
             let _ = remove_tree(entry.path());

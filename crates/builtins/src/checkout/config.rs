@@ -138,8 +138,16 @@ pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)
     if let (Some(with), Some(without)) = (host(&checkout.repo_url), host(plain)) {
         all.push((with, without));
     }
+    // git compares only beginnings: without the slash, `https://host.example.org` would get the credentials of `https://host`.
+    let with_slash = |(to, from): (String, String)| {
+        if host(&from).as_ref() == Some(&from) {
+            (format!("{}/", to.trim_end_matches('/')), format!("{from}/"))
+        } else {
+            (to, from)
+        }
+    };
     let mut seen: Vec<(String, String)> = Vec::new();
-    for (to, from) in all.into_iter().filter(|(to, from)| to != from) {
+    for (to, from) in all.into_iter().map(with_slash).filter(|(to, from)| to != from) {
         if !seen.iter().any(|(_, known)| *known == from) {
             seen.push((to, from));
         }

@@ -31,6 +31,8 @@ pub(crate) struct AdoptArgs {
 
 /// Runs `muster agent adopt`.
 pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
+    // Each level of the directories needs open files.
+    crate::open_files::raise();
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
         Ok(found) => (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid)),
@@ -79,11 +81,12 @@ fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     if fstat(&directory)?.st_uid == owner.0.as_raw() {
         return Ok(());
     }
-    own_entries(&directory, owner)?;
+    own_entries(&directory, owner, fstat(&directory)?.st_dev)?;
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
-fn own_entries(directory: impl AsFd, owner: (Uid, Gid)) -> Result<()> {
+/// Changes the owner of what is in a directory. Other file systems that are mounted there, and files that have other names too, stay as they are.
+fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for entry in Dir::read_from(&directory)? {
         let entry = entry?;
@@ -96,8 +99,12 @@ fn own_entries(directory: impl AsFd, owner: (Uid, Gid)) -> Result<()> {
             Err(Errno::NOENT) => continue,
             Err(error) => return Err(error),
         };
-        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-            own_entries(openat(&directory, name, flags, Mode::empty())?, owner)?;
+        let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+        if found.st_dev != device || (!is_directory && found.st_nlink > 1) {
+            continue;
+        }
+        if is_directory {
+            own_entries(openat(&directory, name, flags, Mode::empty())?, owner, device)?;
         }
         if found.st_uid != owner.0.as_raw() {
             chownat(&directory, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;

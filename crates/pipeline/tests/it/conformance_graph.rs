@@ -138,7 +138,7 @@ fn c067_an_optional_need_is_dropped() {
                 a: {S, needs: [{job: b, optional: true}, c]}}";
     let a = job(yaml, "a");
     assert_eq!(needs(&a), Some(vec!["c".into()]));
-    assert!(a.decisions.iter().any(|decision| decision.text.contains("need on `b` was dropped")));
+    assert!(a.decisions.iter().any(|decision| decision.text.contains("need for `b` was dropped")));
 }
 
 #[test]

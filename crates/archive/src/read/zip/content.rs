@@ -13,6 +13,8 @@ pub(super) const LOCAL_HEADER_BYTES: usize = 30;
 pub(super) const STORED: u16 = 0;
 pub(super) const DEFLATE: u16 = 8;
 const ZSTD: u16 = 93;
+/// Logarithm of the maximum window of a decoder, whose memory the archive selects. No level without `--long` or `--ultra` has a larger one.
+const MAX_ZSTD_WINDOW_LOG: u32 = 23;
 
 /// Returns a reader of the unpacked content. Reading fails at the end if the checksum or the size differs from the header.
 pub(super) fn content<'a, R: BufRead + Seek>(
@@ -31,7 +33,11 @@ pub(super) fn content<'a, R: BufRead + Seek>(
     let unpacked: Box<dyn Read + 'a> = match header.method {
         STORED => Box::new(packed),
         DEFLATE => Box::new(DeflateDecoder::new(packed)),
-        ZSTD => Box::new(zstd::Decoder::with_buffer(packed)?),
+        ZSTD => {
+            let mut decoder = zstd::Decoder::with_buffer(packed)?;
+            decoder.window_log_max(MAX_ZSTD_WINDOW_LOG)?;
+            Box::new(decoder)
+        }
         _ => return Err(invalid("an entry is compressed with an unsupported method; use deflate or zstd")),
     };
     Ok(Checked { inner: CrcReader::new(unpacked), crc: header.crc, remaining: header.unpacked })

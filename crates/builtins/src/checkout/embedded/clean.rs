@@ -1,9 +1,12 @@
 //! `git clean` with libgit2.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use git2::{Pathspec, PathspecFlags, Repository, Status, StatusOptions};
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 /// What GIT_CLEAN_FLAGS says.
@@ -43,7 +46,12 @@ fn parse(flags: &[String]) -> Result<Flags, &str> {
 }
 
 /// Removes files that are not in the index. Prints what it removes.
-pub(super) fn clean(repository: &Repository, flags: &[String], print: &dyn Fn(&str)) -> Result<(), git2::Error> {
+pub(super) fn clean(
+    repository: &Repository,
+    flags: &[String],
+    stop: &StopToken,
+    print: &dyn Fn(&str),
+) -> Result<(), git2::Error> {
     let flags = match parse(flags) {
         Ok(flags) => flags,
         Err(flag) => {
@@ -61,16 +69,19 @@ pub(super) fn clean(repository: &Repository, flags: &[String], print: &dyn Fn(&s
     let excluded = Pathspec::new(&flags.excluded)?;
     let root = repository.workdir().unwrap_or_else(|| repository.path());
     for entry in repository.statuses(Some(&mut options))?.iter() {
+        if stop.cause().is_some() {
+            return Err(git2::Error::from_str("stopped"));
+        }
         let is_removed = match entry.status() {
             status if status.contains(Status::WT_NEW) => !flags.only_ignored,
             status => status.contains(Status::IGNORED),
         };
-        let path = String::from_utf8_lossy(entry.path_bytes()).into_owned();
-        let stays = !flags.excluded.is_empty() && excluded.matches_path(path.as_ref(), PathspecFlags::DEFAULT);
+        let path = Path::new(OsStr::from_bytes(entry.path_bytes()));
+        let stays = !flags.excluded.is_empty() && excluded.matches_path(path, PathspecFlags::DEFAULT);
         if !is_removed || stays {
             continue;
         }
-        let target = root.join(std::ffi::OsStr::new(&path));
+        let target = root.join(path);
         let removed = if fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
             fs::remove_dir_all(&target)
         } else {
@@ -78,7 +89,7 @@ pub(super) fn clean(repository: &Repository, flags: &[String], print: &dyn Fn(&s
         };
         match removed {
             Ok(()) => {
-                print(&format!("Removing {path}\n"));
+                print(&format!("Removing {}\n", path.display()));
                 remove_empty_parents(root, &target);
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}

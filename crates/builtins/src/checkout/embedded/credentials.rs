@@ -39,8 +39,8 @@ impl Credentials {
     pub(super) fn rewrite(&self, url: &str) -> String {
         let matching = self.rewrites.iter().find_map(|(to, from)| {
             let rest = url.strip_prefix(from.as_str())?;
-            // `https://host` must not match `https://host.example.com`.
-            let is_whole = from.ends_with(['/', ':']) || rest.is_empty() || rest.starts_with(['/', ':']);
+            // `https://host` must not match `https://host.example.com`, nor another port.
+            let is_whole = from.ends_with(['/', ':']) || rest.is_empty() || rest.starts_with('/');
             is_whole.then(|| format!("{to}{rest}"))
         });
         matching.unwrap_or_else(|| url.to_owned())
@@ -99,6 +99,7 @@ mod tests {
             ("https://gitlab.example/other/q.git/", "https://gitlab.example/other/q.git", user.clone()),
             ("git@gitlab.example:other/q.git", "https://gitlab.example/other/q.git", user),
             ("https://gitlab.example.org/q.git", "https://gitlab.example.org/q.git", None),
+            ("https://gitlab.example:8443/q.git", "https://gitlab.example:8443/q.git", None),
             ("http://gitlab.example/q.git", "http://gitlab.example/q.git", None),
             ("https://me@other.example/q.git", "https://other.example/q.git", Some(("me".to_owned(), None))),
         ] {

@@ -90,16 +90,17 @@ pub(super) async fn clean_up(
     stop: &StopToken,
 ) -> Result<(), Failure> {
     let (project, shared, flags) = (context.project_dir.clone(), Arc::clone(context), flags.to_owned());
-    let submodules = cleanup.submodules.clone();
+    let (submodules, stop_work) = (cleanup.submodules.clone(), stop.clone());
     blocking(&**context, "cleaning the checkout", stop, move || {
         let clean = || -> Result<(), git2::Error> {
             http::register()?;
             let repository = Repository::open(&project)?;
-            clean::clean(&repository, &flags, &|line| shared.print(line))?;
+            check_work_tree(&repository, &project)?;
+            clean::clean(&repository, &flags, &stop_work, &|line| shared.print(line))?;
             repository.checkout_head(Some(CheckoutBuilder::new().force()))?;
             match submodules.as_str() {
                 mode @ ("normal" | "recursive") => {
-                    submodules::clean(&repository, mode == "recursive", &|line| shared.print(line))
+                    submodules::clean(&repository, mode == "recursive", &stop_work, &|line| shared.print(line))
                 }
                 _ => Ok(()),
             }
@@ -148,12 +149,15 @@ impl Work<'_> {
             // A server may hide the refs of pipelines.
             self.fetch(&repository, &url, &[checkout.sha.as_str()], depth)?;
         }
+        if self.session.stop.cause().is_some() {
+            return Err(git2::Error::from_str("stopped"));
+        }
         if checkout.checkout {
             let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
             self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
             check_out_commit(&repository, sha)?;
             if let Some(flags) = &checkout.clean_flags {
-                clean::clean(&repository, flags, &|line| self.context.print(line))?;
+                clean::clean(&repository, flags, &self.session.stop, &|line| self.context.print(line))?;
             }
         } else {
             self.print("Skipping Git checkout");
@@ -179,6 +183,7 @@ impl Work<'_> {
         } else {
             Repository::open(directory)?
         };
+        check_work_tree(&repository, directory)?;
         let mut config = repository.config()?;
         config.set_str("remote.origin.url", &without_credentials(&self.checkout.repo_url))?;
         config.set_str("include.path", &config::external_path(&self.context.temp_dir).to_string_lossy())?;
@@ -240,4 +245,16 @@ fn check_out_commit(repository: &Repository, sha: Oid) -> Result<(), git2::Error
     repository.set_head_detached(sha)?;
     // libgit2 does not create a file in the place of a directory that an earlier job has removed. It does if only the file is missing.
     repository.checkout_head(Some(&mut options))
+}
+
+/// Fails if the repository names another work tree, which an earlier job may have done: its files would be overwritten and deleted.
+fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2::Error> {
+    let found = repository.workdir().and_then(|found| found.canonicalize().ok());
+    if found.is_some() && found == directory.canonicalize().ok() {
+        return Ok(());
+    }
+    Err(git2::Error::from_str(&format!(
+        "the repository in {} has another work tree; use GIT_STRATEGY=clone to replace it",
+        directory.display()
+    )))
 }

@@ -2,6 +2,7 @@
 
 use git2::build::CheckoutBuilder;
 use git2::{Oid, Pathspec, PathspecFlags, Repository};
+use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::{Work, check_out_commit, clean};
@@ -38,6 +39,12 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         let mut config = repository.config()?;
         let key = format!("submodule.{name}.url");
         let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));
+        // libgit2 has other transports, too, which no stop would interrupt.
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err(failed(git2::Error::from_str(&format!(
+                "the URL {url} needs the `git` command, which is not in PATH; use an image that has git"
+            ))));
+        }
         config.set_str(&key, &url)?;
         submodule.reload(true)?;
         let Some(sha) = submodule.index_id() else { continue };
@@ -48,7 +55,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         inner_config.set_str("remote.origin.fetch", ALL_BRANCHES)?;
         fetch(work, &inner, &url, sha).map_err(failed)?;
         check_out_commit(&inner, sha).map_err(failed)?;
-        clean::clean(&inner, &clean_flags(work), &|line| work.context.print(line))?;
+        clean::clean(&inner, &clean_flags(work), &work.session.stop, &|line| work.context.print(line))?;
         if recursive {
             update_in(work, &inner, true, &[]).map_err(failed)?;
         }
@@ -72,17 +79,22 @@ fn clean_flags(work: &Work<'_>) -> Vec<String> {
 }
 
 /// Cleans and resets the submodules after a job.
-pub(super) fn clean(repository: &Repository, recursive: bool, print: &dyn Fn(&str)) -> Result<(), git2::Error> {
+pub(super) fn clean(
+    repository: &Repository,
+    recursive: bool,
+    stop: &StopToken,
+    print: &dyn Fn(&str),
+) -> Result<(), git2::Error> {
     for submodule in repository.submodules()? {
         let Ok(inner) = submodule.open() else {
             let name = submodule.name().unwrap_or_default();
             print(&style::info(&format!("Skipping the submodule `{name}`, which is not checked out")));
             continue;
         };
-        clean::clean(&inner, &["-ffdx".to_owned()], print)?;
+        clean::clean(&inner, &["-ffdx".to_owned()], stop, print)?;
         inner.checkout_head(Some(CheckoutBuilder::new().force()))?;
         if recursive {
-            clean(&inner, true, print)?;
+            clean(&inner, true, stop, print)?;
         }
     }
     Ok(())

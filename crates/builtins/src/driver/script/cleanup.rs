@@ -14,6 +14,12 @@ const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext
 pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, variables: &[Variable]) {
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
+    // First what is secret: a command that fails ends the script.
+    let files = variables.iter().filter(|variable| variable.file).map(|variable| variable.key.as_str());
+    let mut words = ["rm", "-f"].map(str::to_owned).to_vec();
+    words.extend(files.chain(FILES).map(|name| path(target.temp_dir, name)));
+    body.run(&words);
+    body.run(&["rm", "-r", "-f", &path(target.temp_dir, "git-template")]);
     match cleanup.checkout.as_str() {
         "" => {}
         "none" => body.notice("Skipping build directory cleanup step"),
@@ -33,14 +39,10 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, vari
         _ => sources::remove(body, &project),
     }
     if cleanup.clean_config {
-        let git = format!("{project}/.git");
-        body.run(&["rm", "-r", "-f", &format!("{git}/config"), &format!("{git}/hooks")]);
+        body.line(&format!("if [ -d {0} ]; then cd {0}", quote(&project)));
+        body.line(sources::REMOVE_CONFIG);
+        body.line("cd /\nfi");
     }
-    let files = variables.iter().filter(|variable| variable.file).map(|variable| variable.key.as_str());
-    let mut words = ["rm", "-f"].map(str::to_owned).to_vec();
-    words.extend(files.chain(FILES).map(|name| path(target.temp_dir, name)));
-    body.run(&words);
-    body.run(&["rm", "-r", "-f", &path(target.temp_dir, "git-template")]);
     body.run(&["rmdir", &target.temp_dir.to_string_lossy()]);
     // The job may have left files of its own.
     if let Some(line) = body.text.strip_suffix('\n') {

@@ -16,6 +16,14 @@ const UNSET: &str = "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIREC
 const REMOVE_LEFTOVERS: &str = "rm -f .git/index.lock .git/shallow.lock .git/HEAD.lock .git/hooks/post-checkout .git/config.lock\n\
      if [ -d .git/refs ]; then find .git/refs -name '*.lock' -exec rm -f {} +; fi";
 
+/// Commands that remove configuration and hooks, which an earlier job may have changed to execute its own commands. `commondir`, or a `.git`
+/// that is a file or a link, would make git use those of another directory.
+pub(super) const REMOVE_CONFIG: &str = "if [ ! -d .git ] || [ -L .git ]; then rm -f .git; fi\n\
+     rm -r -f .git/config .git/config.worktree .git/commondir .git/hooks\n\
+     if [ -d .git/modules ]; then\n\
+     find .git/modules -type f '(' -name config -o -name config.worktree -o -name commondir ')' -exec rm -f {} +\n\
+     find .git/modules -type d -name hooks -prune -exec rm -r -f {} +\nfi";
+
 /// Adds the commands of a checkout.
 ///
 /// # Errors
@@ -113,7 +121,7 @@ fn fetch(body: &mut Body, target: &Target<'_>, checkout: &Checkout) {
     let external = external_path(target.temp_dir);
     body.line(REMOVE_LEFTOVERS);
     if checkout.clean_config {
-        body.line("rm -r -f .git/config .git/hooks");
+        body.line(REMOVE_CONFIG);
     }
     body.notice(&match checkout.depth {
         depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
