@@ -46,14 +46,14 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     })
 }
 
-/// Returns the settings for jobs of an entry that run on instances.
+/// Returns the settings of a `[[runners]]` entry for jobs that run on instances. Default settings for other executors.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();
     };
     let image = autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned();
     if executor != "instance" {
-        // `image` of the job is that of its container.
+        // With `docker-autoscaler`, a job's `image` is the image of its container, so `[runners.instance]` does not apply.
         return OnInstances { image, ..OnInstances::default() };
     }
     OnInstances {
@@ -357,7 +357,7 @@ timeout = "3m"
         assert_eq!(runner.on_instances, jobs);
         let without_isolation = load_runner(&text.replace("enabled = true\nnesting", "nesting"));
         assert!(without_isolation.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(without_isolation.on_instances, jobs, "the job settings do not depend on vm_isolation");
+        assert_eq!(without_isolation.on_instances, jobs, "the job settings do not depend on vm_isolation.enabled");
     }
 
     #[test]

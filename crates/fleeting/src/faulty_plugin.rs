@@ -41,9 +41,9 @@ pub enum Behavior {
     Panics,
     /// Returns an invalid response: unknown instances, more than requested, empty IDs, negative states.
     InvalidResponse,
-    /// Returns a response of 20 MiB.
+    /// Returns a response of 20 MiB for `Init`, `Update` and `ConnectInfo`. Other calls respond normally.
     HugeResponse,
-    /// Returns a list that never ends.
+    /// Returns an endless list for `Update`. Other calls respond normally.
     EndlessStream,
     /// Returns an error after the listed instances of `Update`. Other calls return an error.
     TruncatedStream,

@@ -11,10 +11,14 @@
 //! the life of each instance. [`formula`] and [`policy`] determine the number of instances. The engine's assignment code picks
 //! an instance for each job. The scaler does not know what a job does on its instance.
 //!
-//! Invariants (I1-I6, checked by [`engine::Engine::check`] and the simulator): there are never more instances than allowed; no
-//! lease is on an instance that is deleted; every instance is in use, retained by a policy, or deleted in bounded time; no
-//! instance with a lease is deleted; no job waits while a fitting slot is free; creation calls and cost stay within their
-//! limits, regardless of what the provider reports.
+//! Invariants, checked by [`engine::Engine::check`] and the simulator:
+//!
+//! - I1: there are never more instances than allowed.
+//! - I2: no lease is on an instance that is being deleted or was deleted.
+//! - I3: every instance is in use, retained by a policy, or deleted in bounded time.
+//! - I4: no instance with a lease is deleted.
+//! - I5: no job waits while a fitting slot is free.
+//! - I6: creation calls and cost stay within their limits, regardless of what the provider reports.
 
 pub mod config;
 pub mod cron;

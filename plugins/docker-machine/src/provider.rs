@@ -78,12 +78,13 @@ impl Inner {
     async fn remove(self: Arc<Self>, name: String) {
         let mut delay = self.removal_delay;
         for attempt in 1_u32.. {
+            // With `force`, docker-machine deletes its local state even if the provider fails.
             let force = attempt > self.removal_attempts;
             if force {
                 tracing::error!(
                     machine = name,
                     attempts = self.removal_attempts,
-                    "failed to remove machine, which may still run at its provider; remove it there. The local state is deleted"
+                    "failed to remove machine, deleting its local state even if the provider fails; check the provider and delete the machine there"
                 );
             }
             let removed = {
@@ -124,16 +125,22 @@ impl Inner {
         tracing::info!(machine = name, "machine removed");
     }
 
-    fn begin_removal(self: &Arc<Self>, name: String) {
+    fn spawn_removal(self: &Arc<Self>, name: String) {
         tokio::spawn(Arc::clone(self).remove(name));
     }
 }
 
 fn remove_marker(creation_markers: &Path, name: &str) {
-    if let Err(error) = std::fs::remove_file(creation_markers.join(name))
+    let marker = creation_markers.join(name);
+    if let Err(error) = std::fs::remove_file(&marker)
         && error.kind() != std::io::ErrorKind::NotFound
     {
-        tracing::error!(machine = name, %error, "failed to remove a creation marker; the next start removes it");
+        tracing::error!(
+            machine = name,
+            path = %marker.display(),
+            %error,
+            "failed to remove a creation marker; the next start of the plugin removes the machine, unless you delete the file"
+        );
     }
 }
 
@@ -209,7 +216,7 @@ impl Provider for DockerMachine {
         let mut listed = self.inner.docker_machine.list().await?;
         listed.retain(|name, _| self.inner.names.may_belong_to_group(name));
         let (instances, remove) = self.inner.machines().process_list(&listed);
-        remove.into_iter().for_each(|name| self.inner.begin_removal(name));
+        remove.into_iter().for_each(|name| self.inner.spawn_removal(name));
         Ok(instances)
     }
 
@@ -238,7 +245,7 @@ impl Provider for DockerMachine {
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         for id in &ids {
             if self.inner.machines().begin_removal(id.as_str()) {
-                self.inner.begin_removal(id.as_str().to_owned());
+                self.inner.spawn_removal(id.as_str().to_owned());
             }
         }
         Ok(ids)

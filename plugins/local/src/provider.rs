@@ -1,4 +1,4 @@
-//! The group: instances in terms of the protocol.
+//! Implements the plugin protocol: a group of local instances that are created, listed, suspended and deleted.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -27,13 +27,13 @@ use crate::suspend;
 
 /// Name of the only offer.
 pub(crate) const OFFER: &str = "local";
-/// Maximum number of notices that a host can lag behind. Older ones are dropped.
+/// Maximum number of notices that a plugin host may not have read yet. Older ones are dropped.
 const MAX_NOTICES: usize = 256;
-/// Timeout for stopping all instances at shutdown. The host's timeout is 30 s.
+/// Timeout for stopping all instances at shutdown. The plugin host's timeout is 30 s.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A group of instances on this host.
+/// A group of instances on this machine.
 pub(crate) struct Local {
     inner: Arc<Inner>,
 }
@@ -103,7 +103,7 @@ impl Inner {
     }
 
     fn send_notice(&self, notice: Notice) {
-        // Sending fails if no host is subscribed. The notice is then not needed.
+        // Sending fails if no plugin host is subscribed. The notice is then not needed.
         let _ = self.notices.send(notice);
     }
 
@@ -318,8 +318,13 @@ impl Provider for Local {
             Isolation::None => false,
             Isolation::Auto if !config.persistent_instances => instance::can_create_namespaces().await,
             _ if instance::can_create_namespaces().await => true,
+            _ if config.persistent_instances => {
+                return Err("persistent_instances requires user namespaces and unshare (util-linux), but namespaces cannot be created; set \
+                            persistent_instances = false, install unshare, or allow user namespaces (sysctl kernel.unprivileged_userns_clone)"
+                    .into());
+            }
             _ => {
-                return Err("isolation = \"namespaces\" and persistent_instances require user namespaces and unshare (util-linux), but namespaces cannot be created; use \
+                return Err("isolation = \"namespaces\" requires user namespaces and unshare (util-linux), but namespaces cannot be created; use \
                             \"auto\", install unshare, or allow user namespaces (sysctl kernel.unprivileged_userns_clone)"
                     .into());
             }
@@ -409,7 +414,7 @@ impl Provider for Local {
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {
-                // A suspended instance cannot react to its end, so it is resumed.
+                // A suspended instance cannot react to a stop request, so it is resumed first.
                 if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
                     suspend::set_suspended(connection.pid, false);
                 }

@@ -1,5 +1,5 @@
-//! Suspends instances: their processes are stopped and later continued. They keep their memory, as on a machine that is
-//! hibernated, but their clock shows the time that has passed.
+//! Suspends instances: their processes are stopped and later continued. Their memory is kept. Unlike on a hibernated machine,
+//! their monotonic clock continues.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,10 +11,12 @@ const MAX_ROUNDS: usize = 1000;
 /// Delay between two rounds.
 const ROUND_DELAY: Duration = Duration::from_millis(1);
 
-/// Stops or continues all processes of an instance. Returns false if some are not in the requested state in the end.
-pub(crate) fn set_suspended(instance: u32, stop: bool) -> bool {
+/// Stops or continues all processes of an instance. `first_pid` is the PID of its first process.
+///
+/// Returns false if some are not in the requested state in the end.
+pub(crate) fn set_suspended(first_pid: u32, stop: bool) -> bool {
     for _ in 0..MAX_ROUNDS {
-        let remaining: Vec<i32> = processes(instance).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
+        let remaining: Vec<i32> = processes(first_pid).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
         if remaining.is_empty() {
             return true;
         }
@@ -47,14 +49,14 @@ fn signal(pid: i32, signal: Signal) {
 }
 
 /// Returns true if the instance is suspended.
-pub(crate) fn is_suspended(instance: u32) -> bool {
-    let processes = processes(instance);
+pub(crate) fn is_suspended(first_pid: u32) -> bool {
+    let processes = processes(first_pid);
     !processes.is_empty() && processes.into_iter().all(is_stopped)
 }
 
 /// Returns the processes of an instance except the one that created its namespaces, which waits for their exit.
-fn processes(instance: u32) -> BTreeSet<i32> {
-    let Ok(root) = i32::try_from(instance) else { return BTreeSet::new() };
+fn processes(first_pid: u32) -> BTreeSet<i32> {
+    let Ok(root) = i32::try_from(first_pid) else { return BTreeSet::new() };
     let (mut found, mut pending) = (BTreeSet::new(), vec![root]);
     while let Some(pid) = pending.pop() {
         if found.insert(pid) {

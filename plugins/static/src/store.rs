@@ -33,12 +33,12 @@ struct StateFile {
     leases: Vec<MachineLease>,
 }
 
-/// Reason why leases cannot be stored.
+/// Reason why leases cannot be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("state file {} is locked by another plugin (PID {holder}); each manager needs its own pool: set a different `name` or `state_file`", path.display())]
     Locked { path: PathBuf, holder: String },
-    #[error("failed to store leases in {}; set state_file", path.display())]
+    #[error("failed to access {}; set `state_file` to a path that the plugin can read and write", path.display())]
     Io { path: PathBuf, source: std::io::Error },
     #[error("failed to read leases from {}: {cause}; move the file away if none of its machines is in use", path.display())]
     Format { path: PathBuf, cause: String },

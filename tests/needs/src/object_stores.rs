@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::variable;
 
-/// Maximum time for a server to start. Several may start at once on a slow machine.
+/// Maximum time between two lines that a starting server prints. Several may start at once on a slow machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Account of [`azurite`].
 pub const AZURITE_ACCOUNT: &str = "muster";
@@ -98,7 +98,7 @@ pub fn python_program(name: &str) -> Option<Command> {
     Some(command(Path::new(&environment).join("bin").join(name)))
 }
 
-/// Starts moto: Amazon's S3, its roles and its metadata service of machines. It does not verify signatures.
+/// Starts moto, an emulator of Amazon S3, of AWS roles and of the metadata service of EC2. It does not verify signatures.
 #[track_caller]
 #[must_use]
 pub fn moto() -> Option<Server> {

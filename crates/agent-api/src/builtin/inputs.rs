@@ -53,11 +53,11 @@ pub struct Checkout {
     pub credential_helper: bool,
     /// Whether git sends credentials before the server requests them (FF_USE_GIT_PROACTIVE_AUTH).
     pub proactive_auth: bool,
-    /// FF_USE_GIT_BUNDLE_URIS.
+    /// Whether git may download bundles that the server announces (FF_USE_GIT_BUNDLE_URIS).
     pub bundle_uris: bool,
     /// Certificates for the connection to the server.
     pub tls: Tls,
-    /// Shell of the hooks. Only its settings are used, not its commands.
+    /// Shell for `pre_script` and `post_script`. The commands in it are ignored.
     pub shell: Script,
     /// Commands to run before the checkout.
     pub pre_script: Vec<String>,
@@ -94,7 +94,7 @@ pub struct Tls {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
-    /// Program and arguments. The process serves as an agent on `socket` until the engine ends it.
+    /// Program and arguments. The process serves as an agent on `socket` until the step engine stops it.
     pub command: Vec<String>,
     /// Working directory of the process.
     pub work_dir: String,

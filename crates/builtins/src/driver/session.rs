@@ -18,7 +18,7 @@ use muster_steps::stop::StopToken;
 use super::program::{BUILD_FAILURE, ProgramRun, SYSTEM_FAILURE};
 use crate::blocking::blocking;
 use crate::context::Context;
-use crate::driver_state::{ConfigOutput, DriverState, is_open};
+use crate::driver_state::{ConfigOutput, DriverState, has_placeholder};
 use crate::removal::remove_tree;
 
 /// Name of the driver's directory in the temporary directory of the job.
@@ -146,7 +146,7 @@ impl DriverState {
         let all = context.variables.current().into_iter().map(|variable| (variable.key, variable.value));
         let bound = all.filter_map(|(key, value)| match &self.binding {
             Some(binding) => Some((key, binding.text(&value))),
-            None => (!is_open(&value)).then_some((key, value)),
+            None => (!has_placeholder(&value)).then_some((key, value)),
         });
         bound.chain(status).collect()
     }

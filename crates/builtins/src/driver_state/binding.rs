@@ -1,4 +1,5 @@
-//! Replaces the directories that a plan leaves open by those that the driver reported.
+//! Replaces the placeholders for directories in a plan with the paths that the driver reported, or that the configuration
+//! sets.
 
 use muster_agent_api::builtin::{DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT, DriverDirectories};
 use muster_steps::failure::Failure;
@@ -24,7 +25,8 @@ impl Binding {
             let path = reported.as_deref().filter(|path| !path.is_empty()).unwrap_or(configured);
             match path {
                 "" => Err(Failure::Configuration(format!(
-                    "the {name} is not configured; set it in the [[runners]] entry, or print it with config_exec"
+                    "the {name} is not configured; set it in the [[runners]] entry, or in the JSON \
+                     that config_exec prints"
                 ))),
                 path if !path.starts_with('/') => Err(Failure::Configuration(format!(
                     "the {name} `{path}` of the custom executor is not an absolute path; correct it where it is set: in \
@@ -41,16 +43,16 @@ impl Binding {
         })
     }
 
-    /// Replaces the open directories in a text.
+    /// Replaces the placeholders in a text.
     pub(crate) fn text(&self, text: &str) -> String {
-        if !is_open(text) {
+        if !has_placeholder(text) {
             return text.to_owned();
         }
         let text = text.replace(DRIVER_LAYOUT, &self.layout).replace(DRIVER_BUILDS_DIR, &self.builds);
         text.replace(DRIVER_CACHE_DIR, &self.cache)
     }
 
-    /// Replaces the open directories in all texts of a value.
+    /// Replaces the placeholders in all texts of a value.
     pub(crate) fn value(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.text(text),
@@ -61,8 +63,8 @@ impl Binding {
     }
 }
 
-/// Returns whether a text names a directory that only the driver knows.
-pub(crate) fn is_open(text: &str) -> bool {
+/// Returns whether a text contains a placeholder for a directory.
+pub(crate) fn has_placeholder(text: &str) -> bool {
     [DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT].iter().any(|token| text.contains(token))
 }
 

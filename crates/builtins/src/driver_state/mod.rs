@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use muster_agent_api::builtin::Driver;
 use muster_steps::process::Processes;
 
-pub(crate) use binding::{Binding, is_open};
+pub(crate) use binding::{Binding, has_placeholder};
 pub(crate) use config_output::ConfigOutput;
 
 /// A driver in use by one job.

@@ -32,7 +32,13 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
     for key in ["builds_dir", "cache_dir"] {
         if runner.table.str(key).is_none() {
             let message = format!("custom executor: {key} is mandatory");
-            check.report(runner, key, "C100", message, "set it, or print it with config_exec");
+            check.report(
+                runner,
+                key,
+                "C100",
+                message,
+                "set it, or set config_exec to a program that prints it as JSON",
+            );
         }
     }
 }

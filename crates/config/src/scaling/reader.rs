@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         if value.is_finite() && value >= 0.0 {
             return Some(value);
         }
-        self.problem(key, format!("{value} is not a number of at least 0"));
+        self.problem(key, format!("{value} is not a valid number; use 0 or more"));
         None
     }
 

@@ -79,7 +79,7 @@ slot_memory = "much"
             "6: error[C010]: unknown key `runners.autoscaler.polcy`",
             "8: error[C088]: `runners.autoscaler.policy[1].periods`: `@daily` is not a valid period: expected five fields (minute, ho…",
             "9: error[C088]: `runners.autoscaler.policy[1].timezone`: `Mars/Olympus` is not a valid time zone; use for example Europe/…",
-            "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a number of at least 0",
+            "11: error[C088]: `runners.autoscaler.policy[2].scale_factor`: -1 is not a valid number; use 0 or more",
             "15: error[C088]: `runners.autoscaler.groups[2].name`: `a` is the name of another group",
             "17: error[C088]: `runners.autoscaler.density.slot_memory`: `much` is not a valid amount of memory; write for example 2g",
         ]

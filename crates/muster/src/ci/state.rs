@@ -105,7 +105,9 @@ impl ProjectState {
         start().map_err(|source| CiError::State { path: self.directory.clone(), source })
     }
 
-    /// Deletes a run that was not started. Its number is reused unless a later run was started.
+    /// Deletes the directory of a run for which no pipeline was created.
+    ///
+    /// The next run gets the same number, unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         drop(run);
@@ -223,7 +225,7 @@ fn lock(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Checks that a directory has space for a small file, about as much as a database grows by.
+/// Checks that 64 KiB can be written in a directory: about what the coordinator's database needs to grow.
 ///
 /// # Errors
 /// Returns the error of writing it. The file is deleted in any case.

@@ -9,7 +9,7 @@ use crate::config::keywords;
 use crate::config::parsing::{Path, Problems, flat_list, suggest};
 use crate::config::rules::Expressions;
 use crate::config::size_budget::SizeBudget;
-use crate::config::variables::{self, GlobalVariable};
+use crate::config::variables::{self, VariableEntry};
 use crate::config::workflow::{self, Workflow};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
@@ -32,7 +32,7 @@ pub(crate) struct Config {
     /// True if `stages` has errors, which have been reported. Some stages may be missing.
     pub(crate) lacks_stages: bool,
     /// Global variables.
-    pub(crate) variables: Vec<GlobalVariable>,
+    pub(crate) variables: Vec<VariableEntry>,
     /// `workflow`
     pub(crate) workflow: Workflow,
     /// The visible jobs, as written.

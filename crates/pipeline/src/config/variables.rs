@@ -5,9 +5,9 @@ use muster_job::Variable;
 use crate::config::parsing::{Fields, Path, Problems, boolean, text};
 use crate::node::{Node, Span};
 
-/// A global variable with its position.
+/// A variable with its position in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct GlobalVariable {
+pub(crate) struct VariableEntry {
     pub(crate) variable: Variable,
     pub(crate) span: Span,
 }
@@ -21,7 +21,7 @@ enum VariablesParent {
 }
 
 /// Parses global `variables`.
-pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<GlobalVariable> {
+pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<VariableEntry> {
     read(node, at, VariablesParent::Global, problems)
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn of_rule(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec
     read(node, at, VariablesParent::Rule, problems).into_iter().map(|entry| entry.variable).collect()
 }
 
-fn read(node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Problems) -> Vec<GlobalVariable> {
+fn read(node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Problems) -> Vec<VariableEntry> {
     let Some(map) = node.as_map() else {
         problems.report(node.span, at, format_args!("config should be a map of variables, but it is {}", node.kind()));
         return Vec::new();
@@ -48,7 +48,7 @@ fn read(node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Probl
             continue;
         }
         if let Some(variable) = value(name, &entry.node, at, parent, problems) {
-            all.push(GlobalVariable { variable, span: entry.key_span });
+            all.push(VariableEntry { variable, span: entry.key_span });
         }
     }
     all

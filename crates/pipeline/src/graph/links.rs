@@ -17,7 +17,7 @@ use super::{ExpandedJob, Link, MAX_LINKS, Names, Problems};
 /// Number of errors after which the remaining jobs are not checked.
 const MAX_ERRORS: usize = 10_000;
 
-/// Resolves the links of all instances. Returns false if there are too many links.
+/// Resolves the links of all instances. Returns false if it stopped early: there are too many links or too many errors.
 pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names<'_>, problems: &mut Problems) -> bool {
     let mut total = 0_usize;
     for job in &config.jobs {
@@ -148,7 +148,8 @@ impl Linker<'_> {
             problems.push(self.later_stage_error(message, &range, entry.span));
             return Vec::new();
         }
-        // If the matrix of the needed job has errors, its cells are unknown.
+        // If this job has errors, its own cell may be missing, so `$[[ matrix.X ]]` cannot be replaced. All instances of
+        // the needed job count.
         let Some(matrix) = matrix.filter(|_| !self.job.is_broken) else { return range.collect() };
         let cell = cell.filter(|cell| !cell.is_empty());
         match replace_matrix_blocks(matrix, cell) {
@@ -252,8 +253,8 @@ impl Linker<'_> {
         Some(range)
     }
 
-    /// Returns true if a job is in the same or an earlier stage. Also returns true if its stage does not exist, which
-    /// has been reported.
+    /// Returns true if the needed job is in the same stage as this job or an earlier one. A stage that does not exist was
+    /// reported already, so it counts as early enough.
     fn is_early_enough(&self, range: &Range<usize>) -> bool {
         let stage = |index: usize| {
             let instance = self.instances.get(index)?;

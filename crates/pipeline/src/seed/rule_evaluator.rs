@@ -86,7 +86,7 @@ impl RuleEvaluator<'_> {
             let text = if job.only.is_some() {
                 "`only` does not include the job"
             } else {
-                "jobs without rules run only in branch and tag pipelines"
+                "jobs with neither `rules` nor `only` run only in branch and tag pipelines"
             };
             decisions.push(self.trace.decision(DecisionKind::Only, text, only.span.or(Some(job.span))));
             return RuleOutcome::Excluded;

@@ -54,7 +54,7 @@ async fn c04_wrong_password_is_reported_after_one_attempt() {
     wrong.timeout = Duration::from_secs(3600);
     let error = log_in(&wrong).await.err().unwrap();
     assert!(matches!(error, DialError::Auth { method: "password", .. }), "{error}");
-    assert_eq!(*server.tries.borrow(), before + 1, "the Go host tries until the timeout");
+    assert_eq!(*server.tries.borrow(), before + 1, "there must be one attempt (the Go host tries until the timeout)");
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn connects_through_the_session_of_another_machine() {
 }
 
 #[tokio::test]
-async fn c04_certificate_follows_its_key() {
+async fn c04_certificate_after_its_key_is_used() {
     let (login, authority) = (key(), key());
     let server = Server::start(AcceptedCredentials {
         authority: Some(authority.public_key().clone()),
@@ -161,7 +161,7 @@ async fn c06_exit_status_is_correct() {
     let silent = session.run(RemoteCommand::new("silent")).await.unwrap_err();
     assert!(
         matches!(silent, RunError::Lost { .. }),
-        "a missing status must not count as 0, as in the Go host: {silent}"
+        "a missing status must not count as 0 (the Go host reports exit code 0 with its error): {silent}"
     );
     let lost = session.run(RemoteCommand::new("lost")).await.unwrap_err();
     assert!(matches!(lost, RunError::Lost { .. }), "{lost}");
@@ -196,7 +196,10 @@ async fn keepalive_detects_lost_network() {
         cut.send(()).unwrap();
     };
     let (outcome, ()) = tokio::join!(run, watch);
-    assert!(matches!(outcome.unwrap_err(), RunError::Lost { .. }), "the Go host waits indefinitely");
+    assert!(
+        matches!(outcome.unwrap_err(), RunError::Lost { .. }),
+        "the loss must be detected (the Go host waits indefinitely)"
+    );
     network.abort();
 }
 
@@ -261,8 +264,8 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
 }
 
-/// GitLab's `googlecloud` plugin installs the key in `ConnectInfo`.
-/// The machine accepts the key a few seconds later.
+/// GitLab's `googlecloud` plugin sends the key of `ConnectInfo` to the machine, which accepts it a few seconds later. The test does
+/// the same with a password.
 #[tokio::test]
 async fn new_machine_may_reject_its_key_for_a_while() {
     let server = Server::start(AcceptedCredentials::default()).await;

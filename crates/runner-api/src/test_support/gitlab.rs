@@ -2,7 +2,7 @@
 //! response loses the job.
 //!
 //! The front end holds a request whose `last_update` equals the version of the queue. It answers without a job when the
-//! queue changes, and drops the request if the caller disconnects. Any other request is passed on and cannot be
+//! queue changes, and drops the request if the caller disconnects. Any other request is forwarded and cannot be
 //! canceled: a job is assigned even if the caller has disconnected.
 
 use std::time::Duration;
@@ -21,19 +21,19 @@ pub(super) struct JobSearch {
 pub(super) struct Front {
     /// Version of the queue.
     pub(super) version: u64,
-    /// Whether requests are held instead of being passed on.
-    closed: bool,
-    /// Whether requests that were passed on wait before a job is selected.
-    paused: bool,
-    /// Number of requests that were passed on and are not answered.
-    searching: usize,
+    /// Whether requests are held instead of being forwarded.
+    forwarding_disabled: bool,
+    /// Whether requests that were forwarded wait before a job is selected.
+    assignment_disabled: bool,
+    /// Number of requests that were forwarded and are not answered.
+    pending: usize,
 }
 
 impl Front {
-    /// Counts a request as passed on, unless requests are not passed on now.
-    fn pass_on(&mut self) -> bool {
-        self.searching += usize::from(!self.closed);
-        !self.closed
+    /// Counts a request as forwarded. Returns false if forwarding is disabled.
+    fn forward(&mut self) -> bool {
+        self.pending += usize::from(!self.forwarding_disabled);
+        !self.forwarding_disabled
     }
 }
 
@@ -70,12 +70,12 @@ impl MemoryCoordinator {
     /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later: the coordinator
     /// detects the death of a caller late, and a test that kills a caller must not have jobs assigned to it.
     pub fn set_forwarding_enabled(&self, enabled: bool) {
-        self.change(|state| state.front.closed = !enabled);
+        self.change(|state| state.front.forwarding_disabled = !enabled);
     }
 
     /// Sets whether jobs are assigned to requests that were forwarded. While assignment is disabled, these requests wait.
     pub fn set_assignment_enabled(&self, enabled: bool) {
-        self.change(|state| state.front.paused = !enabled);
+        self.change(|state| state.front.assignment_disabled = !enabled);
     }
 
     /// Waits until this number of requests has been forwarded and not answered.
@@ -83,8 +83,8 @@ impl MemoryCoordinator {
     /// # Panics
     /// Panics after the wait timeout.
     pub async fn wait_for_pending_requests(&self, count: usize) {
-        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.searching == count)).await;
-        let now = self.state.lock().front.searching;
+        let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.pending == count)).await;
+        let now = self.state.lock().front.pending;
         assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
@@ -96,7 +96,7 @@ impl MemoryCoordinator {
     pub async fn wait_until_assigned_jobs_are_known(&self) {
         let known = |state: &State| {
             let mut assigned = state.jobs.values().filter(|job| job.assignments > 0);
-            state.front.searching == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
+            state.front.pending == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
         };
         let waited = tokio::time::timeout(self.wait_timeout, self.until(known)).await;
         assert!(waited.is_ok(), "an assigned job has sent nothing");
@@ -131,8 +131,8 @@ impl MemoryCoordinator {
             let _ = tokio::time::timeout(self.long_poll, changed).await;
             return Ok(JobRequestAnswer { job: None, last_update: String::new() });
         }
-        if !self.change(|state| state.front.pass_on()) {
-            self.until(|state| !state.front.closed).await;
+        if !self.change(|state| state.front.forward()) {
+            self.until(|state| !state.front.forwarding_disabled).await;
             return Ok(self.state.lock().answer_without_job());
         }
         let (state, changed) = (std::sync::Arc::clone(&self.state), self.changed.clone());
@@ -140,10 +140,10 @@ impl MemoryCoordinator {
         let task = tokio::spawn(async move {
             let mut changes = changed.subscribe();
             tokio::time::sleep(search.time).await;
-            while state.lock().front.paused && changes.changed().await.is_ok() {}
+            while state.lock().front.assignment_disabled && changes.changed().await.is_ok() {}
             let assignment = {
                 let mut state = state.lock();
-                state.front.searching -= 1;
+                state.front.pending -= 1;
                 let answer_without_job = state.answer_without_job();
                 let job = state.assign().and_then(|id| state.jobs.get(&id)).map(|job| Box::new(job.payload.clone()));
                 // With a job, there is no version (docs/spec/runner-api.md, section 2.3).
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn request_held_by_closed_front_end_gets_no_job() {
+    async fn request_held_while_forwarding_is_disabled_gets_no_job() {
         let coordinator = MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO);
         let search = coordinator.gitlab.unwrap();
         coordinator.enqueue(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());

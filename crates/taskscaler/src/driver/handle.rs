@@ -38,9 +38,9 @@ pub enum StartError {
         /// Number of plugins.
         plugins: usize,
     },
-    /// The configured maximum exceeds that of the plugin (V1).
+    /// The configured maximum exceeds that of the plugin (docs/spec/fleeting.md, section 9, V1).
     #[error(
-        "group {group}: max_instances is {configured}, but the plugin supports at most {plugin_max}: max size option exceeds instance group's max size"
+        "group {group}: max_instances is {configured}, but the plugin supports at most {plugin_max}; lower max_instances, or raise the plugin's limit"
     )]
     MaxSize {
         /// Name of the group.
@@ -190,7 +190,8 @@ impl Scaler {
     /// Applies an operator's action to an instance, or to the whole group if `id` is `None`.
     ///
     /// `by` names the operator and the reason. Returns once the ledger contains the outcome. `None` means that the scaler has
-    /// shut down, or that the ledger could not be written within five seconds; in this case the action is applied later.
+    /// shut down, or that the ledger could not be written within five seconds. In the second case, the
+    /// action is applied once the ledger can be written.
     pub async fn apply_operator_action(
         &self,
         group: GroupId,

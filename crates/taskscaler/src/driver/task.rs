@@ -351,7 +351,8 @@ impl ScalerTask {
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
         let entry = HistoryEntry::from_decision(decision, name);
         match &decision.kind {
-            // These blocks are normal: a limit on the creation rate, or the first moments after a start.
+            // These blocks are normal: the provider accepted a part, the creation rate is limited, or the group has not been
+            // listed since the start.
             DecisionKind::ScaleUpBlocked { reasons, .. }
                 if reasons.iter().all(|(_, block)| {
                     matches!(

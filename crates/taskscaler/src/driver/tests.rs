@@ -149,7 +149,7 @@ async fn healthy_instances_survive_plugin_downtime() {
     sleep_seconds(60).await;
     let before = cloud.ids();
     assert_eq!(states(&scaler).await, ["ready"; 4]);
-    // Longer than any timeout, and longer than `failure_threshold` health checks.
+    // Longer than `failure_threshold` health checks.
     for _ in 0..3 {
         cloud.crash();
         sleep_seconds(30).await;
@@ -157,6 +157,7 @@ async fn healthy_instances_survive_plugin_downtime() {
         sleep_seconds(3).await;
     }
     cloud.crash();
+    // Longer than the ready timeout.
     sleep_seconds(600).await;
     cloud.plugin.send_replace(UP);
     sleep_seconds(60).await;

@@ -119,7 +119,8 @@ impl Engine {
                 InstancePhase::Ready | InstancePhase::Draining(_) | InstancePhase::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
             ) if now.at >= instance.ignore_lists_before => {
-                // This manager did not suspend it, and its jobs do not continue.
+                // This manager did not suspend the instance, so its jobs do not continue. It is handled like an instance that
+                // the provider deletes, but the deletion call is due now.
                 self.provider_deletes(now, index);
                 self.inventory.pool.change(index, |instance| instance.due = Some(now.at));
             }
@@ -224,7 +225,7 @@ impl Engine {
         }
     }
 
-    /// Handles the result of a health check. Too many consecutive failures drain the instance (S14).
+    /// Handles the result of a health check. Too many consecutive failures drain the instance.
     pub(super) fn health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.inventory.pool.find(group, id) else { return };
         if let Some(reason) = self.inventory.record_health(now, &self.config, index, result) {
@@ -443,7 +444,9 @@ impl Engine {
         Ok(OperatorOutcome::Deleting { jobs: 0 })
     }
 
-    /// Drains the instances of a drained group, including those that appear later. Returns how many were not drained before.
+    /// Drains the instances of a drained group that are not drained yet. Returns their number; 0 if the group is not drained.
+    ///
+    /// Called in every step, because instances may appear later.
     pub(super) fn drain_group_instances(&mut self, now: Now, id: GroupId) -> u32 {
         let Some((by, instances)) = self.inventory.undrained_instances(id) else { return 0 };
         let count = u32::try_from(instances.len()).unwrap_or(u32::MAX);

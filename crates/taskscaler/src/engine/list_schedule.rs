@@ -2,8 +2,8 @@
 //!
 //! - While no change is expected, the interval is [`Config::update_interval`].
 //! - While a change is expected, the interval is [`Config::update_interval_when_expecting`].
-//! - While a job waits for a change that should complete soon, the interval is the typical duration of such a change, divided by
-//!   [`TYPICAL_DURATION_DIVISOR`], so that the job is hardly delayed.
+//! - While a job waits for a change that should complete soon, the interval is a small part of the time that the change takes, so
+//!   that the job is hardly delayed (see [`TYPICAL_DURATION_DIVISOR`]).
 //!
 //! If list calls are slow, the interval is at least [`MIN_INTERVAL_PER_LIST_TIME`] times their average duration, up to
 //! [`Config::update_interval`].
@@ -17,7 +17,10 @@ use crate::time::Time;
 
 /// Minimum pause between two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// Divisor of the typical duration of a change. Polling thus delays a waiting job by at most a fiftieth of that duration.
+/// Divisor of the typical duration of a change, or of its duration so far if that is longer.
+///
+/// Polling thus delays a waiting job by about a fiftieth of the time that the change takes, or by a tenth if its typical duration is
+/// unknown.
 const TYPICAL_DURATION_DIVISOR: u32 = 50;
 /// Minimum list interval, as a multiple of the average duration of a list. Listing thus takes at most a tenth of the time.
 ///
@@ -175,7 +178,7 @@ fn interval(config: &Config, demand: &ListDemand, last: Time) -> Duration {
 /// Returns the time from the last list until one of the changes is likely to be visible.
 fn next_change_in(last: Time, changes: ExpectedChanges) -> Duration {
     match changes.typical {
-        // No change is likely to complete earlier, so the next list can wait until then.
+        // A change is unlikely to complete before 90% of its typical duration, so the next list waits until then.
         Some(typical) if last.since(changes.oldest) < typical * 9 / 10 => {
             (changes.oldest + typical * 9 / 10).since(last)
         }

@@ -14,8 +14,9 @@ use crate::types::{GroupId, StickyContextId, TriedInstance};
 
 /// Index of an instance in the pool.
 pub(super) type Index = usize;
-/// Sort key of an instance with free slots: rank of its group, how full it is, its sequence number, its index.
-type Rank = (usize, u32, u64, Index);
+/// Sort key of an instance with free slots: rank of its group, unassigned slots (`Pack`) or assigned slots (`Spread`), sequence
+/// number, index. The smallest key is used first.
+type SortKey = (usize, u32, u64, Index);
 
 /// Maximum number of instances with a sticky context that are considered for one request.
 const MAX_CONTEXT_CANDIDATES: usize = 32;
@@ -54,7 +55,7 @@ struct GroupPool {
     by_id: HashMap<InstanceId, Index>,
     /// Ready instances without a job, the longest idle first.
     idle: BTreeSet<(Time, Index)>,
-    /// Instances with a change other than a deletion that the next list may report, by when the change began.
+    /// Instances that may change their state in the next list, except those being deleted. Sorted by when the change began.
     arriving: BTreeSet<(Time, Index)>,
     /// Instances that are being deleted, by when the deletion began.
     deleting: BTreeSet<(Time, Index)>,
@@ -71,7 +72,7 @@ struct GroupPool {
 pub(super) struct Pool {
     all: Slab<Instance>,
     groups: Vec<GroupPool>,
-    free: BTreeSet<Rank>,
+    free: BTreeSet<SortKey>,
     /// Instances that have a sticky context.
     by_context: HashMap<StickyContextId, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
@@ -254,24 +255,24 @@ impl Pool {
         let with_context = with_context.take(MAX_CONTEXT_CANDIDATES).filter(|index| !is_tried(**index));
         let sticky = with_context.filter(fits).filter_map(|index| {
             let instance = self.all.get(*index)?;
-            Some(self.rank(*index, instance))
+            Some(self.sort_key(*index, instance))
         });
-        let sticky = sticky.min().map(|rank| rank.3);
+        let sticky = sticky.min().map(|key| key.3);
         let any = |is_suitable: &dyn Fn(Index) -> bool| {
             let of_groups = self.groups.iter().filter_map(|group| self.best_of(group.rank, slots, is_suitable));
-            of_groups.min().map(|rank| rank.3)
+            of_groups.min().map(|key| key.3)
         };
         sticky.or_else(|| any(&|index| !is_tried(index))).or_else(|| any(&|_| true))
     }
 
-    /// Returns the best instance of the group with this rank.
-    fn best_of(&self, group: usize, slots: u32, is_suitable: &dyn Fn(Index) -> bool) -> Option<Rank> {
+    /// Returns the sort key of the best instance of the group with this rank.
+    fn best_of(&self, group_rank: usize, slots: u32, is_suitable: &dyn Fn(Index) -> bool) -> Option<SortKey> {
         let (min, max) = match self.placement {
             Placement::Pack => (slots, u32::MAX),
             Placement::Spread => (0, self.limits.capacity.checked_sub(slots)?),
         };
-        let fitting = (group, min, 0, 0)..=(group, max, u64::MAX, Index::MAX);
-        self.free.range(fitting).find(|rank| is_suitable(rank.3)).copied()
+        let fitting = (group_rank, min, 0, 0)..=(group_rank, max, u64::MAX, Index::MAX);
+        self.free.range(fitting).find(|key| is_suitable(key.3)).copied()
     }
 
     /// Returns the maximum number of slots that one request can get now.
@@ -279,16 +280,18 @@ impl Pool {
         let widest = self.groups.iter().filter_map(|group| {
             let all = (group.rank, 0, 0, 0)..=(group.rank, u32::MAX, u64::MAX, Index::MAX);
             let mut of_group = self.free.range(all);
-            let rank = match self.placement {
+            let key = match self.placement {
                 Placement::Pack => of_group.next_back(),
                 Placement::Spread => of_group.next(),
             };
-            self.all.get(rank?.3).map(|instance| self.free_slots(instance))
+            self.all.get(key?.3).map(|instance| self.free_slots(instance))
         });
         widest.max().unwrap_or(0)
     }
 
     /// Returns the number of slots of an instance that one request can get now.
+    ///
+    /// A request with several slots uses the instance once, so the limit on uses does not reduce the number.
     fn free_slots(&self, instance: &Instance) -> u32 {
         let has_free = instance.slot_totals(self.limits).free > 0;
         if has_free { self.limits.capacity - instance.assigned_slots } else { 0 }
@@ -321,13 +324,15 @@ impl Pool {
         Some(next.0 + idle_time).filter(|wake| *wake > at)
     }
 
-    /// Returns the number of slots of an instance that can be assigned now.
+    /// Returns the number of slots of an instance that requests for one slot each can get now.
+    ///
+    /// Each of them uses the instance once, so the remaining uses limit the number.
     pub(super) fn offered_slots(&self, index: Index) -> u64 {
         let Some(instance) = self.all.get(index) else { return 0 };
         u64::from(instance.slot_totals(self.limits).free)
     }
 
-    /// Returns when the first and the last change began that the next list may report, not counting deletions.
+    /// Returns when the first and the last of these changes began (see [`GroupPool::arriving`]).
     pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.arriving)
     }
@@ -366,22 +371,22 @@ impl Pool {
 
     /// Applies a change that affects the order of free slots.
     fn reorder(&mut self, change: impl FnOnce(&mut Self)) {
-        let free: Vec<Index> = self.free.iter().map(|rank| rank.3).collect();
+        let free: Vec<Index> = self.free.iter().map(|key| key.3).collect();
         self.free.clear();
         change(self);
         for index in free {
-            if let Some(rank) = self.all.get(index).map(|instance| self.rank(index, instance)) {
-                self.free.insert(rank);
+            if let Some(key) = self.all.get(index).map(|instance| self.sort_key(index, instance)) {
+                self.free.insert(key);
             }
         }
     }
 
-    fn rank(&self, index: Index, instance: &Instance) -> Rank {
-        let fullness = match self.placement {
+    fn sort_key(&self, index: Index, instance: &Instance) -> SortKey {
+        let slots = match self.placement {
             Placement::Pack => self.limits.capacity.saturating_sub(instance.assigned_slots),
             Placement::Spread => instance.assigned_slots,
         };
-        (self.groups.get(instance.group.0).map_or(0, |group| group.rank), fullness, instance.sequence, index)
+        (self.groups.get(instance.group.0).map_or(0, |group| group.rank), slots, instance.sequence, index)
     }
 
     /// Removes an instance from the totals and indexes.
@@ -391,8 +396,8 @@ impl Pool {
         self.totals.subtract(part);
         self.states.subtract(instance);
         if part.free > 0 {
-            let rank = self.rank(index, instance);
-            self.free.remove(&rank);
+            let key = self.sort_key(index, instance);
+            self.free.remove(&key);
         }
         if let Some(due) = instance.due {
             self.due.remove(&(due, index));
@@ -416,8 +421,8 @@ impl Pool {
         self.totals.add(part);
         self.states.add(instance);
         if part.free > 0 {
-            let rank = self.rank(index, instance);
-            self.free.insert(rank);
+            let key = self.sort_key(index, instance);
+            self.free.insert(key);
         }
         if let Some(due) = instance.due {
             self.due.insert((due, index));

@@ -6,6 +6,8 @@
 //!    \--failed-----> Unconfirmed -----------/
 //! ```
 //!
+//! An accepted request is written off without being overdue if both deadlines have passed.
+//!
 //! A failed call may have created instances anyway, and an accepted one may create them late. An instance that appears is
 //! therefore matched to the likeliest request, and counts as managed even after that request was written off. Only a list that
 //! was requested after a deadline proves that an instance did not appear before the deadline.
@@ -59,7 +61,8 @@ enum RequestState {
         /// Time until which missing instances count as instances.
         counts_until: Time,
     },
-    /// Replacements may be requested within the group's limits. The instances may still appear.
+    /// Some instances did not appear in time. They may still appear, but replacements may be requested within the group's
+    /// limits.
     Overdue {
         /// Time until which they count as instances.
         until: Time,
@@ -92,7 +95,9 @@ impl RequestState {
 }
 
 impl ScaleUpRequest {
-    /// Whether its time shows how long a creation takes, because this process has sent it.
+    /// Whether the time since `requested_at` can be used as a creation time.
+    ///
+    /// It can if this process sent the request, but not if the request was restored from the ledger.
     pub(super) fn timing_is_valid(&self) -> bool {
         self.added_at.at == self.requested_at
     }

@@ -23,7 +23,7 @@ impl Engine {
             self.blocked_groups.clear();
             self.desired_change = 0;
             if self.plan.is_draining() {
-                // The last jobs may just have released their slots.
+                // A drained manager keeps no idle instances, so those of the last jobs are deleted too.
                 self.scale_down(now);
             }
             self.delete_on_shutdown(now);
@@ -72,6 +72,8 @@ impl Engine {
     }
 
     /// Number of slots that are free or on a held instance, but that no queued request can use.
+    ///
+    /// Requests are assigned before this is called, so a request that is still queued does not fit any free slot (I5).
     fn unusable_free_slots(&self) -> u64 {
         if self.queue.is_empty() {
             return 0;
@@ -182,7 +184,9 @@ impl Engine {
         }
     }
 
-    /// Returns when the next surplus instance has been idle for the policy's idle time. Reservations do not keep it longer.
+    /// Returns when the next surplus instance has been idle for the policy's idle time.
+    ///
+    /// Reservations that would keep it longer are revoked at that time.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
         if self.is_stopping || formula::surplus(&Inputs { reserved: 0, ..self.inputs(now) }) == 0 {
             return None;
@@ -210,7 +214,9 @@ impl Engine {
         }
     }
 
-    /// Deletes idle instances while the total cost exceeds the limit because prices rose. The most expensive groups come first.
+    /// Deletes idle instances while the total cost exceeds the limit, because prices rose.
+    ///
+    /// Starts with the last group in the order of use, and skips groups without a price.
     fn delete_above_max_cost(&mut self, now: Now) {
         let Some(max) = self.config.max_cost_per_hour else { return };
         for group in self.inventory.groups.in_order().into_iter().rev() {
@@ -241,7 +247,9 @@ impl Engine {
         }
     }
 
-    /// Deletes all instances without jobs while the engine stops, including those that appear during the shutdown.
+    /// If `delete_on_shutdown` is set, deletes all instances without jobs, including those that appear during the shutdown.
+    ///
+    /// Cordoned instances are kept unless `deletes_cordoned` is set.
     pub(super) fn delete_on_shutdown(&mut self, now: Now) {
         if !self.config.delete_on_shutdown {
             return;

@@ -111,7 +111,7 @@ impl CloudConfig {
         rates
             .into_iter()
             .find(|(_, rate)| is_invalid(*rate))
-            .map(|(key, rate)| format!("{key}: {rate:?} is not a number of at least 0"))
+            .map(|(key, rate)| format!("{key}: {rate:?} is not a valid number; use 0 or more"))
     }
 }
 

@@ -47,7 +47,7 @@ async fn orphans_do_not_become_zombies() {
 }
 
 #[tokio::test]
-async fn failed_accept_does_not_stop_the_server() {
+async fn failed_accept_does_not_stop_the_ssh_server() {
     let (group, target, session) = start_instance(json!({"isolation": "none"})).await;
     let (_, server, _) = output(&*session, "echo $PPID").await;
     let server = pid(&server);
@@ -60,6 +60,7 @@ async fn failed_accept_does_not_stop_the_server() {
     prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let before_connection = context_switches();
     let waiting = tokio::net::TcpStream::connect(&target.address).await.unwrap();
+    // Wait until the SSH server has woken up and failed to accept the connection.
     while context_switches().is_some() && context_switches() == before_connection {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

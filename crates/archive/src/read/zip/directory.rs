@@ -111,7 +111,7 @@ impl Directory {
         let start = end.at.checked_sub(end.size);
         let base = start.and_then(|start| start.checked_sub(end.offset));
         let (Some(start), Some(base)) = (start, base) else {
-            return Err(broken(invalid("the zip directory is larger than the file")));
+            return Err(broken(invalid("the size or the position of the zip directory does not match the file")));
         };
         Ok(Self { entries: end.entries, at: start, unread: end.size, chunk: Vec::new(), used: 0, base })
     }

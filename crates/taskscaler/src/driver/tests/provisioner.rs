@@ -17,7 +17,7 @@ async fn v01_max_instances_above_plugin_limit_is_rejected() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("max_instances is 20, but the plugin supports at most 10"), "{error}");
-    assert!(error.ends_with("max size option exceeds instance group's max size"), "{error}");
+    assert!(error.ends_with("; lower max_instances, or raise the plugin's limit"), "{error}");
 }
 
 /// Starts a scaler whose only instance is being deleted after its job. The deletion has no effect.

@@ -77,7 +77,7 @@ pub(super) struct Fixture {
     pub(super) revoked: Vec<TaskKey>,
     pub(super) resume_failures: Vec<(TaskKey, ResumeError)>,
     /// Whether suspend and resume calls have an effect.
-    pub(super) suspends_work: bool,
+    pub(super) suspend_has_effect: bool,
     /// Whether suspend and resume calls fail.
     pub(super) rejects_suspends: bool,
     /// Whether preparations are answered.
@@ -123,7 +123,7 @@ impl Fixture {
             lost: Vec::new(),
             revoked: Vec::new(),
             resume_failures: Vec::new(),
-            suspends_work: true,
+            suspend_has_effect: true,
             rejects_suspends: false,
             answers_prepare: true,
             operator_replies: Vec::new(),
@@ -238,7 +238,7 @@ impl Fixture {
             return Err("not possible".to_owned());
         }
         let target = if resume { InstanceState::Running } else { InstanceState::Suspended };
-        for id in ids.iter().filter(|_| self.suspends_work) {
+        for id in ids.iter().filter(|_| self.suspend_has_effect) {
             self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = target);
         }
         Ok(ids.to_vec())

@@ -86,7 +86,7 @@ fn saved_environment_is_resumed_on_the_same_instance() {
     assert_eq!((fixture.slot_of("3"), state(&fixture, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Running);
     assert_eq!(resume(&mut fixture, "4", "1", OWNER), Err(ResumeError::Unknown));
-    // It has had its only job and is deleted.
+    // The instance may run one job, which a resumed job continues, so it is deleted after job 3.
     fixture.release("3");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "deleted");
@@ -161,7 +161,7 @@ fn suspended_instances_leave_one_instance_for_other_jobs() {
 #[test]
 fn suspend_without_effect_is_repeated_until_expiry() {
     let mut fixture = with_job(3);
-    fixture.suspends_work = false;
+    fixture.suspend_has_effect = false;
     suspend(&mut fixture, "1").unwrap();
     fixture.seconds(30);
     assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (1, "suspending"));
@@ -189,7 +189,7 @@ fn unexpectedly_running_instance_is_suspended_again() {
 #[test]
 fn resume_without_effect_fails_within_five_minutes() {
     let mut fixture = suspended(3);
-    fixture.suspends_work = false;
+    fixture.suspend_has_effect = false;
     resume(&mut fixture, "2", "1", OWNER).unwrap();
     fixture.seconds(299);
     assert_eq!((fixture.resume_failures.len(), state(&fixture, "i1").as_str()), (0, "resuming"));
@@ -198,7 +198,7 @@ fn resume_without_effect_fails_within_five_minutes() {
     assert!(fixture.resume_failures[0].0 == key("2") && error.contains("was not ready within 300 s"), "{error}");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "suspended");
-    fixture.suspends_work = true;
+    fixture.suspend_has_effect = true;
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
     assert_eq!(fixture.slot_of("3"), "i1/0");
@@ -220,7 +220,7 @@ fn environment_is_resumed_even_if_suspend_failed() {
 #[test]
 fn resume_fails_when_instance_is_lost_or_unready() {
     let mut fixture = suspended(3);
-    fixture.suspends_work = false;
+    fixture.suspend_has_effect = false;
     resume(&mut fixture, "2", "1", OWNER).unwrap();
     fixture.clouds[0].clear();
     fixture.seconds(5);
@@ -236,13 +236,13 @@ fn resume_fails_when_instance_is_lost_or_unready() {
 #[test]
 fn canceled_resume_leaves_environment_to_next_job() {
     let mut fixture = suspended(3);
-    fixture.suspends_work = false;
+    fixture.suspend_has_effect = false;
     resume(&mut fixture, "2", "1", OWNER).unwrap();
     assert_eq!(resume(&mut fixture, "3", "1", OWNER), Err(ResumeError::InUse));
     fixture.handle(Event::Cancel { key: key("2") });
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "suspended");
-    fixture.suspends_work = true;
+    fixture.suspend_has_effect = true;
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
     assert_eq!((fixture.slot_of("2"), fixture.slot_of("3")), ("none".to_owned(), "i1/0".to_owned()));
@@ -253,7 +253,7 @@ fn canceled_resume_leaves_environment_to_next_job() {
 fn next_job_takes_over_a_canceled_resume() {
     for listed in [InstanceState::Resuming, InstanceState::Suspended] {
         let mut fixture = suspended(3);
-        fixture.suspends_work = false;
+        fixture.suspend_has_effect = false;
         resume(&mut fixture, "2", "1", OWNER).unwrap();
         // The list may be from before the resume call.
         fixture.clouds[0].insert(id("i1"), listed);
@@ -270,14 +270,14 @@ fn next_job_takes_over_a_canceled_resume() {
 #[test]
 fn instance_is_suspended_again_after_canceled_resume() {
     let mut fixture = suspended(3);
-    fixture.suspends_work = false;
+    fixture.suspend_has_effect = false;
     resume(&mut fixture, "2", "1", OWNER).unwrap();
     fixture.clouds[0].insert(id("i1"), InstanceState::Resuming);
     fixture.seconds(3);
     fixture.handle(Event::Cancel { key: key("2") });
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "suspending", "it does not count as suspended while it resumes");
-    fixture.suspends_work = true;
+    fixture.suspend_has_effect = true;
     fixture.clouds[0].insert(id("i1"), InstanceState::Running);
     fixture.seconds(5);
     assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
@@ -378,15 +378,18 @@ fn restarted_as(mut fixture: Fixture, config: Config) -> Fixture {
 
 #[test]
 fn environment_survives_restart() {
-    for suspends_work in [true, false] {
+    for suspend_has_effect in [true, false] {
         let mut fixture = with_job(3);
-        fixture.suspends_work = suspends_work;
+        fixture.suspend_has_effect = suspend_has_effect;
         suspend(&mut fixture, "1").unwrap();
         // It is killed after or before the suspend call has taken effect.
         let mut fixture = restarted(fixture);
         fixture.handle(Event::ClaimsComplete);
         fixture.seconds(5);
-        assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (usize::from(!suspends_work), "suspended"));
+        assert_eq!(
+            (suspends(&fixture), state(&fixture, "i1").as_str()),
+            (usize::from(!suspend_has_effect), "suspended")
+        );
         assert!(fixture.engine.has_environment("1"));
         assert_eq!(resume(&mut fixture, "2", "1", "another owner"), Err(ResumeError::NotOwner));
         resume(&mut fixture, "2", "1", OWNER).unwrap();
