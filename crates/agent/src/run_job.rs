@@ -210,7 +210,7 @@ fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
     system_failure(started, message, None)
 }
 
-/// Returns the result of a job that failed because of its machine or its agent.
+/// Returns the outcome of a job that failed because of its machine or its agent.
 pub(crate) fn system_failure(started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
     let mut tree = started.node("job", Some(&failure).into(), Vec::new());

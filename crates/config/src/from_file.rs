@@ -22,7 +22,8 @@ pub struct SettingsContext {
     pub system_id: String,
     /// Value of `run --user`.
     pub user: Option<String>,
-    /// Directory of `certs/`: beside the user's default `config.toml`, whatever file is loaded.
+    /// Directory `certs` with TLS files, named after hosts. It is beside the user's default `config.toml`, even if another file is
+    /// loaded.
     pub certificates: Option<PathBuf>,
     /// Shell of entries that name none.
     pub default_shell: Option<String>,
@@ -146,7 +147,8 @@ fn unpack(table: &Table) -> UnpackSettings {
     }
 }
 
-/// Returns the runner's TLS files: those of the keys, or files named after the host if they exist.
+/// Returns the runner's TLS files: those of `tls-ca-file`, `tls-cert-file` and `tls-key-file`, or else files that are named after
+/// the host.
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
         (Some(path), ..) => Some(PathBuf::from(path)),
@@ -165,7 +167,8 @@ fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
 }
 
-/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner (check C106).
+/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner. Check C106 of
+/// `docs/reference/config.md` reports them.
 fn environment(table: &Table) -> Vec<Variable> {
     let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
     entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 /// Maximum number of attempts for a request. For a download, maximum number of consecutive attempts without progress.
 pub(crate) const MAX_ATTEMPTS: u32 = 4;
-/// Base of the delay before a retry. The delay doubles with each failure.
-const FIRST_DELAY: Duration = Duration::from_millis(250);
+/// Delay before a retry if the last attempt made progress. Each consecutive failure without progress doubles it.
+const BASE_DELAY: Duration = Duration::from_millis(250);
 
 /// Waits before the next attempt, after this many failures without progress.
 pub(crate) async fn wait(failures: u32) {
-    tokio::time::sleep(FIRST_DELAY * 2_u32.pow(failures)).await;
+    tokio::time::sleep(BASE_DELAY * 2_u32.pow(failures)).await;
 }

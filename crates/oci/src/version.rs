@@ -98,17 +98,18 @@ impl fmt::Display for Version {
 /// A set of acceptable versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Constraint {
-    /// The highest release.
+    /// Any release, written `latest`.
     Latest,
-    /// Any release.
+    /// Any release, written as an empty text.
     Any,
     /// Any release of a major version.
     Major(u64),
     /// Any release of a minor version.
     Minor(u64, u64),
-    /// Exactly this version. Only this and a range that contains a pre-release can select a pre-release.
+    /// Exactly this version. A pre-release is selected only by this, or by a range that names a pre-release, such as
+    /// `>=1.2.0-rc.1`.
     Exact(Version),
-    /// A range in Cargo's syntax. The Go host does not support ranges.
+    /// A range in Cargo's syntax. gitlab-runner does not support ranges.
     Range(VersionReq),
 }
 

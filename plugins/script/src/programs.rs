@@ -54,8 +54,8 @@ impl Programs {
         Ok(Some(finished))
     }
 
-    /// Sets the environment. It contains no password or key of the connector, because other programs of the user can
-    /// read it. It contains the plain values of `settings`; nested tables are passed on stdin only.
+    /// Sets the environment. It contains no password or key of the connector, because other processes of the same
+    /// operating-system user can read it. It contains the plain values of `settings`; nested tables are passed on stdin only.
     fn set_environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {
             let name = key.to_string_lossy();

@@ -31,10 +31,10 @@ impl Drop for DockerRegistry {
 }
 
 impl DockerRegistry {
-    /// Starts a registry, with or without a login. Returns `None` if the program is not installed.
+    /// Starts a registry, with or without a login. Returns `None` if the program cannot be run.
     ///
     /// # Panics
-    /// Panics if the registry does not start.
+    /// Panics if the registry does not start, or if the program cannot be run and `MUSTER_TEST_REQUIRE=1` is set.
     #[track_caller]
     #[must_use]
     #[expect(clippy::expect_used, reason = "a test fails if its registry does not start")]

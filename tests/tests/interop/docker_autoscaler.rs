@@ -1,4 +1,4 @@
-//! Executor `docker-autoscaler`: jobs in containers of the engines of instances.
+//! Executor `docker-autoscaler`: runs jobs in containers, on the Docker engines of the instances.
 
 use std::collections::BTreeSet;
 
@@ -44,10 +44,17 @@ fn instances_run_several_jobs_each_in_a_container_of_its_own() {
         containers.insert(word("\ncontainer "));
         assert!(log.contains(" has served\n") && log.contains("\njob 0:\n"), "{log}");
     }
-    assert!((2..=4).contains(&containers.len()), "containers have the names of slots: {containers:?}");
+    assert!(
+        (2..=4).contains(&containers.len()),
+        "containers are named after the slots, of which there are at most four: {containers:?}"
+    );
     assert!((1..=2).contains(&instances.len()), "an instance runs several jobs: {instances:?}");
     assert!(logs[JOBS].contains("\nmade\n"), "{}", logs[JOBS]);
     for name in containers {
-        assert_eq!(engine.call("GET", &format!("/containers/{name}/json"), &[]).0, 404, "container {name} is left");
+        assert_eq!(
+            engine.call("GET", &format!("/containers/{name}/json"), &[]).0,
+            404,
+            "container {name} was not removed"
+        );
     }
 }

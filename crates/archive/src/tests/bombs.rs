@@ -24,7 +24,7 @@ fn bytes_of_all_files_together_are_limited() {
 }
 
 #[test]
-fn a_file_is_never_larger_than_the_limit_on_disk() {
+fn file_on_disk_never_exceeds_the_byte_limit() {
     let limits = Limits { bytes: 100_000, ..Limits::default() };
     let content = "0".repeat(16 << 20);
     for (format, archive) in FORMATS {
@@ -44,7 +44,7 @@ fn content_of_skipped_entries_is_counted() {
 
 #[test]
 fn a_sparse_file_counts_with_its_holes() {
-    // A GNU sparse header: no data, and a size of 1 TiB.
+    // A GNU sparse header: no data, and a size of 2 GiB.
     let mut header = Header::new_gnu();
     header.set_entry_type(EntryType::GNUSparse);
     header.set_path("sparse").unwrap();
@@ -117,7 +117,7 @@ fn a_large_entry_can_be_stopped() {
 }
 
 #[test]
-fn links_and_attributes_at_the_end_can_be_stopped() {
+fn creating_links_and_setting_modes_after_the_files_can_be_stopped() {
     let links: Vec<Item> = (0..100).map(|n| link(&format!("{n:03}"), "target")).collect();
     let mut directories: Vec<Item> = (0..100).map(|n| directory(&format!("{n:03}"))).collect();
     directories.iter_mut().for_each(|item| item.mode = 0o500);
@@ -148,7 +148,7 @@ fn an_archive_without_entries_can_be_stopped() {
     for (format, archive) in
         [(Format::TarZstd, skipped), (Format::TarZstd, empty), (Format::TarGzip, gzip.repeat(200_000))]
     {
-        let (_place, result) = stopped_after(5, format, &archive);
+        let (_sandbox, result) = stopped_after(5, format, &archive);
         assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
     }
 }
@@ -168,7 +168,7 @@ fn nesting(dir: &Path) -> usize {
 }
 
 #[test]
-fn the_ratio_is_limited_above_its_floor() {
+fn ratio_limit_applies_only_after_ratio_floor_bytes() {
     let limits = Limits { ratio: 50, ratio_floor: 1 << 20, ..Limits::default() };
     let zeros = "0".repeat(4 << 20);
     for (format, archive) in
@@ -194,7 +194,7 @@ fn headers_are_limited() {
     }
     let items: Vec<Item> = (0..100).map(|n| file(&format!("{n}{}", "n".repeat(1000)), "")).collect();
     assert_exceeds(Limit::HeaderBytes, &limits, Format::Zip, &zip(&items));
-    // The limit applies to each tar entry separately.
+    // A long name below the limit is allowed.
     Sandbox::new().unpack(Format::TarZstd, &tar_zstd(&[file(&"long/".repeat(40), "")]), &limits).unwrap();
 }
 
@@ -205,7 +205,8 @@ fn names_and_targets_in_memory_are_limited() {
     let names: Vec<Item> =
         (0..100).map(|n| directory(&format!("{n}/{}", format!("{}/", "n".repeat(199)).repeat(5)))).collect();
     for items in [targets, names] {
-        // No other limit applies to them in a tar, because each of its headers is small.
+        // Each tar header is small. So only the limit on all names and targets that are kept in memory applies, which is
+        // also `header_bytes`.
         for (format, archive) in &FORMATS[1..] {
             let message = assert_exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");

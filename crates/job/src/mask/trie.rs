@@ -53,15 +53,15 @@ impl Trie {
         self.nodes.len() == 1
     }
 
-    /// Returns the number of bytes at the start of `bytes` at which no text starts, judged by each byte and the one after it.
+    /// Returns the number of leading bytes that cannot begin a text. Examines each byte and the one after it.
     pub(super) fn skippable(&self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| self.start(*byte) != 0)) {
             at += skip;
             let start = bytes.get(at).map_or(0, |byte| self.start(*byte));
             // An escape sequence may occur between two bytes of a text.
-            let ends_here = |next: &u8| !is_escape(*next) && self.child(start, *next).is_none();
-            if self.node(start).longest > 0 || !bytes.get(at + 1).is_some_and(ends_here) {
+            let is_mismatch = |next: &u8| !is_escape(*next) && self.child(start, *next).is_none();
+            if self.node(start).longest > 0 || !bytes.get(at + 1).is_some_and(is_mismatch) {
                 return at;
             }
             at += 1;
@@ -147,7 +147,7 @@ impl Trie {
         }
     }
 
-    /// Computes the fallbacks, shorter texts first.
+    /// Computes the fallbacks, nodes of smaller depth first, because deeper ones depend on those.
     fn compute_fallbacks(&mut self) {
         let mut queue = VecDeque::from([0]);
         while let Some(at) = queue.pop_front() {

@@ -52,11 +52,17 @@ fn check_expose_as(fields: &Fields<'_>, node: &Node, paths: &[String], problems:
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | ' ');
     if node.as_str().is_some() && (!title.chars().all(is_allowed) || !title.starts_with(|c| c != '-' && c != ' ')) {
         let message = "can contain only letters, digits, '-', '_' and spaces";
-        problems.report_with_help(node.span, at.key("expose_as"), message, "start it with a letter, a digit or `_`");
+        problems.report_with_help(
+            node.span,
+            at.key("expose_as"),
+            message,
+            "remove other characters, and start it with a letter, a digit or `_`",
+        );
     }
 }
 
-/// Parses `artifacts:reports` into pairs of a report type of the payload and its paths.
+/// Parses `artifacts:reports`. Returns the paths for each report type, as the job payload names it: `coverage_report` becomes
+/// `cobertura` or `jacoco`.
 fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
     let Some(fields) = Fields::parse(node, at, keywords::REPORTS, problems) else { return Vec::new() };
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Evaluates the rules of one instance, and creates its job without `needs`.
+//! Evaluates the rules of an expanded job, and creates the job without `needs`.
 
 use muster_job::Variable;
 
@@ -16,7 +16,7 @@ use crate::seed::cache_keys::CacheKeys;
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 
-/// Result for an instance.
+/// Result of evaluating an expanded job.
 #[derive(Debug)]
 pub(crate) enum Seeded {
     /// The job is part of the pipeline. Its needs, which depend on the matched rule, are not resolved yet.
@@ -25,7 +25,7 @@ pub(crate) enum Seeded {
     Excluded(ExcludedJob),
 }
 
-/// Creates jobs from instances.
+/// Creates jobs from expanded jobs.
 pub(crate) struct Seeder<'a> {
     pub(crate) config: &'a Config,
     pub(crate) graph: &'a Graph,
@@ -38,7 +38,8 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// Returns all instances as excluded. `workflow` contains the decisions of `workflow`, which excluded them.
+    /// Returns all expanded jobs as excluded. `workflow` contains the decisions about `workflow:rules`, because of which no pipeline
+    /// is created.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,
@@ -54,7 +55,7 @@ impl Seeder<'_> {
         excluded.collect()
     }
 
-    /// Evaluates the instance with this index in the graph.
+    /// Evaluates the expanded job with this index in the graph.
     pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
@@ -82,7 +83,7 @@ impl Seeder<'_> {
         Some(Seeded::Included { job: Box::new(job), rule: matched })
     }
 
-    /// Returns the YAML variables of an instance before its rules: global, `workflow:rules`, job, matrix.
+    /// Returns the YAML variables of an expanded job before its rules: global, `workflow:rules`, job, matrix.
     fn variables(&self, entry: &JobEntry, instance: &ExpandedJob, decisions: &mut Vec<Decision>) -> Vec<Variable> {
         let inherits = &entry.inherit_variables;
         let global: Vec<Variable> =
@@ -100,7 +101,7 @@ impl Seeder<'_> {
         merged
     }
 
-    /// Returns the variables that are visible to the rules of an instance and to the server's expansion.
+    /// Returns the variables that are visible to the rules of an expanded job and to the server's expansion.
     fn scope<'s>(&'s self, entry: &JobEntry, instance: &ExpandedJob, yaml: &'s [Variable]) -> Scope<'s> {
         let facts =
             JobFacts { name: &instance.name, group_name: &entry.name, stage: &entry.stage.name, node: instance.node };

@@ -12,17 +12,19 @@ use windows_sys::Win32::System::JobObjects::{AssignProcessToJobObject, CreateJob
 const TERMINATED_STATUS: u32 = 1;
 
 /// A child process and its descendants, which are terminated when this is dropped. Processes that the child starts
-/// before [`ProcessGroup::of`] are not included.
+/// before [`ProcessGroup::of`] are not included. If Windows refuses the job object, nothing is terminated.
 #[derive(Debug)]
 pub struct ProcessGroup(Option<OwnedHandle>);
 
 impl ProcessGroup {
-    /// Has no effect, because [`ProcessGroup::of`] adds the running process to a job object.
+    /// Prepares a command to start as the leader of a group. No effect on Windows, where [`ProcessGroup::of`] adds the
+    /// running process to a job object.
     pub fn lead(command: &mut Command) -> &mut Command {
         command
     }
 
-    /// Returns the job object of a child that has not been waited for.
+    /// Creates a job object and assigns a child to it. Must be called before the child is waited for, because its process
+    /// handle is closed then.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         let Some(process) = child.raw_handle() else { return Self(None) };

@@ -15,7 +15,7 @@ use crate::types::GroupId;
 /// Minimum remaining validity of cached connection details, in seconds (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
-/// Maximum number of attempts to get the connection details of an instance while each attempt makes the plugin fail.
+/// Maximum number of attempts to get the connection details of an instance if the plugin is down, exits or times out.
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
 const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,8 @@ pub(super) struct DriverContext {
     pub(super) plugins: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     connect_infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Number of changes of the capacity for reservations. See [`super::Scaler::capacity_changes`].
+    /// Number of notifications so far: a reservation is possible again after a refusal, or reservations were revoked. See
+    /// [`super::Scaler::capacity_changes`].
     pub(super) capacity_changes: watch::Sender<u64>,
     /// Returns the time of the wall clock, in seconds since 1970.
     pub(super) wall_clock: fn() -> i64,
@@ -75,7 +76,7 @@ impl DriverContext {
         }
     }
 
-    /// Returns cached connection details, or requests new ones if those expire soon.
+    /// Returns the cached connection details. Requests new ones if none are cached or if they expire soon.
     async fn cached_connect_info(
         &self,
         plugin: &dyn InstanceGroupPort,

@@ -35,7 +35,7 @@ impl DeferredGroup {
         self.status.send_replace(PluginAvailability::Down { cause });
     }
 
-    /// Attaches the running plugin. Later calls have no effect.
+    /// Attaches the running plugin. Must be called once.
     pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
         let (mut status, forwarded) = (plugin.status(), self.status.clone());
         let follow = tokio::spawn(async move {

@@ -10,7 +10,9 @@ use crate::suspend::{ResumeError, SuspendError};
 use crate::time::Now;
 use crate::types::{GroupId, TaskKey};
 
-/// Channel for the reply to a suspend command. The reply is sent once the ledger contains the environment.
+/// Channel for the reply to [`EnvironmentCommand::MaySuspend`] or [`EnvironmentCommand::Suspend`].
+///
+/// A successful suspend is confirmed only after the ledger contains the environment.
 pub(super) type SuspendReply = oneshot::Sender<Result<(), SuspendError>>;
 
 /// A command about a suspended environment.

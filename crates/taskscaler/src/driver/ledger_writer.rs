@@ -101,9 +101,10 @@ impl LedgerWriter {
         immediate
     }
 
-    /// Returns true if an action must wait until the ledger contains it, because it creates, deletes or assigns something.
+    /// Returns true if an action must wait until the ledger contains its change.
     ///
-    /// Queries and notifications do not wait, with one exception: if a job has not received its instance yet, the loss of the
+    /// These are actions that create, delete, suspend or assign something, and replies that confirm a stored change. Queries
+    /// and other notifications do not wait, with one exception: if a job has not received its instance yet, the loss of the
     /// instance is reported only afterwards.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {

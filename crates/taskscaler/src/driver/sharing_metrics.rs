@@ -43,7 +43,7 @@ impl SharingMetrics {
             ),
             slowdown: set.histograms(
                 "muster_taskscaler_job_slowdown_ratio",
-                "Run time of a job divided by the usual run time alone, by its average number of neighbors.",
+                "Ratio of a job's run time to the usual run time of such jobs without neighbors, by the job's average number of neighbors.",
                 &SLOWDOWN_BUCKETS,
                 "neighbors",
                 &NEIGHBORS.map(|(_, label)| label),

@@ -84,7 +84,7 @@ impl ScalerTask {
         let now = Now { at: START, unix: (shared.wall_clock)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
-            tracing::warn!(?row, "ledger contains a group that is no longer configured, ignoring its instances");
+            tracing::warn!(?row, "ledger contains a row of an unknown group or of another kind, ignoring it");
         }
         Self {
             engine,

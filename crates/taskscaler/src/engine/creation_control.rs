@@ -7,18 +7,23 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Maximum number of `Increase` calls per second, regardless of `scale_throttle` (I6).
+/// Maximum number of `Increase` calls per second, regardless of `scale_throttle` (invariant I6, docs/explanation/taskscaler.md).
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
 /// Consecutive instances that did not become ready, after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
-/// First pause after the provider accepted fewer instances than requested. The pause is halved while the provider accepts more.
+/// First pause after the provider accepted fewer instances than requested.
+///
+/// Each further partly accepted request halves the pause. Each request of which nothing is accepted doubles it.
 const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 /// Minimum pause after the provider accepted fewer instances than requested.
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
-/// Size at which the limit on the size of requests, which a failure has set, is removed.
-const UNLIMITED_REQUEST_SIZE: u32 = 1024;
+/// Maximum of the limit on the size of requests.
+///
+/// A failure limits the size of requests, and each completely accepted request doubles the limit. The limit is removed once it
+/// exceeds this.
+const MAX_SIZE_LIMIT: u32 = 1024;
 
 /// What the provider's answer to a request means for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +125,7 @@ impl CreationControl {
         } else {
             self.partial_pause = Duration::ZERO;
             let doubled = self.max_request_size.map(|max| max.saturating_mul(2));
-            self.max_request_size = doubled.filter(|max| *max <= UNLIMITED_REQUEST_SIZE);
+            self.max_request_size = doubled.filter(|max| *max <= MAX_SIZE_LIMIT);
         }
         Acceptance::Creating
     }

@@ -24,7 +24,7 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Number of consecutive lists without an instance after which it is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time from the first to the last list without an instance that is lost. A wrong list is often followed by another wrong one.
+/// Minimum time between the first list that omits an instance and the list after which it counts as lost. A wrong list is often followed by another wrong one.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 /// Phase in the life of an instance.
@@ -107,13 +107,15 @@ pub(super) struct Instance {
     pub(super) assigned_slots: u32,
     /// Number of jobs that run on it.
     pub(super) jobs: u32,
-    /// Number of jobs that it has had.
+    /// Number of jobs that were ever assigned to it, including running ones.
     pub(super) job_count: u32,
     /// Whether its free slots are held for a request for several slots.
     pub(super) held_for_request: bool,
     /// Sticky contexts on it, the most recently used last.
     pub(super) contexts: Vec<StickyContextId>,
-    /// Run time of all its jobs together, in milliseconds, up to a moment. Shows how many neighbors a job had.
+    /// Total run time of its jobs in milliseconds, and the time up to which it was computed.
+    ///
+    /// Its growth during a job, divided by the run time of that job, is the average number of jobs on the instance.
     occupancy_ms: (u64, Time),
     /// Consecutive failed health checks.
     pub(super) failures: u32,
@@ -132,7 +134,7 @@ pub(super) struct Instance {
     pub(super) due: Option<Time>,
     /// Number of the last list that contained it.
     pub(super) listed: u64,
-    /// Whether it was not created by a request of this process.
+    /// Whether no request of this process created it: it was restored from the ledger, or found as unmanaged.
     pub(super) restored: bool,
     /// Whether its boot and preparation times are those of a new instance, so that estimates can use them.
     pub(super) timing_is_valid: bool,
@@ -350,7 +352,7 @@ impl Instance {
         self.failures = 0;
     }
 
-    /// Starts to count idle time. After a restart, up to `max_counted` of the idle time before it counts.
+    /// Starts to count idle time. After a restart, at most `max_counted` of the earlier idle time is included.
     pub(super) fn start_idle_time(&mut self, now: Now, max_counted: Duration) {
         if self.was_idle_before_restart {
             let max_counted = milliseconds(max_counted);
@@ -421,7 +423,7 @@ impl Instance {
         matches!(self.phase, InstancePhase::Deleting(_))
     }
 
-    /// Returns when the change began whose end the next lists may show.
+    /// Returns the start of the boot, deletion or suspension whose completion the next list may show.
     pub(super) fn expected_since(&self) -> Time {
         if self.phase == InstancePhase::Booting { self.requested_at } else { self.since }
     }

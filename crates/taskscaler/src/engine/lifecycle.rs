@@ -152,7 +152,7 @@ impl Engine {
                 return;
             }
             Discovery::Reappeared => {
-                let index = self.inventory.adopt(now, &self.config, (group, id), false);
+                let index = self.inventory.add_instance(now, &self.config, (group, id), false);
                 self.inventory.pool.mark_listed(index, call);
                 self.delete(now, index, RemovalReason::Reappeared);
                 if listed == InstanceState::Deleting {
@@ -168,7 +168,7 @@ impl Engine {
             Discovery::Adopted => (InstanceOrigin::Adopted, true, std::time::Duration::ZERO),
             Discovery::Unwanted => (InstanceOrigin::Unmanaged, true, std::time::Duration::ZERO),
         };
-        let index = self.inventory.adopt(now, &self.config, (group, id.clone()), restored);
+        let index = self.inventory.add_instance(now, &self.config, (group, id.clone()), restored);
         let is_unwanted = matches!(discovery, Discovery::Unwanted);
         if let Discovery::Requested(matched) = discovery {
             self.inventory.pool.change(index, |instance| {
@@ -439,7 +439,7 @@ impl Engine {
         by: String,
     ) -> Result<OperatorOutcome, OperatorError> {
         self.inventory.remove_unmanaged(group, id)?;
-        let index = self.inventory.adopt(now, &self.config, (group, id.clone()), true);
+        let index = self.inventory.add_instance(now, &self.config, (group, id.clone()), true);
         self.delete(now, index, RemovalReason::Operator { by });
         Ok(OperatorOutcome::Deleting { jobs: 0 })
     }

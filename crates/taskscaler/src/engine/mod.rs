@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`Engine`] composes these parts. After each event it immediately does everything that has become possible: it assigns free
-//! slots to the oldest requests, requests missing instances, and deletes surplus ones. [`Engine::next_wake`] returns the next time
+//! slots to the oldest requests, requests additional instances, and deletes surplus ones. [`Engine::next_wake`] returns the next time
 //! at which something changes without an event. A driver that then calls [`Engine::handle`] with [`Event::Tick`] needs no other
 //! timer.
 //!
@@ -89,7 +89,7 @@ pub struct Engine {
     is_stopping: bool,
     /// Whether cordoned instances are deleted, too, when the engine stops.
     deletes_cordoned: bool,
-    /// Why missing instances cannot be created, as last recorded in the history.
+    /// Why additional instances cannot be created, as last recorded in the history.
     blocked_groups: Vec<(GroupId, ScaleUpBlock)>,
     /// Number of instances to create (positive) or to delete (negative), as last computed.
     desired_change: i64,
@@ -247,9 +247,9 @@ impl Engine {
         });
         let groups = self.inventory.groups.ids().flat_map(|group| self.group_wakes(now, group));
         let idle = self.idle_wake(now);
-        let starved = self.hold.next_wake(now, &self.queue);
-        let held_requests = self.reservations.next_wake(now, &self.queue);
-        [due, minute, idle, starved, held_requests].into_iter().flatten().chain(groups).min()
+        let hold = self.hold.next_wake(now, &self.queue);
+        let unanswered_requests = self.reservations.next_wake(now, &self.queue);
+        [due, minute, idle, hold, unanswered_requests].into_iter().flatten().chain(groups).min()
     }
 
     /// Returns the times at which something changes in a group without an event.

@@ -332,7 +332,7 @@ impl Pool {
         u64::from(instance.slot_totals(self.limits).free)
     }
 
-    /// Returns when the first and the last of these changes began (see [`GroupPool::arriving`]).
+    /// Returns when the first and the last of the changes in `arriving` began.
     pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.arriving)
     }

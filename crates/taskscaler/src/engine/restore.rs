@@ -11,7 +11,7 @@ use crate::types::{GroupId, RemovalReason};
 /// Rows that need attention after a restore.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Keys of rows that belong to no configured group or have an unexpected value.
+    /// Keys of rows that cannot be used: their group is not configured, or their value is of another kind.
     unknown: Vec<RowKey>,
     /// Keys of rows to write or delete.
     outdated: Vec<RowKey>,
@@ -20,11 +20,14 @@ struct Findings {
 impl Engine {
     /// Restores an engine from stored rows.
     ///
-    /// Also returns the keys of rows that belong to no configured group. The instances of such rows are ignored.
+    /// Also returns the keys of rows that cannot be used: their group is not configured, or their value is of another kind.
+    /// The instances of such rows are ignored.
     ///
-    /// Instances count as existing until a list omits them. Leases can be claimed ([`Self::claim`]) until
-    /// [`crate::event::Event::ClaimsComplete`]. If the rows are of one group, and the configuration has one group
-    /// without a name of its own, the rows belong to that group, even if the runner was renamed.
+    /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed ([`Self::claim`])
+    /// until [`crate::event::Event::ClaimsComplete`].
+    ///
+    /// If the only configured group has no explicit name, it is named after the runner. Rows of a single other group then
+    /// belong to it, because the runner was renamed.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
@@ -110,7 +113,7 @@ impl Engine {
 
     fn restore_instance(&mut self, now: Now, group: GroupId, id: InstanceId, row: &Row) {
         let Row::Instance { contexts, intent, .. } = row else { return };
-        let index = self.inventory.adopt(now, &self.config, (group, id), true);
+        let index = self.inventory.add_instance(now, &self.config, (group, id), true);
         let pool = &mut self.inventory.pool;
         pool.change(index, |instance| instance.restore(now, row));
         for context in contexts {

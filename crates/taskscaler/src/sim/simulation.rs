@@ -72,7 +72,8 @@ pub struct Simulation<'a> {
     random: ChaCha8Rng,
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
     events: HashMap<u64, SimEvent>,
-    number: u64,
+    /// Last number that was given to an event or to a reservation.
+    last_number: u64,
     /// Time until which the plugin of each group is down.
     down_until: Vec<Time>,
     /// Whether the provider of each group has machines in stock.
@@ -89,7 +90,8 @@ pub struct Simulation<'a> {
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Time since which the coordinator has had no job for an open request. `None` means that no request is open without a job.
+    /// Time at which the coordinator received a job request that it has not answered, because no job waits. `None` means
+    /// that there is no such request.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,
@@ -133,7 +135,7 @@ impl<'a> Simulation<'a> {
             random: ChaCha8Rng::seed_from_u64(scenario.seed),
             agenda: BinaryHeap::new(),
             events: HashMap::new(),
-            number: 0,
+            last_number: 0,
             down_until: vec![Time::ZERO; scenario.clouds.len()],
             has_stock: vec![true; scenario.clouds.len()],
             clock_offset_s: 0,
@@ -175,9 +177,9 @@ impl<'a> Simulation<'a> {
     }
 
     fn plan(&mut self, at: Time, event: SimEvent) {
-        self.number += 1;
-        self.agenda.push(Reverse((at, self.number)));
-        self.events.insert(self.number, event);
+        self.last_number += 1;
+        self.agenda.push(Reverse((at, self.last_number)));
+        self.events.insert(self.last_number, event);
     }
 
     /// Runs until all jobs are done and the settle time has passed, or until the end of the scenario.

@@ -1,7 +1,7 @@
 //! HTTP requests of libgit2, made by the HTTP client of this crate.
 //!
-//! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. So the client is an entry
-//! of the thread while the thread fetches ([`Session::enter`]).
+//! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. The session is
+//! therefore stored in a thread-local variable while a fetch runs ([`Session::enter`]).
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -54,7 +54,7 @@ impl Session {
             StatusCode::OK => Ok(response),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!("the server answered {status}: the token of the job may not read this repository"),
+                format!("the server answered {status}: the job's token has no access to this repository"),
             )),
             status => Err(io::Error::other(format!("the server answered {status}"))),
         }

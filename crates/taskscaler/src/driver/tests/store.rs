@@ -69,7 +69,8 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
 
     cloud.machines.lock().unwrap().remove(lost.instance());
     lost.connection_lost();
-    let loss = timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease reports that its instance is lost");
+    let loss =
+        timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease did not report that its instance is lost");
     assert_eq!(loss, LossReason::Missing);
     let status = timeout(Duration::from_secs(1), scaler.status()).await.unwrap().unwrap();
     assert!(status.scale_up_blocked.iter().any(|block| block.contains(message)), "{:?}", status.scale_up_blocked);
@@ -77,7 +78,7 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
 
     disk.state.send_replace(DiskState::Working);
     let new = lease(&scaler, "newer").await.unwrap();
-    assert_ne!(new.instance(), surviving.instance(), "the queued request got a new instance");
+    assert_ne!(new.instance(), surviving.instance(), "the request after the failure got a new instance");
     assert!(scaler.reserve(TaskKey::new("job")).await.is_ok());
     new.leave_to_next_start();
 

@@ -23,7 +23,7 @@ async fn scaler_with_limits(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) 
     Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
-/// Requirement R014 (docs/requirements.md): an acquisition can be bound to a context (`Acquisition.WithContext`, open).
+/// A queued acquisition can be canceled (requirement R014 in docs/requirements.md, which names Go's contexts).
 #[tokio::test(start_paused = true)]
 async fn canceled_request_releases_its_reservation() {
     let cloud = Cloud::new();

@@ -15,14 +15,15 @@ use crate::throttle::jittered;
 use crate::time::{Now, Time};
 use crate::types::{GroupId, RemovalReason};
 
-/// Minimum time to wait for a list after a plugin is running again.
-const MIN_LIST_WAIT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
+/// Minimum remaining boot timeout of an instance after its plugin is up again. In this time a list can report the instance as
+/// running.
+const MIN_BOOT_TIMEOUT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
 /// Minimum time for which an idle instance is kept after a restart, unless its idle time is shorter.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
 impl Inventory {
     /// Adds an instance as booting. `restored` means that no request of this process created it.
-    pub(in crate::engine) fn adopt(
+    pub(in crate::engine) fn add_instance(
         &mut self,
         now: Now,
         config: &Config,
@@ -44,7 +45,7 @@ impl Inventory {
         for index in self.pool.of_group(id) {
             let Some(instance) = self.pool.get(index) else { continue };
             let earliest = match instance.phase {
-                InstancePhase::Booting => now.at + MIN_LIST_WAIT_AFTER_PLUGIN_UP,
+                InstancePhase::Booting => now.at + MIN_BOOT_TIMEOUT_AFTER_PLUGIN_UP,
                 InstancePhase::Preparing => now.at + config.ready_timeout,
                 _ => continue,
             };
@@ -82,7 +83,7 @@ impl Inventory {
         let (after, timing_is_valid) = (now.at.since(instance.since), instance.timing_is_valid);
         let is_used_up = instance.assigned_slots == 0 && self.pool.limits().is_used_up(instance.job_count);
         let (uses, was_ready) = (instance.job_count, instance.was_ready);
-        let created = (!was_ready && !instance.restored).then(|| now.at.since(instance.requested_at));
+        let creation_time = (!was_ready && !instance.restored).then(|| now.at.since(instance.requested_at));
         let first_check = self.next_health_check(now, config);
         if !was_ready {
             self.mark_dirty(index);
@@ -90,7 +91,8 @@ impl Inventory {
         self.pool.change(index, |instance| {
             instance.was_ready = true;
             instance.become_ready(now.at, first_check);
-            // The idle time before a restart counts, except for a while in which jobs may arrive.
+            // The idle time before a restart counts, but the instance is kept for at least `MIN_IDLE_AFTER_RESTART` (or its
+            // idle time, if that is shorter), so that jobs can arrive.
             instance.start_idle_time(now, idle_time.saturating_sub(MIN_IDLE_AFTER_RESTART));
         });
         if let Some(group) = self.groups.get_mut(group) {
@@ -99,7 +101,7 @@ impl Inventory {
                 group.preparation.learn(after);
             }
         }
-        self.record_decision(now, DecisionKind::Ready { group, id, after, created });
+        self.record_decision(now, DecisionKind::Ready { group, id, after, created: creation_time });
         is_used_up.then_some(RemovalReason::MaxUsesReached { uses })
     }
 
@@ -132,7 +134,7 @@ impl Inventory {
     /// Records the result of a health check.
     ///
     /// A failed check is repeated soon. Returns the reason to delete the instance after `failure_threshold` consecutive
-    /// failures (S14).
+    /// failures.
     pub(in crate::engine) fn record_health(
         &mut self,
         now: Now,

@@ -1,4 +1,5 @@
-//! Reservations ahead of free slots, while each job request is answered with a job at once.
+//! Reservations of more slots than are free, which are possible while job requests immediately return jobs (see
+//! `engine::reservations`).
 
 use super::fixture::{Fixture, assert_differs_from_upstream, config, idle_target, key};
 use crate::config::Config;
@@ -200,7 +201,7 @@ fn unready_instances_stop_reservations_ahead() {
 }
 
 #[test]
-fn full_fleet_requests_jobs_again_once_slots_are_free() {
+fn full_fleet_requests_jobs_again_once_instances_are_deleted() {
     let mut burst = Burst::new(single_use_config(10), 20);
     assert_eq!(burst.rounds(), [2, 2, 4, 2]);
     burst.fixture.seconds(40);
@@ -208,7 +209,7 @@ fn full_fleet_requests_jobs_again_once_slots_are_free() {
     assert_eq!((first.len(), burst.request()), (10, 0));
     first.iter().for_each(|job| burst.fixture.release(job));
     burst.fixture.seconds(2);
-    assert_eq!(burst.request(), 10, "no instance boots before its job has arrived");
+    assert_eq!(burst.request(), 10, "as many slots can be reserved as the deleted instances had");
     burst.answer();
     burst.fixture.seconds(40);
     assert_eq!((burst.fixture.assignments.len(), burst.fixture.created), (20, 20));

@@ -46,7 +46,8 @@ fn v02_unlimited_group_creates_instances() {
     assert_eq!((fixture.created, fixture.engine.status(fixture.now).groups[0].max), (7, None), "unlimited");
 }
 
-/// A failed list does not end the start. The group has no capacity, with the error as the reason, until a list succeeds.
+/// A failed first list does not abort the start of the engine. Until a list succeeds, reservations are refused and the error is
+/// the reason.
 #[test]
 fn v03_failed_first_list_is_retried() {
     for failures in [4, 5, 50] {
@@ -149,7 +150,7 @@ fn v09_accepted_deletion_is_repeated_after_interval() {
     let mut fixture = with_deleting_instance(false);
     assert_eq!(decreases(&fixture), 1);
     fixture.seconds(59);
-    assert_eq!(decreases(&fixture), 1, "the instance is still listed as running");
+    assert_eq!(decreases(&fixture), 1, "the deletion is not repeated before its interval of a minute");
     let counts = fixture.engine.totals().by_state;
     assert!(counts.contains(&("deleting", 1)) && counts.contains(&("running", 0)), "{counts:?}");
     fixture.seconds(2);
@@ -176,7 +177,8 @@ fn v10_rejected_deletion_is_repeated_soon() {
     assert!(fixture.clouds[0].is_empty());
 }
 
-/// Number of lists without an instance after which it is lost: in gitlab-runner (about six minutes), and in Muster (one second).
+/// Consecutive lists that omit an instance until it is lost, in gitlab-runner and in Muster. They take about six minutes and one
+/// second.
 const MISSES: (u32, u32) = (6, 2);
 
 #[test]
@@ -218,7 +220,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     let before = lists(&fixture);
     while fixture.lost.is_empty() {
         fixture.seconds(1);
-        assert!(lists(&fixture) - before <= 2, "more than two lists omitted it");
+        assert!(lists(&fixture) - before <= 2, "two lists without it are enough");
     }
     assert_differs_from_upstream(
         "V12: lists without a running instance until it is lost",
@@ -237,7 +239,8 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
 
-/// The plugin host fails a list whose stream breaks (`v13_...` in `fleeting`), so it fails as a whole here.
+/// If the stream of a list breaks, the plugin host reports the whole list as failed (`v13_...` in crate `muster-fleeting`). The
+/// engine therefore never sees a part of a list.
 #[test]
 fn v13_failed_list_removes_no_instance() {
     let mut fixture = adopted(config(3, 1), &["a", "b"]);

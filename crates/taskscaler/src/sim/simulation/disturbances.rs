@@ -194,8 +194,8 @@ impl Simulation<'_> {
         let wanted =
             if self.is_draining || self.now.at >= self.scenario.faults_end { 0 } else { self.scenario.reservations };
         while self.reservations.len() < wanted && !self.retry_is_planned {
-            let key = TaskKey::new(format!("reservation-{}", self.number));
-            self.number += 1;
+            let key = TaskKey::new(format!("reservation-{}", self.last_number));
+            self.last_number += 1;
             if self.engine.reserve(self.now, key.clone()).is_err() {
                 self.plan_request_retry();
             } else {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn privileged_containers_need_settings_and_patterns() {
+fn privileged_needs_setting_and_is_limited_by_patterns() {
     let both = |docker: &mut DockerSettings| (docker.build.privileged, docker.service.privileged) = (true, true);
     let privileged = |container: DockerContainer| {
         let of = |spec: &ContainerSpec| spec.host_config.contains_key("Privileged");
@@ -123,7 +123,7 @@ fn number_of_services_is_limited() {
 }
 
 #[test]
-fn network_is_the_bridge_a_configured_one_or_one_for_the_job() {
+fn network_is_bridge_or_configured_or_per_job() {
     let flag = || variables(&[("FF_NETWORK_PER_BUILD", "true")]);
     assert_eq!(container(|_| (), json!({})).network, DockerNetwork::Bridge);
     let (container_of_job, job) = lowered(|docker| (docker.enable_ipv6, docker.network_mtu) = (true, 1400), flag());
@@ -165,7 +165,7 @@ fn debug_output_of_services_is_copied_unless_disabled() {
 }
 
 #[test]
-fn environment_leaves_out_what_a_container_cannot_have() {
+fn environment_omits_oversized_and_invalid_variables() {
     let pair = |key: &str, value: String| (key.to_owned(), value);
     let large = "x".repeat(200 * 1024);
     let list =
