@@ -79,6 +79,18 @@ pub(crate) struct Start<'a> {
     pub(crate) record: Option<&'a Path>,
 }
 
+/// Returns the error about namespaces that persistent instances, or else the isolation `namespaces`, would need.
+pub(crate) fn no_namespaces(persistent: bool) -> String {
+    let (key, remedy) = match persistent {
+        true => ("persistent_instances", "set persistent_instances = false"),
+        false => ("isolation = \"namespaces\"", "use \"auto\""),
+    };
+    format!(
+        "{key} requires user namespaces and unshare (util-linux), but namespaces cannot be created; {remedy}, install unshare, or allow user \
+         namespaces (sysctl kernel.unprivileged_userns_clone)"
+    )
+}
+
 /// Returns true if namespaces can be created.
 pub(crate) async fn can_create_namespaces() -> bool {
     let [program, arguments @ ..] = UNSHARE;

@@ -318,16 +318,7 @@ impl Provider for Local {
             Isolation::None => false,
             Isolation::Auto if !config.persistent_instances => instance::can_create_namespaces().await,
             _ if instance::can_create_namespaces().await => true,
-            _ if config.persistent_instances => {
-                return Err("persistent_instances requires user namespaces and unshare (util-linux), but namespaces cannot be created; set \
-                            persistent_instances = false, install unshare, or allow user namespaces (sysctl kernel.unprivileged_userns_clone)"
-                    .into());
-            }
-            _ => {
-                return Err("isolation = \"namespaces\" requires user namespaces and unshare (util-linux), but namespaces cannot be created; use \
-                            \"auto\", install unshare, or allow user namespaces (sysctl kernel.unprivileged_userns_clone)"
-                    .into());
-            }
+            _ => return Err(instance::no_namespaces(config.persistent_instances).into()),
         };
         let base = match config.directory.as_os_str().is_empty() {
             true => std::env::temp_dir(),
