@@ -26,7 +26,7 @@ mod workers;
 pub use limits::{Exceeded, Limit, Limits};
 pub use meter::Meter;
 pub use open::{Root, create_root};
-pub use read::{Entry, EntryKind, Format, check_zip, read, read_zip_file};
+pub use read::{Entry, EntryKind, Format, check_zip, read, read_at, read_zip_file};
 pub use skipped::SkippedEntries;
 pub use tree::{Tree, write_new};
 pub use workers::Workers;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
-use muster_agent_api::builtin::UnpackLimits;
+use muster_agent_api::builtin::{Tls, UnpackLimits};
 use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
 use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
@@ -213,15 +213,24 @@ impl Context {
     /// # Errors
     /// [`Failure::System`] if the URL or a certificate is invalid.
     pub(crate) async fn client(&self, stop: &StopToken) -> Result<Client, Failure> {
-        let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
-        let tls = &self.coordinator.tls;
-        let tls = TlsFiles { ca: file(&tls.ca), certificate: file(&tls.certificate), key: file(&tls.key) };
+        let tls = self.tls_files(&self.coordinator.tls);
         let (shared, url) = (Arc::clone(&self.shared), self.coordinator.url.clone());
         let failed = |error| Failure::System(format!("failed to reach the coordinator: {error}"));
         blocking(self, "reading the coordinator's certificates", stop, move || {
             shared.client(&url, &tls).map_err(failed)
         })
         .await
+    }
+
+    /// Returns the paths of the file variables that contain certificates.
+    pub(crate) fn tls_files(&self, variables: &Tls) -> TlsFiles {
+        let file = |name: &Option<String>| name.as_ref().map(|name| self.temp_dir.join(name));
+        TlsFiles { ca: file(&variables.ca), certificate: file(&variables.certificate), key: file(&variables.key) }
+    }
+
+    /// Returns the value of a variable in the environment of the job's processes.
+    pub(crate) fn environment_value(&self, name: &str) -> Option<OsString> {
+        self.environment().into_iter().rev().find(|(key, _)| key == name).map(|(_, value)| value)
     }
 
     /// Returns the environment for a process of the job.

@@ -108,7 +108,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
     .await
 }
 
-/// Makes the user of this process the owner of a directory, if it may. The owner of a job's directory tells whose files are in it.
+/// Makes root the owner of a directory, if this process runs as root. A later job whose user is not root sees by the owner that it must change
+/// the owner of all files.
 fn take(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

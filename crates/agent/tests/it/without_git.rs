@@ -221,7 +221,7 @@ async fn existing_checkout_becomes_another_commit_without_files_of_earlier_jobs(
     fixture.pass(keep.clone(), &["test -e kept/a && ! test -e other"]).await;
     let unknown = Checkout { clean_flags: Some(vec!["-ffdxi".to_owned()]), ..keep };
     let log = fixture.pass(unknown, &["test -e kept/a"]).await;
-    assert!(log.contains("`-ffdxi` needs the git command"), "{log}");
+    assert!(log.contains("`-ffdxi` requires the `git` command"), "{log}");
 }
 
 #[tokio::test]
@@ -344,7 +344,7 @@ async fn failures_name_their_cause_and_no_secret() {
     let log = fixture.fail(Checkout { sha: missing, ..fixture.checkout() }).await;
     assert!(log.contains("failed to get the sources"), "{log}");
     let log = fixture.fail(Checkout { object_format: "sha256".to_owned(), ..fixture.checkout() }).await;
-    assert!(log.contains("object format sha256 needs the `git` command"), "{log}");
+    assert!(log.contains("object format sha256 requires the `git` command"), "{log}");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use crate::limits::Limits;
 use crate::meter::{Meter, Packed};
 use crate::name;
 
+pub use self::zip::read_at;
 pub(crate) use self::zip::{Header, ZipFiles, visit_zip};
 
 /// Maximum length of a symbolic link's target in bytes.

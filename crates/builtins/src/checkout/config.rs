@@ -157,8 +157,7 @@ pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)
 
 /// Returns the global configuration of a job that uses the credential helper: the user's own configuration, then the job's.
 fn global_text(context: &Context, external: &Path) -> String {
-    let home =
-        context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| PathBuf::from(home));
+    let home = context.environment_value("HOME").map(PathBuf::from);
     let user_files = home.into_iter().flat_map(|home| [home.join(".config/git/config"), home.join(".gitconfig")]);
     let all = user_files.filter(|file| file.is_file()).chain([external.to_owned()]);
     all.map(|file| format!("[include]\n\tpath = {}\n", quoted(&file.to_string_lossy()))).collect()

@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 
 /// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
-pub(super) const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
+const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
 /// Fetches the commit and checks it out in the project directory.
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
@@ -146,8 +146,7 @@ pub(super) fn has_lfs(context: &Context) -> bool {
 }
 
 fn has_command(context: &Context, name: &str) -> bool {
-    let path = context.environment().into_iter().rev().find(|(key, _)| key == "PATH").map(|(_, path)| path);
-    let path = path.unwrap_or_default();
+    let path = context.environment_value("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|directory| {
         let file = directory.join(name);
         file.is_file() && rustix::fs::access(&file, rustix::fs::Access::EXEC_OK).is_ok()
@@ -155,14 +154,14 @@ fn has_command(context: &Context, name: &str) -> bool {
 }
 
 /// Returns whether `.gitattributes` of the top directory uses the LFS filter. False if the file is unreadable.
-async fn uses_lfs(project: &Path) -> bool {
+pub(super) async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
 }
 
 /// Returns whether git can write the user's configuration. The user of a container may have no home directory.
 async fn has_writable_home(context: &Context, stop: &StopToken) -> Result<bool, Failure> {
-    let home = context.environment().into_iter().rev().find(|(key, _)| key == "HOME").map(|(_, home)| home);
+    let home = context.environment_value("HOME");
     blocking(context, "checking the home directory", stop, move || {
         Ok(home.is_some_and(|home| rustix::fs::access(Path::new(&home), rustix::fs::Access::WRITE_OK).is_ok()))
     })

@@ -87,8 +87,11 @@ fn to_usize(size: u64) -> io::Result<usize> {
     usize::try_from(size).map_err(io::Error::other)
 }
 
-/// Reads until the buffer is full or the file ends. Returns the number of bytes.
-fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+/// Reads from a position until the buffer is full or the file ends. Returns the number of bytes.
+///
+/// # Errors
+/// That of the file.
+pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
         match file.read_at(rest, offset + filled as u64) {

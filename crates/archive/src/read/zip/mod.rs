@@ -17,6 +17,7 @@ use crate::meter::{Content, Meter, Packed};
 
 pub(crate) use self::directory::Header;
 pub(crate) use self::files::ZipFiles;
+pub use self::files::read_at;
 
 /// Bits of a mode that contain the file type.
 const FILE_TYPE_MASK: u32 = 0o170_000;

@@ -55,8 +55,9 @@ pub(super) fn clean(
     let flags = match parse(flags) {
         Ok(flags) => flags,
         Err(flag) => {
-            let warning =
-                format!("GIT_CLEAN_FLAGS: `{flag}` needs the git command, which is not in PATH: untracked files stay");
+            let warning = format!(
+                "GIT_CLEAN_FLAGS: `{flag}` requires the `git` command, but `git` is not in PATH; untracked files are not removed"
+            );
             print(&style::warning(&warning));
             return Ok(());
         }

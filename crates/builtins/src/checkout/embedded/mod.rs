@@ -18,13 +18,12 @@ use git2::{
     AutotagOption, ErrorCode, FetchOptions, FetchPrune, Oid, RemoteCallbacks, Repository, RepositoryInitOptions,
 };
 use muster_agent_api::builtin::{Checkout, Cleanup};
-use muster_runner_api::client::TlsFiles;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 use tokio::runtime::Handle;
 
-use super::{config, short_sha, without_credentials};
+use super::{config, remote, short_sha, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 use credentials::Credentials;
@@ -41,25 +40,18 @@ const UNSHALLOW: i32 = i32::MAX;
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     if !matches!(checkout.object_format.as_str(), "" | "sha1") {
         return Err(Failure::Step(format!(
-            "failed to get the sources: a repository with object format {} needs the `git` command, which is not in PATH; use an image \
-             that has git",
+            "failed to get the sources: a repository with object format {} requires the `git` command, but `git` is not in PATH; use an \
+             image that has git",
             checkout.object_format
         )));
     }
     context.create_project_dir(stop).await?;
     let template = config::write_template(context, checkout, stop).await?;
-    let tls = TlsFiles {
-        ca: checkout.tls.ca.as_ref().map(|name| context.temp_dir.join(name)),
-        certificate: checkout.tls.certificate.as_ref().map(|name| context.temp_dir.join(name)),
-        key: checkout.tls.key.as_ref().map(|name| context.temp_dir.join(name)),
-    };
-    let environment = context.environment();
-    let variable = |name: &str| {
-        let found = environment.iter().rev().find(|(key, _)| key == name)?;
-        Some(found.1.to_string_lossy().into_owned())
-    };
-    let accept_any = variable("GIT_SSL_NO_VERIFY").is_some_and(|value| !matches!(value.as_str(), "" | "0" | "false"));
-    let credentials = Credentials::new(checkout, &variable("CI_JOB_TOKEN").unwrap_or_default());
+    let tls = context.tls_files(&checkout.tls);
+    let text = |name: &str| context.environment_value(name).unwrap_or_default().to_string_lossy().into_owned();
+    let accept_any = !matches!(text("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
+    let credentials = Credentials::new(checkout, &text("CI_JOB_TOKEN"));
+    let skips_lfs = checkout.skip_lfs || !checkout.checkout;
     let (shared, checkout, stop_work) = (Arc::clone(context), checkout.clone(), stop.clone());
     let runtime = Handle::current();
     blocking(&**context, "getting the sources", stop, move || {
@@ -79,7 +71,11 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
             None => Failure::Step(format!("failed to get the sources: {}", error.message())),
         })
     })
-    .await
+    .await?;
+    if !skips_lfs && remote::uses_lfs(&context.project_dir).await {
+        context.print(&style::warning(remote::NO_LFS));
+    }
+    Ok(())
 }
 
 /// Reverts the changes of a job, as `git clean` and `git reset --hard` do.
@@ -166,7 +162,6 @@ impl Work<'_> {
             "" | "none" => self.print("Skipping Git submodules setup"),
             mode => submodules::update(self, &repository, mode == "recursive")?,
         }
-        self.warn_of_lfs(project);
         Ok(())
     }
 
@@ -220,16 +215,6 @@ impl Work<'_> {
             _ => &mut options,
         };
         options
-    }
-
-    fn warn_of_lfs(&self, project: &Path) {
-        let text = muster_files::open(&project.join(".gitattributes")).and_then(|file| {
-            muster_files::read_open(file, &project.join(".gitattributes"), super::remote::ATTRIBUTES_LIMIT)
-        });
-        let uses_lfs = text.is_ok_and(|text| String::from_utf8_lossy(&text).contains("filter=lfs"));
-        if uses_lfs && !self.checkout.skip_lfs {
-            self.context.print(&style::warning(super::remote::NO_LFS));
-        }
     }
 }
 

@@ -42,7 +42,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         // libgit2 has other transports, too, which no stop would interrupt.
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(failed(git2::Error::from_str(&format!(
-                "the URL {url} needs the `git` command, which is not in PATH; use an image that has git"
+                "the URL {url} requires the `git` command, but `git` is not in PATH; use an image that has git"
             ))));
         }
         config.set_str(&key, &url)?;
@@ -88,7 +88,7 @@ pub(super) fn clean(
     for submodule in repository.submodules()? {
         let Ok(inner) = submodule.open() else {
             let name = submodule.name().unwrap_or_default();
-            print(&style::info(&format!("Skipping the submodule `{name}`, which is not checked out")));
+            print(&style::info(&format!("Skipping the submodule `{name}`: it is not checked out")));
             continue;
         };
         clean::clean(&inner, &["-ffdx".to_owned()], stop, print)?;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 
 use flate2::Crc;
-use muster_archive::Workers;
+use muster_archive::{Workers, read_at};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
@@ -272,15 +272,7 @@ fn add(
 /// Replaces the content of the buffer by a part of a file. It is shorter than `length` if the file has shrunk.
 fn read(file: &File, offset: u64, length: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
     buffer.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
-    let mut filled = 0;
-    while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-        match file.read_at(rest, offset + filled as u64) {
-            Ok(0) => break,
-            Ok(read) => filled += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
+    let filled = read_at(file, buffer, offset)?;
     buffer.truncate(filled);
     Ok(())
 }
