@@ -6,7 +6,8 @@
 //!
 //! One thread reads the names, checks them, and opens or creates the directories. It is the only one that resolves paths. The other threads
 //! get open directories with names of one component, and write files there. Two entries of which one is written over or below the other are
-//! never in flight at the same time, so the result is the same as that of unpacking one entry after the other.
+//! never in flight at the same time, so the result is the same as that of unpacking one entry after the other. Names show this, except below an
+//! existing link, where an entry has a second name. Such an entry is unpacked alone.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use cap_std::fs::Dir;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 
 use crate::UnpackError;
 use crate::limits::Limits;
@@ -72,6 +75,8 @@ pub(crate) fn unpack(
         let workers = Workers::start(scope, worker).map_err(no_thread)?;
         let mut unpacking = Unpacking {
             tree: Tree::new(into, meter),
+            root: into,
+            checked: None,
             workers,
             batch: Vec::new(),
             batch_bytes: 0,
@@ -93,6 +98,9 @@ pub(crate) fn unpack(
 
 struct Unpacking<'a> {
     tree: Tree<'a>,
+    root: &'a Dir,
+    /// The directory for which [`Unpacking::is_behind_link`] was called last, with the result.
+    checked: Option<(PathBuf, bool)>,
     workers: Workers<Vec<Planned>, Written>,
     batch: Vec<Planned>,
     batch_bytes: u64,
@@ -109,8 +117,12 @@ impl Unpacking<'_> {
         if self.conflicts(&entry) || self.recent_files.len() >= MAX_RECENT || self.recent_bytes >= MAX_RECENT_BYTES {
             self.wait()?;
         }
-        let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
         let parent = entry.path.parent().unwrap_or(Path::new(""));
+        let is_alone = self.is_behind_link(if entry.kind == EntryKind::Directory { &entry.path } else { parent });
+        if is_alone {
+            self.wait()?;
+        }
+        let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
         // The last batch has the directory already, in most cases.
         for above in parent.ancestors() {
             if !self.recent_directories.insert(above.to_owned()) {
@@ -122,7 +134,28 @@ impl Unpacking<'_> {
         self.recent_files.insert(entry.path.clone());
         self.batch_bytes = self.batch_bytes.saturating_add(header.unpacked);
         self.batch.push(Planned { place, header, entry, order });
-        if self.is_complete() { self.submit() } else { Ok(()) }
+        match () {
+            () if is_alone => self.wait(),
+            () if self.is_complete() => self.submit(),
+            () => Ok(()),
+        }
+    }
+
+    /// Returns whether the path of a directory has an existing link, or may have one. Links of the archive do not exist before the end.
+    fn is_behind_link(&mut self, directory: &Path) -> bool {
+        if directory.as_os_str().is_empty() {
+            return false;
+        }
+        match &self.checked {
+            Some((path, result)) if path == directory => *result,
+            _ => {
+                let opened = openat2(self.root, directory, OFlags::PATH, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+                // A system that has no `openat2` cannot tell.
+                let result = !matches!(opened, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
+                self.checked = Some((directory.to_owned(), result));
+                result
+            }
+        }
     }
 
     /// Returns whether a recent file has the path of the entry, or is above or below it.

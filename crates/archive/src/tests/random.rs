@@ -171,3 +171,15 @@ proptest! {
         prop_assert_eq!(parallel.inside(), sequential.inside());
     }
 }
+
+#[test]
+fn entries_behind_an_existing_link_are_written_in_the_order_of_the_archive() {
+    let large = "large ".repeat(200_000);
+    let items = [file("a/x", &large), file("c/x", "last"), file("a/y", &large), directory("c/y/"), file("c/y/z", "below")];
+    for _ in 0..20 {
+        let sandbox = Sandbox::new();
+        prepare(&sandbox, &[directory("a"), link("c", "a")]);
+        sandbox.unpack(Format::Zip, &zip(&items), &Limits::default()).unwrap();
+        assert_eq!(sandbox.inside(), ["a/", "a/x: last", "a/y/", "a/y/z: below", "c -> a"]);
+    }
+}
