@@ -173,7 +173,20 @@ impl Snapshot {
             format!("refs/tags/{name}"),
             name.to_owned(),
         ];
-        candidates.iter().find_map(|candidate| self.commit(candidate))
+        self.first_commit(&candidates)
+    }
+
+    /// Returns the commit of the first of the `names` that has one.
+    fn first_commit(&self, names: &[String]) -> Option<String> {
+        // One process looks up all names. `cat-file` ends at a name such as `@{upstream}` if the branch has no upstream.
+        if names.iter().any(|name| name.contains(['\n', '@'])) {
+            return names.iter().find_map(|name| self.commit(name));
+        }
+        let input: String = names.iter().map(|name| format!("{name}^{{commit}}\n")).collect();
+        let output = self.git.run_with_input(&["cat-file", "--batch-check=%(objectname)"], input.as_bytes()).ok()?;
+        // The line of a name without a commit is the name itself, followed by a space and a reason.
+        let is_hash = |line: &&str| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_hexdigit());
+        String::from_utf8_lossy(&output).lines().find(is_hash).map(str::to_owned)
     }
 
     /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file counts with both names.

@@ -252,6 +252,8 @@ pub enum ScaleUpBlock {
     AtMax {
         /// The maximum.
         max: u32,
+        /// Number of instances that may still appear although their creation failed or is overdue. They count towards the maximum.
+        unconfirmed: u32,
         /// Number of instances that are being deleted.
         deleting: u32,
         /// Deletions that take too long.
@@ -304,9 +306,14 @@ impl fmt::Display for ScaleUpBlock {
             Self::Drained { by } => write!(f, "it was drained by {by}"),
             Self::NotListedYet { error: None } => f.write_str("its instances have not been listed yet"),
             Self::NotListedYet { error: Some(error) } => write!(f, "failed to list its instances: {error}"),
-            Self::AtMax { max, deleting: 0, .. } => write!(f, "instance limit of {max} reached"),
-            Self::AtMax { max, deleting, stuck } => {
-                write!(f, "instance limit of {max} reached ({deleting} being deleted)")?;
+            Self::AtMax { max, unconfirmed, deleting, stuck } => {
+                write!(f, "instance limit of {max} reached")?;
+                if *unconfirmed > 0 {
+                    write!(f, " ({unconfirmed} may still appear after a failed or overdue creation)")?;
+                }
+                if *deleting > 0 {
+                    write!(f, " ({deleting} being deleted)")?;
+                }
                 match &stuck.first {
                     Some(id) => write!(
                         f,

@@ -275,7 +275,12 @@ mod tests {
     fn entry_contains_group_names() {
         let reasons = vec![(
             GroupId(0),
-            ScaleUpBlock::AtMax { max: 3, deleting: 0, stuck: crate::decision::StuckDeletions::default() },
+            ScaleUpBlock::AtMax {
+                max: 3,
+                unconfirmed: 0,
+                deleting: 0,
+                stuck: crate::decision::StuckDeletions::default(),
+            },
         )];
         let kind =
             DecisionKind::ScaleUpBlocked { missing: 2, reasons, inputs: Inputs { waiting: 2, ..Inputs::default() } };

@@ -175,7 +175,8 @@ proptest! {
 #[test]
 fn entries_behind_an_existing_link_are_written_in_the_order_of_the_archive() {
     let large = "large ".repeat(200_000);
-    let items = [file("a/x", &large), file("c/x", "last"), file("a/y", &large), directory("c/y/"), file("c/y/z", "below")];
+    let items =
+        [file("a/x", &large), file("c/x", "last"), file("a/y", &large), directory("c/y/"), file("c/y/z", "below")];
     for _ in 0..20 {
         let sandbox = Sandbox::new();
         prepare(&sandbox, &[directory("a"), link("c", "a")]);

@@ -263,7 +263,7 @@ fn refs_are_resolved_by_short_names_but_not_as_options() {
     repository.write("a.txt", "two");
     repository.commit("Second");
     let snapshot = repository.take();
-    for name in ["v1", "release", "origin/release", "refs/tags/v1", &first, &first[..10], "HEAD^"] {
+    for name in ["v1", "release", "origin/release", "refs/tags/v1", &first, &first[..10], "HEAD^", "@^"] {
         assert_eq!(snapshot.resolve(name).as_deref(), Some(first.as_str()), "{name}");
     }
     for name in ["nothing", "", "--all", "-h"] {

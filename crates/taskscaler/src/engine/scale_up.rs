@@ -214,6 +214,11 @@ impl ScaleUpRequests {
         self.outstanding(|state| !matches!(state, RequestState::WrittenOff { .. }))
     }
 
+    /// Number of instances that may appear although their creation failed or is overdue.
+    pub(super) fn unconfirmed(&self) -> u32 {
+        self.may_appear() - self.expected()
+    }
+
     fn outstanding(&self, is_counted: impl Fn(&RequestState) -> bool) -> u32 {
         self.all.iter().filter(|request| is_counted(&request.state)).map(|request| request.outstanding).sum()
     }

@@ -130,7 +130,7 @@ impl GroupStatus {
             max: group.max_instances(),
             instances: u32::try_from(instances).unwrap_or(u32::MAX),
             requested: may_appear,
-            unconfirmed: may_appear - group.requests.expected(),
+            unconfirmed: group.requests.unconfirmed(),
             failures: failure.map_or(0, |(failures, _)| failures),
             error: failure.map(|(_, error)| error.to_owned()),
             list_failures: list_failure.map_or(0, |(failures, _)| failures),

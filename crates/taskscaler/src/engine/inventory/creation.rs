@@ -48,7 +48,8 @@ impl Inventory {
             });
         }
         if headroom == 0 {
-            return Some(ScaleUpBlock::AtMax { max: group.max_instances().unwrap_or(0), deleting, stuck });
+            let max = group.max_instances().unwrap_or(0);
+            return Some(ScaleUpBlock::AtMax { max, unconfirmed: group.requests.unconfirmed(), deleting, stuck });
         }
         if group.is_out_of_stock {
             return Some(ScaleUpBlock::OutOfStock);

@@ -402,6 +402,9 @@ fn overdue_instance_is_awaited_at_max_instances() {
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(590);
     assert_eq!(fixture.created, 8, "it may still appear and exceed the maximum");
+    let wait = fixture.engine.explain_waiting(fixture.now, &key("late")).unwrap();
+    let reason = "instance limit of 9 reached (1 may still appear after a failed or overdue creation)";
+    assert!(wait.scale_up_blocked[0].ends_with(reason), "{wait:?}");
     fixture.seconds(70);
     assert_eq!(fixture.slot_of("late"), "i9/0");
 }
