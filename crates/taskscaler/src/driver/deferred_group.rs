@@ -14,7 +14,9 @@ const NOT_STARTED: &str = "its plugin has not been started yet";
 /// A group that is down until a running plugin is attached, and then forwards all calls to it.
 pub struct DeferredGroup {
     status: watch::Sender<PluginAvailability>,
-    attached: OnceLock<(Arc<dyn InstanceGroupPort>, JoinHandle<()>)>,
+    attached: OnceLock<Arc<dyn InstanceGroupPort>>,
+    /// Forwards the state of the attached plugin.
+    follow: OnceLock<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for DeferredGroup {
@@ -27,7 +29,8 @@ impl DeferredGroup {
     /// Creates a group that is down for this reason.
     #[must_use]
     pub fn new(cause: String) -> Arc<Self> {
-        Arc::new(Self { status: watch::Sender::new(PluginAvailability::Down { cause }), attached: OnceLock::new() })
+        let status = watch::Sender::new(PluginAvailability::Down { cause });
+        Arc::new(Self { status, attached: OnceLock::new(), follow: OnceLock::new() })
     }
 
     /// Updates the reason why the group is down, after another attempt to start the plugin failed.
@@ -38,7 +41,11 @@ impl DeferredGroup {
     /// Attaches the running plugin. Must be called once.
     pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
         let (mut status, forwarded) = (plugin.status(), self.status.clone());
-        let follow = tokio::spawn(async move {
+        // Calls must succeed as soon as the group is up.
+        if self.attached.set(plugin).is_err() {
+            return;
+        }
+        let follow = async move {
             loop {
                 let current = status.borrow_and_update().clone();
                 forwarded.send_replace(current);
@@ -46,14 +53,12 @@ impl DeferredGroup {
                     return;
                 }
             }
-        });
-        if let Err((_, follow)) = self.attached.set((plugin, follow)) {
-            follow.abort();
-        }
+        };
+        self.follow.get_or_init(|| tokio::spawn(follow));
     }
 
     fn plugin(&self) -> Result<&Arc<dyn InstanceGroupPort>, String> {
-        self.attached.get().map(|(plugin, _)| plugin).ok_or_else(|| NOT_STARTED.to_owned())
+        self.attached.get().ok_or_else(|| NOT_STARTED.to_owned())
     }
 
     fn plugin_or_call_error(&self) -> Result<&Arc<dyn InstanceGroupPort>, InstanceCallError> {
@@ -116,8 +121,10 @@ impl InstanceGroupPort for DeferredGroup {
     }
 
     async fn stop(self: Arc<Self>) {
-        if let Some((plugin, follow)) = self.attached.get() {
+        if let Some(follow) = self.follow.get() {
             follow.abort();
+        }
+        if let Some(plugin) = self.attached.get() {
             Arc::clone(plugin).stop().await;
         }
     }
