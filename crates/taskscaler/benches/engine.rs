@@ -95,7 +95,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (start.elapsed(), result)
 }
 
-/// Returns requests of mixed sizes, most of them for one slot.
+/// Returns the request of a job: most jobs need one slot, others three or four.
 fn mixed(job: usize) -> SlotRequest {
     let cpu_milli = [300, 700, 1000, 2500, 400, 800, 4000, 900][job % 8];
     SlotRequest {

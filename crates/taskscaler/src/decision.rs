@@ -36,16 +36,16 @@ pub enum DecisionKind {
         group: GroupId,
         /// Number of requested instances.
         count: u32,
-        /// Number of missing instances.
+        /// Number of instances that are needed in addition to the existing and expected ones.
         missing: u64,
         /// Inputs of the scaling formula.
         inputs: Inputs,
         /// Groups that come before this one in the selection order, and why they were skipped.
         skipped: Vec<(GroupId, ScaleUpBlock)>,
     },
-    /// Instances are missing, but no group can create them now.
+    /// More instances are needed, but no group can create them now.
     ScaleUpBlocked {
-        /// Number of missing instances.
+        /// Number of needed instances that could not be requested.
         missing: u64,
         /// Reason for each group, in selection order.
         reasons: Vec<(GroupId, ScaleUpBlock)>,
@@ -63,7 +63,7 @@ pub enum DecisionKind {
     /// A request for instances failed, or an instance did not become ready.
     CreationFailed {
         group: GroupId,
-        /// Error message of the provider.
+        /// Error message of the provider, or the reason why the instance did not become ready.
         error: String,
         /// Consecutive failures.
         failures: u32,
@@ -354,7 +354,7 @@ impl fmt::Display for DecisionKind {
             Self::Policy { index: None, .. } => f.write_str("no policy is active: no idle slots"),
             Self::ScaleUp { count, missing, inputs, .. } => write!(
                 f,
-                "requested {count} of {missing} missing instances; slots in use: {}, queued: {}, idle target: {}, \
+                "requested {count} of {missing} needed instances; slots in use: {}, queued: {}, idle target: {}, \
                  instances: {}, slots of all instances: {}",
                 inputs.acquired,
                 inputs.waiting,
@@ -383,10 +383,11 @@ impl fmt::Display for DecisionKind {
             Self::Unmanaged { id, state, .. } => write!(f, "instance {id} ({state}) is unmanaged and ignored"),
             Self::Ready { id, after, .. } => write!(f, "instance {id} ready after {}", seconds(after)),
             Self::Leased { key, id, slot, slots, sticky, waited, .. } => {
-                write!(f, "{key} got slot {slot} of {id} after {}", seconds(waited))?;
+                write!(f, "{key} got slot {slot}")?;
                 if *slots > 1 {
-                    write!(f, ", and {} more", slots - 1)?;
+                    write!(f, " and {} more", slots - 1)?;
                 }
+                write!(f, " of {id} after {}", seconds(waited))?;
                 match sticky {
                     Some(true) => f.write_str(", with its sticky context"),
                     Some(false) => f.write_str(", without its sticky context"),

@@ -1,4 +1,4 @@
-//! Forecast of demand: the idle slots needed so that jobs find a ready instance after the time that one takes to boot.
+//! Forecast of demand: the number of idle slots to request now so that jobs find ready instances one boot time later.
 //!
 //! The forecast is the sum of three parts:
 //!
@@ -143,10 +143,10 @@ impl Forecast {
         changed
     }
 
-    /// Returns how many idle slots exist because of the forecast, given its current target and the policy's idle time.
+    /// Returns the maximum target within the last `idle_time`. `target` is the current one.
     ///
-    /// This is the maximum target within the last `idle_time`, because idle instances are deleted only after that time.
-    pub(crate) fn not_yet_idle_for(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
+    /// So many idle slots exist because of the forecast, because idle instances are deleted only after their idle time.
+    pub(crate) fn recent_peak(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
         let (since, peak) = self.peak;
         let idle_time_s = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
         if target >= peak || unix.saturating_sub(since) > idle_time_s {

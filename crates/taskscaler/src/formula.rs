@@ -1,4 +1,4 @@
-//! The scaling formula: the number of missing or surplus instances.
+//! The scaling formula: the number of instances to create or to delete.
 //!
 //! docs/spec/fleeting.md, section 7.5, describes gitlab-runner's formula. The tests list where this one differs and why.
 
@@ -20,7 +20,7 @@ pub struct Inputs {
     pub reserved: u64,
     /// U: number of slots of these instances that will not be assigned anymore.
     pub unavailable: u64,
-    /// I: number of idle slots that the policy wants.
+    /// I: target number of idle slots of the policy or of the forecast, whichever is greater.
     pub idle_count: u64,
     /// Number of idle slots that are kept if they exist, but never created.
     #[serde(skip_serializing_if = "is_zero")]
@@ -58,7 +58,7 @@ pub fn required(inputs: &Inputs) -> i64 {
     -signed(surplus(inputs) / inputs.capacity.max(1))
 }
 
-/// Returns the number of slots that are neither wanted nor reserved.
+/// Returns the number of slots that are neither wanted, reserved nor retained.
 ///
 /// An instance without jobs is surplus if it offers at most this many slots. gitlab-runner counts surplus instances instead of
 /// slots, and therefore never deletes an instance with unavailable slots.

@@ -51,7 +51,7 @@ pub enum RowKey {
     },
     /// Resource usage of the last runs of a kind of job.
     JobKind(JobKind),
-    /// Maximum number of slots in use in an interval, for the forecast.
+    /// Maximum number of slots in use and queued in an interval, for the forecast.
     SlotDemand {
         /// Number of the five-minute interval since 1970.
         bucket: i64,
@@ -151,7 +151,7 @@ pub enum Row {
     },
     /// Resource usage of a kind of job.
     JobKind(UsageSamples),
-    /// Maximum number of slots in use in an interval.
+    /// Maximum number of slots in use and queued in an interval.
     SlotDemand {
         /// Number of slots.
         max_slots: u32,

@@ -18,7 +18,7 @@
 //! - I3: every instance is in use, retained by a policy, or deleted in bounded time.
 //! - I4: no instance with a lease is deleted.
 //! - I5: no job waits while a fitting slot is free.
-//! - I6: creation calls and cost stay within their limits, regardless of what the provider reports.
+//! - I6: create calls and cost stay within their limits, regardless of what the provider reports.
 
 pub mod config;
 pub mod cron;

@@ -158,7 +158,7 @@ pub enum OperatorError {
     },
     /// Jobs run on the instance.
     #[error(
-        "it has {jobs} running job{}; use `muster fleet drain` to delete it after its last job, or --force", if *jobs == 1 { "" } else { "s" }
+        "it has {jobs} running job{}; use `muster fleet drain` to delete it after its last job, or --force to delete it now", if *jobs == 1 { "" } else { "s" }
     )]
     HasJobs {
         /// Number of jobs.

@@ -55,9 +55,9 @@ pub fn memory_bytes(text: &str) -> Option<u64> {
 pub struct JobUsage {
     /// Run time.
     pub wall: Duration,
-    /// CPU time of its processes.
+    /// CPU time of its processes. `None` means that it was not measured.
     pub cpu: Option<Duration>,
-    /// Peak memory, in bytes.
+    /// Peak memory, in bytes. `None` means that it was not measured.
     pub memory_bytes: Option<u64>,
     /// Time in which its processes waited for resources.
     pub stalled: PressureStall,
@@ -209,7 +209,7 @@ fn push_sample(runs: &mut VecDeque<u32>, value: u32) {
     runs.push_back(value);
 }
 
-/// Returns the smallest value that is at least as large as `percent` of all values.
+/// Returns the smallest value that is at least as large as `percent` percent of all values. `None` if there are no values.
 fn percentile(runs: &VecDeque<u32>, percent: usize) -> Option<u32> {
     let mut sorted: Vec<u32> = runs.iter().copied().collect();
     sorted.sort_unstable();

@@ -30,10 +30,10 @@ pub enum SuspendError {
     /// The instance was lost.
     #[error("its instance is lost")]
     InstanceLost,
-    /// The instance is being deleted.
-    #[error("its instance is being deleted: {reason}")]
-    InstanceDeleting {
-        /// Reason for the deletion.
+    /// The instance gets no more jobs: it is draining or cordoned, or its group is drained.
+    #[error("its instance gets no more jobs: {reason}")]
+    InstanceTakesNoJobs {
+        /// Reason why it gets no more jobs.
         reason: String,
     },
     /// `max_instances` would leave no instance for other jobs.
@@ -131,7 +131,7 @@ impl fmt::Display for SuspendEvent {
             Self::ResumeRequested(key) => write!(f, "requested by {key}, resuming its instance"),
             Self::ResumeCanceled => f.write_str("no longer requested, suspending its instance again"),
             Self::Resumed(key, after) => write!(f, "resumed by {key} after {:.3} s", after.as_secs_f64()),
-            Self::Failed(error) => write!(f, "call failed, retrying: {error}"),
+            Self::Failed(error) => write!(f, "suspend or resume call failed, retrying: {error}"),
             Self::ResumeFailed(key, reason) => write!(f, "{key} failed to resume it: {reason}"),
         }
     }

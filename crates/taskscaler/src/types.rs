@@ -232,7 +232,7 @@ pub enum LossReason {
     Missing,
     /// The provider deletes the instance, or has deleted it.
     ProviderDeleted,
-    /// The instance was not found after a restart of the manager.
+    /// The instance was not found after a restart of the manager, or no job claimed the lease.
     MissingAfterRestart,
     /// An operator deleted the instance with its jobs.
     Operator {

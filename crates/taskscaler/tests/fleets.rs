@@ -31,7 +31,7 @@ fn cloud() -> CloudConfig {
 
 /// A single test runs all cases, because allocations are counted for the whole process.
 #[test]
-fn fleets() {
+fn fleets_meet_wait_cost_and_memory_targets() {
     working_day_starts_jobs_in_time_with_few_idle_slots();
     reserving_ahead_shortens_waits_without_more_instances();
     five_thousand_queued_jobs_need_little_memory();

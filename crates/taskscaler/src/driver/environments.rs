@@ -18,13 +18,13 @@ pub(super) type SuspendReply = oneshot::Sender<Result<(), SuspendError>>;
 /// A command about a suspended environment.
 #[derive(Debug)]
 pub(super) enum EnvironmentCommand {
-    /// Resume the environment with this name for a job.
+    /// Resumes the environment with this name for a job.
     Resume { key: TaskKey, name: String, owner: String, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
-    /// Check whether the environment of a lease could be suspended.
+    /// Checks whether the environment of a lease could be suspended.
     MaySuspend { key: TaskKey, reply: SuspendReply },
-    /// Suspend the environment of a lease.
+    /// Suspends the environment of a lease.
     Suspend { key: TaskKey, owner: String, reply: SuspendReply },
-    /// Check whether an environment with this name exists.
+    /// Checks whether an environment with this name exists.
     Exists { name: String, reply: oneshot::Sender<bool> },
 }
 

@@ -21,7 +21,7 @@ use crate::ledger::{Change, Row, RowKey, VERSION};
 
 /// Number of changes in excess of rows after which the file is rewritten.
 const MAX_SURPLUS_CHANGES: usize = 10_000;
-/// Maximum number of bytes that are read. A larger file is damaged.
+/// Maximum number of bytes that are read, as a protection against a damaged file. Rewrites keep a ledger far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]

@@ -22,7 +22,7 @@ use crate::policy::Policies;
 use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// Timeout for queries and operator actions.
+/// Timeout for status queries and operator actions.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for stopping the plugins.
 const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const PLUGIN_STOP_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The number of groups differs from the number of plugins.
-    #[error("{groups} groups are configured, but {plugins} plugins are running")]
+    #[error("the number of configured groups ({groups}) differs from the number of plugins ({plugins})")]
     Groups {
         /// Number of configured groups.
         groups: usize,
@@ -146,7 +146,9 @@ impl Scaler {
         Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
     }
 
-    /// Returns the lease that this key has from an earlier manager process. `None` means that none exists.
+    /// Returns the lease that this key has from an earlier manager process.
+    ///
+    /// `None` means that no such lease exists, or that the scaler has shut down.
     pub async fn claim(&self, key: TaskKey) -> Option<LeaseHandle> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Claim { key, reply });
@@ -160,7 +162,9 @@ impl Scaler {
         answer.await.ok()
     }
 
-    /// Releases the unclaimed leases of an earlier manager process, and deletes their instances.
+    /// Releases the unclaimed leases of an earlier manager process.
+    ///
+    /// Their instances are deleted, unless [`Config::jobs_are_isolated`] is set.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }
@@ -226,7 +230,7 @@ impl Scaler {
         tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// Returns the reason why a request waits. `None` means that it does not wait.
+    /// Returns the reason why a request waits. `None` means that it does not wait, or that the scaler has shut down.
     pub async fn explain_waiting(&self, key: TaskKey) -> Option<WaitReason> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::ExplainWaiting { key, reply });

@@ -225,6 +225,8 @@ impl LeaseHandle {
 
     /// Lets the plugin prepare the instance for the job. Does nothing if the plugin has no hooks.
     ///
+    /// An error also counts as a failed health check of the instance.
+    ///
     /// # Errors
     /// Returns [`PrepareJobError`]. The job cannot run on the instance then.
     pub async fn prepare_job(&self, timeout: Duration) -> Result<(), PrepareJobError> {

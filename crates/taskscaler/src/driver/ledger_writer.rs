@@ -103,7 +103,7 @@ impl LedgerWriter {
 
     /// Returns true if an action must wait until the ledger contains its change.
     ///
-    /// These are actions that create, delete, suspend or assign something, and replies that confirm a stored change. Queries
+    /// These are actions that create, delete, suspend, resume or assign something, and replies that confirm a stored change. Queries
     /// and other notifications do not wait, with one exception: if a job has not received its instance yet, the loss of the
     /// instance is reported only afterwards.
     fn must_be_durable_first(&self, action: &Action) -> bool {

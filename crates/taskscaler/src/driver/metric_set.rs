@@ -50,13 +50,13 @@ impl MetricSet {
 
     /// Adds a histogram without labels. `bounds` are the upper bounds of its buckets, in ascending order.
     pub fn histogram(&mut self, name: &str, help: &str, bounds: &[f64]) -> Histogram {
-        self.add(Histogram::with_opts(buckets(name, help, bounds)).expect("a valid name and ascending bounds"))
+        self.add(Histogram::with_opts(buckets(name, help, bounds)).expect("the name or the bounds are invalid"))
     }
 
     /// Adds a histogram with a label and a series for each of its `values`.
     pub fn histograms(&mut self, name: &str, help: &str, bounds: &[f64], label: &str, values: &[&str]) -> HistogramVec {
         let histograms =
-            HistogramVec::new(buckets(name, help, bounds), &[label]).expect("valid names and ascending bounds");
+            HistogramVec::new(buckets(name, help, bounds), &[label]).expect("a name or the bounds are invalid");
         for value in values {
             histograms.with_label_values(&[value]);
         }

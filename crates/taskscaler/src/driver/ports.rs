@@ -128,7 +128,8 @@ impl StartingInstance {
 
 /// Makes an instance ready for jobs: connects to it, runs the ready command and deploys the agent.
 ///
-/// Called once per instance and start of the manager. The engine gives up after [`crate::config::Config::ready_timeout`].
+/// Called once per instance and start of the manager, and again after the instance was uncordoned or resumed. The engine gives up
+/// after [`crate::config::Config::ready_timeout`].
 #[async_trait]
 pub trait Prepare: Send + Sync + 'static {
     /// Prepares an instance. After an error, the instance is deleted.

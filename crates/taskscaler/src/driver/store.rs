@@ -35,7 +35,7 @@ pub enum LedgerError {
     #[error("scaler ledger {} is empty or truncated in its first line, because another program changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
     Truncated(PathBuf),
     /// The file was written by a later version of Muster.
-    #[error("scaler ledger {} has version {found}, but this version of Muster supports {supported}", path.display())]
+    #[error("scaler ledger {} has version {found}, but this version of Muster supports {supported}; start the version of Muster that wrote it, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", path.display())]
     Version {
         /// Path of the file.
         path: PathBuf,

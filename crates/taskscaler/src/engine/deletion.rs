@@ -18,12 +18,12 @@ use crate::types::GroupId;
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before the first retry of a deletion that the provider rejected. It doubles up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Number of deletion calls without effect after which a deletion is reported as stuck. Reported again after each further such number.
+/// Number of delete calls without effect after which a deletion is reported as stuck. Reported again after each further such number.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
-/// Time after which a deletion call without an answer is repeated. The driver answers each call, so this rarely happens.
+/// Time after which a delete call without an answer is repeated. The driver answers each call, so this rarely happens.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// Instances whose deletion call is due.
+/// Instances whose delete call is due.
 #[derive(Debug, Default)]
 pub(super) struct Deletions {
     due: Vec<Index>,
@@ -41,7 +41,7 @@ impl Deletions {
         self.due.push(index);
     }
 
-    /// Makes one deletion call for each group that has due instances.
+    /// Makes one delete call for each group that has due instances.
     pub(super) fn call(&mut self, inventory: &mut Inventory, now: Now) {
         let due = std::mem::take(&mut self.due);
         if due.is_empty() {
@@ -73,7 +73,7 @@ impl Deletions {
     }
 }
 
-/// Handles the provider's answer to a deletion call.
+/// Handles the provider's answer to a delete call.
 ///
 /// An accepted deletion is repeated after `retry` if the instance still exists by then. A rejected one is retried earlier.
 pub(super) fn decreased(

@@ -76,7 +76,7 @@ pub(super) struct GroupState {
     pub(super) boot: Estimate,
     /// Time from running to ready.
     pub(super) preparation: Estimate,
-    /// Time from the first deletion call to the first list without the instance.
+    /// Time from the first delete call to the first list without the instance.
     pub(super) deletion: Estimate,
 }
 

@@ -97,12 +97,12 @@ impl Groups {
         true
     }
 
-    /// Price of an instance of the group per hour. 0 if it is unknown.
+    /// Price per hour of an instance of the group. 0 if it is unknown.
     pub(super) fn price(&self, id: GroupId) -> f64 {
         self.get(id).map_or(0.0, |group| group.config.price_per_hour)
     }
 
-    /// Price of an instance of the cheapest group per hour.
+    /// Price per hour of an instance of the cheapest group. 0 if the price of a group is unknown.
     pub(super) fn lowest_price(&self) -> f64 {
         self.all.iter().map(|group| group.config.price_per_hour).reduce(f64::min).unwrap_or_default()
     }

@@ -101,7 +101,7 @@ impl IdlePlan {
         Some(has_changed)
     }
 
-    /// Returns the idle slots that the forecast wants while `in_use` slots are in use.
+    /// Returns the forecast's idle slots while `in_use` slots are in use.
     pub(super) fn forecast_idle(&self, now: Now, in_use: u64, boot: Duration) -> ForecastIdle {
         let Some(forecast) = self.forecast.as_ref().filter(|_| !self.is_draining) else {
             return ForecastIdle::default();
@@ -123,8 +123,8 @@ impl IdlePlan {
         let target = forecast.idle_target(now.unix, in_use, boot);
         // Without the forecast, slots that have been idle for the policy's idle time would have been deleted.
         let retained = long_idle.min(inputs.retained_idle);
-        let not_yet_idle = forecast.not_yet_idle_for(now.unix, target, self.target.idle_time);
-        let by_forecast = not_yet_idle.max(retained).min(unused);
+        let recent_peak = forecast.recent_peak(now.unix, target, self.target.idle_time);
+        let by_forecast = recent_peak.max(retained).min(unused);
         let days = forecast.record_idle(now.unix, by_forecast.saturating_sub(u64::from(self.target.idle_count)));
         let buckets = buckets.into_iter().map(|bucket| RowKey::SlotDemand { bucket });
         buckets.chain(days.into_iter().map(|day| RowKey::ForecastIdle { day })).collect()

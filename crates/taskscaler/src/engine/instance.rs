@@ -55,9 +55,9 @@ pub(super) enum InstancePhase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Deleting {
     pub(super) reason: RemovalReason,
-    /// Number of deletion calls.
+    /// Number of delete calls.
     pub(super) attempts: u32,
-    /// Whether a deletion call is in flight.
+    /// Whether a delete call is in flight.
     pub(super) call_in_flight: bool,
     /// When the deletion was decided.
     pub(super) since: Time,
@@ -180,7 +180,9 @@ impl InstanceLimits {
 }
 
 impl Instance {
-    /// Returns an instance that has just been found in a list. `restored` means that no request of this process created it.
+    /// Returns a booting instance that was just found in a list, or whose ledger row is about to be applied.
+    ///
+    /// `restored` means that no request of this process created it.
     pub(super) fn new(
         group: GroupId,
         id: InstanceId,
@@ -411,7 +413,7 @@ impl Instance {
         if self.phase == InstancePhase::Ready { self.resumed_environment.take() } else { None }
     }
 
-    /// Returns how long its deletion has taken. `None` if no deletion call was made.
+    /// Returns how long its deletion has taken. `None` if no delete call was made.
     pub(super) fn deletion_time(&self, at: Time) -> Option<Duration> {
         match &self.phase {
             InstancePhase::Deleting(deleting) if deleting.attempts > 0 => Some(at.since(deleting.since)),

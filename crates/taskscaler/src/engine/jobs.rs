@@ -101,7 +101,7 @@ impl Engine {
         )
     }
 
-    /// Reserves a slot for a job that has arrived, such as after a restart. The job waits for a slot as long as necessary.
+    /// Reserves a slot for a job that has already arrived, for example before a restart. Succeeds even if there is no capacity.
     pub fn admit(&mut self, key: TaskKey) {
         self.reservations.add(key);
     }
@@ -310,7 +310,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns whether an environment with this name exists and its owner can resume it.
+    /// Returns whether an environment with this name exists that no job has resumed.
     #[must_use]
     pub fn has_environment(&self, name: &str) -> bool {
         suspend::has_environment(&self.inventory.pool, name)

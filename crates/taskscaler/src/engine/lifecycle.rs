@@ -120,7 +120,7 @@ impl Engine {
                 InstanceState::Suspending | InstanceState::Suspended,
             ) if now.at >= instance.ignore_lists_before => {
                 // This manager did not suspend the instance, so its jobs do not continue. It is handled like an instance that
-                // the provider deletes, but the deletion call is due now.
+                // the provider deletes, but the delete call is due now.
                 self.provider_deletes(now, index);
                 self.inventory.pool.change(index, |instance| instance.due = Some(now.at));
             }
@@ -267,12 +267,13 @@ impl Engine {
                 }
                 InstancePhase::Booting => {
                     let limit = self.config.boot_timeout.as_secs();
-                    let message = format!("an instance was not running within {limit} s");
+                    let message = format!("instance {} was not running within {limit} s", instance.id);
                     self.handle_not_ready(now, index, RemovalReason::BootTimeout, message);
                 }
                 InstancePhase::Preparing => {
                     let error = format!("not ready within {} s", self.config.ready_timeout.as_secs());
-                    self.handle_not_ready(now, index, RemovalReason::ReadyTimeout { error: error.clone() }, error);
+                    let message = format!("instance {} did not become ready: {error}", instance.id);
+                    self.handle_not_ready(now, index, RemovalReason::ReadyTimeout { error }, message);
                 }
                 InstancePhase::Ready => self.inventory.check_health(now, &self.config, index),
                 InstancePhase::Suspended(_) => {
@@ -345,7 +346,7 @@ impl Engine {
         self.postpone_deletion_call(now, index);
     }
 
-    /// Postpones the deletion call. It is needed only if the provider does not complete its own deletion.
+    /// Postpones the delete call. It is needed only if the provider does not complete its own deletion.
     fn postpone_deletion_call(&mut self, now: Now, index: Index) {
         let later = now.at + self.config.deletion_retry_interval;
         self.inventory.pool.change(index, |instance| instance.due = Some(later));

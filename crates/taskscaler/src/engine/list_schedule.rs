@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::throttle::Backoff;
 use crate::time::Time;
 
-/// Minimum pause between two lists.
+/// Minimum time between the starts of two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// Divisor of the typical duration of a change, or of its duration so far if that is longer.
 ///

@@ -17,7 +17,10 @@ pub(super) struct QueuedRequest {
     pub(super) avoid: Option<TriedInstance>,
 }
 
-/// Queue of requests, sorted by size. Except for [`Self::iter`], operations take logarithmic time per requested size.
+/// Queue of requests, sorted by size.
+///
+/// Operations take logarithmic time per requested size, except for [`Self::iter`] and [`Self::requests_ahead`], which take time in
+/// proportion to the number of requests.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// Requests by number of slots, then by their sequence number.

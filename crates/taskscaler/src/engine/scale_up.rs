@@ -56,9 +56,9 @@ enum RequestState {
     Sent,
     /// The provider creates the instances.
     Accepted {
-        /// Time at which missing instances are overdue.
+        /// Time at which instances that have not appeared are overdue.
         overdue_at: Time,
-        /// Time until which missing instances count as instances.
+        /// Time until which instances that have not appeared count as instances.
         counts_until: Time,
     },
     /// Some instances did not appear in time. They may still appear, but replacements may be requested within the group's

@@ -1,4 +1,4 @@
-//! Scaling: requests missing instances and deletes surplus ones.
+//! Scaling: requests additional instances and deletes surplus ones.
 
 use super::idle_plan::Load;
 use super::instance::{Instance, InstancePhase};
@@ -14,7 +14,7 @@ use crate::types::{GroupId, RemovalReason};
 const MAX_CANDIDATES: usize = 1000;
 
 impl Engine {
-    /// Requests missing instances and deletes surplus ones.
+    /// Requests additional instances and deletes surplus ones.
     pub(super) fn scale(&mut self, now: Now) {
         for group in self.inventory.groups.ids() {
             self.inventory.expire_requests(now, &self.config, group);
@@ -99,10 +99,10 @@ impl Engine {
         self.inventory.outbox.mark_dirty(changed);
     }
 
-    /// Requests missing instances. Records in the history why some cannot be requested, whenever the reasons change.
+    /// Requests the needed instances. Records in the history why some cannot be requested, whenever the reasons change.
     fn scale_up(&mut self, now: Now, missing: u64, inputs: Inputs) {
         let limits = self.scale_up_limits();
-        let missing = self.inventory.request_missing(now, missing, inputs, limits);
+        let missing = self.inventory.request_instances(now, missing, inputs, limits);
         let mut blocked: Vec<(GroupId, ScaleUpBlock)> = Vec::new();
         if missing > 0 {
             let blocks = self.inventory.scale_up_blocks(now, limits).into_iter();

@@ -57,7 +57,7 @@ pub struct ScalerStatus {
     pub policy: Option<usize>,
     /// Cost of all instances per hour, as far as prices are known.
     pub cost_per_hour: f64,
-    /// Reasons why missing instances cannot be created, for each group.
+    /// Reasons why additional instances cannot be created, for each group.
     pub scale_up_blocked: Vec<String>,
     /// Queued requests, the oldest first.
     #[serde(default)]
@@ -94,15 +94,17 @@ pub struct GroupStatus {
     pub unavailable_reason: Option<String>,
     /// Maximum number of instances. `None` means no limit.
     pub max: Option<u32>,
-    /// Number of instances in any state.
+    /// Number of instances in any state, without unmanaged ones.
     pub instances: u32,
     /// Number of requested instances that have not appeared yet.
     pub requested: u32,
-    /// Number of requested instances whose requests failed or are unanswered.
+    /// Number of [`Self::requested`] instances that are overdue, or whose request failed.
+    ///
+    /// In a report from disk: instances whose request failed or was not answered.
     pub unconfirmed: u32,
-    /// Consecutive failed creations.
+    /// Consecutive creations that failed or whose instance did not become ready.
     pub failures: u32,
-    /// Error of the last failed creation.
+    /// Error of the last of these failures.
     pub error: Option<String>,
     /// Consecutive failed lists. If not 0, the status of its instances may be outdated.
     #[serde(default)]
@@ -168,7 +170,7 @@ pub struct InstanceStatus {
     pub state_age_ms: u64,
     /// Time since it was first seen, in milliseconds.
     pub age_ms: u64,
-    /// Number of jobs that it has had.
+    /// Number of jobs that were ever assigned to it, including running ones.
     pub job_count: u32,
     /// Consecutive failed health checks.
     pub failures: u32,
@@ -300,7 +302,7 @@ impl StatusView<'_> {
         requested.chain(starting).min().map(|at| milliseconds(at.since(self.now.at)))
     }
 
-    /// Returns why missing instances cannot be created, for each group.
+    /// Returns why additional instances cannot be created, for each group.
     pub(super) fn block_messages(&self) -> Vec<String> {
         let blocked = self.blocked_groups.iter().map(|(id, block)| {
             let mut block = block.clone();

@@ -235,7 +235,7 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Handles the end of an instance's preparation. The instance of a waiting job leaves the suspended phase.
+    /// Handles the end of an instance's preparation. Returns what the caller must do with the instance.
     #[must_use]
     pub(super) fn prepared(&mut self, pool: &Pool, now: Now, index: Index, result: Result<(), String>) -> Resumed {
         let Some(InstancePhase::Suspended(Suspension { state: SuspendState::Preparing, waiter, .. })) =
@@ -351,7 +351,7 @@ pub(super) fn check_suspendable(
     };
     let reason = reason.or_else(|| group.drained.as_ref().map(|by| format!("its group was drained by {by}")));
     if let Some(reason) = reason {
-        return Err(SuspendError::InstanceDeleting { reason });
+        return Err(SuspendError::InstanceTakesNoJobs { reason });
     }
     if conditions.deletes_all {
         return Err(SuspendError::ShuttingDown);

@@ -85,7 +85,7 @@ fn explanation(report: &Report, found: bool, summary: Vec<String>, decisions: Ve
     Explanation { runner: report.runner.clone(), found, summary, decisions, truncated: false, ledger_unreadable: false }
 }
 
-/// Returns whether a task key belongs to a job: it is the job's ID itself, or starts with `job-<id>-`.
+/// Returns whether a task key belongs to a job: `job` is the key itself, or it is an ID and the key starts with `job-<id>-`.
 fn is_key_of_job(key: &str, job: &str) -> bool {
     let rest = key.strip_prefix("job-").and_then(|rest| rest.strip_prefix(job));
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))
@@ -264,8 +264,8 @@ fn target_summary(status: &ScalerStatus, source: ReportSource) -> Vec<String> {
     let slots = &status.slots;
     let deviation = match status.desired_change {
         0 => "the number of instances is on target".to_owned(),
-        1 => "1 instance is missing".to_owned(),
-        missing @ 2.. => format!("{missing} instances are missing"),
+        1 => "1 more instance is needed".to_owned(),
+        needed @ 2.. => format!("{needed} more instances are needed"),
         -1 => "1 instance is surplus".to_owned(),
         surplus => format!("{} instances are surplus", surplus.unsigned_abs()),
     };

@@ -52,7 +52,7 @@ pub struct Reports {
 pub struct Report {
     /// Name of the runner.
     pub runner: String,
-    /// Reason why the scaler is not running, or for which the report is incomplete. `None` if it is running.
+    /// Reason why the scaler is not running, or why the report is incomplete. `None` if the scaler is running.
     pub unavailable_reason: Option<String>,
     /// Reason why no jobs are requested at the moment. `None` if they are requested.
     pub requests_paused_reason: Option<String>,
@@ -119,7 +119,7 @@ pub struct Explanation {
     pub found: bool,
     /// Summary, one sentence per item.
     pub summary: Vec<String>,
-    /// Decisions that led to it, the latest last.
+    /// Decisions that led to the current state, the latest last.
     pub decisions: Vec<HistoryEntry>,
     /// Whether older decisions of the last day were omitted.
     #[serde(default)]

@@ -159,10 +159,10 @@ pub struct Machine {
     /// Time from which it runs.
     pub running_at: Time,
     /// Time at which the provider announces its preemption, [`PREEMPTION_NOTICE`] before its end. `None` means no announcement.
-    pub preempted_at: Option<Time>,
+    pub preemption_announced_at: Option<Time>,
     /// Time at which it ceases to exist. `None` means not planned.
     pub deleted_at: Option<Time>,
-    /// Whether it was deleted by a call.
+    /// Whether a delete call for it has taken effect.
     pub deleting: bool,
     /// Whether the manager can know that the machine exists.
     pub visibility: Visibility,
@@ -181,7 +181,7 @@ pub enum Visibility {
     Always,
     /// The manager can know it after it has received a later list than this one, which wrongly omitted the machine.
     ///
-    /// A list is given by the number of the manager's start and the number of the call.
+    /// A list is given by the number of the manager's run and the number of the call.
     Since((u32, u64)),
     /// The manager cannot distinguish it from an instance that it requested later, because the machine is unmanaged or appeared
     /// late.
@@ -302,7 +302,7 @@ impl Cloud {
             created_at: at,
             visible_at,
             running_at,
-            preempted_at: announced,
+            preemption_announced_at: announced,
             deleted_at,
             deleting: false,
             visibility: if is_unmanaged || late { Visibility::Never } else { Visibility::Always },
@@ -319,7 +319,7 @@ impl Cloud {
         at < self.faults_end && self.config.stockouts.iter().any(|(from, to)| (*from..*to).contains(&hour))
     }
 
-    /// Simulates a call that deletes machines. Accepts unknown ones, because they no longer exist (P14).
+    /// Simulates a call that deletes machines. Accepts unknown ones, because they no longer exist (P14 in docs/spec/fleeting.md).
     pub fn decrease(
         &mut self,
         at: Time,
@@ -387,15 +387,16 @@ impl Cloud {
             {
                 // The machine exists, but the outdated list omits it.
                 if stale && machine.is_live(at) && machine.visible_at <= at {
-                    machine.is_missing_from(number);
+                    machine.record_omission(number);
                 }
                 continue;
             }
             if chance(random, faults.missing_from_list) {
-                machine.is_missing_from(number);
+                machine.record_omission(number);
                 continue;
             }
-            let state = if machine.preempted_at.is_some_and(|announced| announced <= snapshot_time) || machine.deleting
+            let state = if machine.preemption_announced_at.is_some_and(|announced| announced <= snapshot_time)
+                || machine.deleting
             {
                 InstanceState::Deleting
             } else if machine.running_at <= snapshot_time {
@@ -469,7 +470,7 @@ impl Cloud {
 
 impl Machine {
     /// Records that a list wrongly omitted the machine.
-    fn is_missing_from(&mut self, number: (u32, u64)) {
+    fn record_omission(&mut self, number: (u32, u64)) {
         self.visibility = match self.visibility {
             // The manager may match it to a later request, because no list has contained it yet.
             Visibility::Never => Visibility::Never,

@@ -110,7 +110,7 @@ impl InvariantChecker {
             self.increases.pop_front();
         }
         if self.increases.len() > MAX_CALLS_PER_MINUTE {
-            return Err(Violation::new("I6", format!("{} creation calls in a minute", self.increases.len())));
+            return Err(Violation::new("I6", format!("{} create calls in a minute", self.increases.len())));
         }
         Ok(())
     }

@@ -22,8 +22,8 @@ pub struct Point {
 /// Results of a simulation.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Wait time of each job in milliseconds, in the order of their starts. For jobs that never got a slot, the time until the
-    /// end of the simulation.
+    /// Wait time of each attempt of each job in milliseconds, in the order of their starts. For attempts that never got a slot, the
+    /// time until the end of the simulation.
     #[serde(skip)]
     pub waits_ms: Vec<u64>,
     /// Number of jobs that completed.
@@ -50,7 +50,7 @@ pub struct Report {
     pub machine_hours: f64,
     /// Cost of the billed hours.
     pub cost: f64,
-    /// Slot hours in which a job ran.
+    /// Run time of the completed jobs, in hours. A job with several slots counts as one with a single slot.
     pub busy_slot_hours: f64,
     /// Slot hours of all machines.
     pub slot_hours: f64,

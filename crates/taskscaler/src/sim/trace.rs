@@ -11,7 +11,7 @@ use crate::resources::JobUsage;
 use crate::time::Time;
 use crate::types::SlotRequest;
 
-/// First arrival from which a trace is in Unix time. Smaller arrivals are seconds since Monday, 00:00.
+/// If the first arrival is at least this, the arrivals are in Unix time. Otherwise they are seconds since Monday, 00:00.
 ///
 /// Unix times are converted to seconds since the Monday before the first job.
 const UNIX_TIME_S: u64 = 1_000_000_000;
@@ -37,7 +37,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns the resource usage that the job reports: half of what it requests, so that requests and measurements differ.
+    /// Returns the resource usage that the job reports: half of the CPUs that it requests, so that requests and measurements differ. If
+    /// it requests none, it uses 1.5 CPUs.
     #[must_use]
     pub fn usage(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;

@@ -43,7 +43,10 @@ async fn v14_shutdown_waits_for_slow_deletion() {
     let scaler = scaler_with_deleting_instance(&cloud).await;
     let shutdown = tokio::spawn(async move { scaler.shutdown(Duration::from_secs(600)).await });
     sleep_seconds(300).await;
-    assert!(!shutdown.is_finished(), "gitlab-runner returns after one interval of ten seconds");
+    assert!(
+        !shutdown.is_finished(),
+        "the shutdown did not wait for the deletion (gitlab-runner waits for ten seconds only)"
+    );
     cloud.machines.lock().unwrap().clear();
     assert_eq!(shutdown.await.unwrap(), []);
 }

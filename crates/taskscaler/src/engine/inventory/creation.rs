@@ -69,7 +69,7 @@ impl Inventory {
         group.creation.is_throttled(now.at).then_some(ScaleUpBlock::Throttled)
     }
 
-    /// Returns how many of the missing instances can be requested from a group now.
+    /// Returns how many of the needed instances can be requested from a group now.
     pub(in crate::engine) fn request_size(
         &mut self,
         now: Now,
@@ -83,8 +83,8 @@ impl Inventory {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// Requests missing instances from the groups in their order of use. Returns the number that could not be requested.
-    pub(in crate::engine) fn request_missing(
+    /// Requests the needed instances from the groups in their order of use. Returns the number that could not be requested.
+    pub(in crate::engine) fn request_instances(
         &mut self,
         now: Now,
         missing: u64,
@@ -176,7 +176,7 @@ impl Inventory {
         }
     }
 
-    /// Records a failed creation: the group pauses, and the next request is smaller.
+    /// Records a failed creation, after which the group pauses.
     fn creation_failed(&mut self, now: Now, id: GroupId, error: String) {
         let jitter = self.jitter();
         let Some(group) = self.groups.get_mut(id) else { return };

@@ -84,7 +84,7 @@ impl Inventory {
         group.is_some_and(super::group::GroupState::is_plugin_down)
     }
 
-    /// Makes the next list of an instance's group due now.
+    /// Makes the next list of a group due now.
     pub(super) fn list_now(&mut self, now: Now, group: GroupId) {
         if let Some(group) = self.groups.get_mut(group) {
             group.list_calls.request_at(now.at);

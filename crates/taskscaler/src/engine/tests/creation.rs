@@ -106,7 +106,7 @@ fn failing_provider_is_retried_with_backoff_and_quoted() {
     let upstream_calls = 300 / 2;
     assert!(
         (8..=14).contains(&calls) && calls * 10 < upstream_calls,
-        "gitlab-runner makes {upstream_calls} calls, one in two seconds; {:?}",
+        "expected 8 to 14 calls, and less than a tenth of gitlab-runner's {upstream_calls} (one in two seconds): {:?}",
         fixture.increases()
     );
     let status = fixture.engine.status(fixture.now);
@@ -217,7 +217,7 @@ fn next_group_replaces_failing_group_until_it_recovers() {
 }
 
 #[test]
-fn most_expensive_idle_instance_is_deleted_first() {
+fn idle_instance_of_last_group_is_deleted_first() {
     let mut config = config(1, 1);
     config.policies = Policies::always(idle_target(0, 60));
     config.groups.push(GroupConfig::new("second", 10));
@@ -361,7 +361,7 @@ fn max_uses_below_capacity_limits_slots_per_instance() {
 
 /// Earlier creations show when an instance is overdue. It may still appear until `create_timeout`.
 #[test]
-fn overdue_instance_is_requested_again_and_used_when_it_appears() {
+fn overdue_instance_is_replaced_and_still_managed_when_it_appears() {
     let mut config = config(10, 1);
     config.create_timeout = Duration::from_secs(600);
     let mut fixture = Fixture::new(config);

@@ -70,7 +70,7 @@ pub(super) struct Fixture {
     pub(super) created: u32,
     /// Result of each preparation.
     pub(super) prepare_result: Result<(), String>,
-    /// Whether deletion calls delete instances.
+    /// Whether delete calls delete instances.
     pub(super) deletions_work: bool,
     pub(super) assignments: Vec<SlotAssignment>,
     pub(super) lost: Vec<TaskKey>,
@@ -232,7 +232,7 @@ impl Fixture {
         }
     }
 
-    /// Suspends or resumes instances immediately, if such calls work.
+    /// Suspends or resumes instances immediately, if such calls have an effect.
     fn set_suspended(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
         if self.rejects_suspends {
             return Err("not possible".to_owned());
@@ -252,7 +252,7 @@ impl Fixture {
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
-    /// Makes instances that boot now never run.
+    /// Prevents the instances that are booting now from ever running.
     pub(super) fn stop_boots(&mut self) {
         self.started.clear();
     }

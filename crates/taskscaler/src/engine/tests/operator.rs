@@ -174,7 +174,7 @@ fn unmanaged_instance_can_only_be_deleted() {
 }
 
 #[test]
-fn drained_group_creates_no_instances_and_empties() {
+fn drained_group_creates_no_instances_and_deletes_its_own() {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(1, 60));
     let mut fixture = adopted(config, &["a", "b"]);

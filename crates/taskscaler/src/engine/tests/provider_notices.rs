@@ -9,7 +9,7 @@ use muster_fleeting::model::InstanceState;
 
 const OTHER: GroupId = GroupId(1);
 
-/// Two groups of one instance each.
+/// Returns a fixture with two groups of at most one instance each.
 fn two_groups(order: GroupSelection) -> Fixture {
     let mut config = config(1, 1);
     config.groups.push(GroupConfig::new("other", 1));

@@ -127,7 +127,10 @@ fn v07_backoff_grows_exponentially_after_failures() {
         assert!((least..=most).contains(pause), "pause {failures} is {pause:?} instead of about {seconds} s");
     }
     assert_eq!(pauses.len(), fixture.increases().len());
-    assert!((13..=18).contains(&pauses.len()), "gitlab-runner makes 300 requests in ten minutes: {pauses:?}");
+    assert!(
+        (13..=18).contains(&pauses.len()),
+        "expected 13 to 18 requests in ten minutes (gitlab-runner makes 300): {pauses:?}"
+    );
 }
 
 #[test]
@@ -173,7 +176,7 @@ fn v10_rejected_deletion_is_repeated_soon() {
     fixture.handle(Event::Decreased { group: G, ids: deletion.expect("a deletion"), result: Ok(Vec::new()) });
     assert_eq!(decreases(&fixture), before, "not immediately");
     fixture.seconds(2);
-    assert_eq!(decreases(&fixture), before + 1, "gitlab-runner also retries after two seconds");
+    assert_eq!(decreases(&fixture), before + 1, "the deletion is repeated within two seconds, as by gitlab-runner");
     assert!(fixture.clouds[0].is_empty());
 }
 
@@ -275,7 +278,7 @@ fn v15_lists_are_rare_until_a_change_is_expected() {
 }
 
 #[test]
-fn v16_request_that_never_materializes_expires() {
+fn v16_request_whose_instances_never_appear_expires() {
     let mut config = config(2, 1);
     config.create_timeout = Duration::from_secs(600);
     let mut fixture = Fixture::new(config);
@@ -286,7 +289,7 @@ fn v16_request_that_never_materializes_expires() {
     assert_eq!(
         (fixture.engine.status(fixture.now).groups[0].requested, fixture.increases().len()),
         (2, 2),
-        "in flight"
+        "both instances are still expected"
     );
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(200);

@@ -70,7 +70,7 @@ fn job_of_revoked_reservation_is_queued() {
 
 /// An instance that the provider does not delete is never replaced.
 #[test]
-fn stuck_deletion_is_not_reserved() {
+fn replacement_of_stuck_deletion_is_not_reserved() {
     let mut fixture = Fixture::with_stuck_deletion(1);
     fixture.seconds(1);
     fixture.reserve("soon").unwrap();

@@ -130,7 +130,7 @@ fn slots_and_sticky_contexts_survive_restart() {
     assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
 
-/// Returns an instance that has been idle for 100 s, restarted when the wall clock has advanced by `after_s`.
+/// Returns a fixture whose instance was idle for 100 s before the manager was restarted. Meanwhile, the wall clock advanced by `after_s`.
 fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Fixture {
     let mut config = config(2, 1);
     config.policies = Policies::always(idle_target(0, idle_time_s));
@@ -312,7 +312,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     (0..4).for_each(|job| assert!(fixture.engine.claim(&key(&job.to_string())).is_some()));
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(60);
-    assert_eq!((fixture.created, fixture.engine.slot_counts().acquired), (1, 4), "no instance is missing");
+    assert_eq!((fixture.created, fixture.engine.slot_counts().acquired), (1, 4), "no instance is requested");
     fixture.reserve("new").unwrap();
     let refusal = (0..9).find_map(|n| fixture.reserve(&format!("more {n}")).err()).unwrap().to_string();
     assert!(refusal.contains("unready:0,"), "{refusal}");

@@ -83,7 +83,7 @@ fn s10_fullest_instance_is_filled_first() {
     fixture.release("1");
     fixture.release("2");
     fixture.acquire("4");
-    // So a becomes idle and can be deleted.
+    // The next job gets a slot of `b`, so that `a` stays idle and can be deleted.
     assert_differs_from_upstream(
         "slot of the next job: on the oldest or on the fullest instance",
         ("a/0", "b/1"),

@@ -129,7 +129,7 @@ fn suspend_is_rejected_for_unsuitable_instances() {
     fixture.handle(Event::CanSuspend { group: G, can: true });
     assert_eq!(suspend(&mut fixture, "2"), Err(SuspendError::InstanceLost));
     fixture.apply_operator_action(Some("i1"), OperatorAction::Drain).unwrap();
-    assert!(matches!(suspend(&mut fixture, "1"), Err(SuspendError::InstanceDeleting { .. })));
+    assert!(matches!(suspend(&mut fixture, "1"), Err(SuspendError::InstanceTakesNoJobs { .. })));
     assert_eq!(suspends(&fixture), 0);
     fixture.release("1");
     fixture.seconds(3);
@@ -382,7 +382,7 @@ fn environment_survives_restart() {
         let mut fixture = with_job(3);
         fixture.suspend_has_effect = suspend_has_effect;
         suspend(&mut fixture, "1").unwrap();
-        // It is killed after or before the suspend call has taken effect.
+        // The manager is killed after or before the suspend call has taken effect.
         let mut fixture = restarted(fixture);
         fixture.handle(Event::ClaimsComplete);
         fixture.seconds(5);

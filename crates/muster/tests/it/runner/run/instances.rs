@@ -114,7 +114,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     // Decisions of the same second have no fixed order.
     snapshot("fleet-explain-job", explanation.split("\ndecisions").next().unwrap());
     assert!(explanation.contains(&format!("job 71 has slot 0 of instance {instance}")), "{explanation}");
-    assert!(explanation.contains("requested 1 of 1 missing instances; slots in use: 0, queued: 1"), "{explanation}");
+    assert!(explanation.contains("requested 1 of 1 needed instances; slots in use: 0, queued: 1"), "{explanation}");
     let explanation = explain(&["job", "72"], 1).await;
     assert!(
         explanation.contains("job 72 is unknown to runner") && explanation.contains("job requests are paused"),
