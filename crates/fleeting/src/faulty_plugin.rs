@@ -87,7 +87,7 @@ pub enum Call {
     Shutdown,
 }
 
-/// Behavior at each [`Call`].
+/// Behavior of each [`Call`], in the order of the calls.
 pub type Behaviors = [Behavior; 8];
 
 /// Start of the process that prints a valid handshake. The shell variable `$socket` has the path of the socket.
@@ -123,7 +123,7 @@ pub struct Script {
     pub start: &'static str,
     /// Rest of the process, as a shell command.
     pub body: &'static str,
-    /// Behavior at each [`Call`].
+    /// Behavior of each [`Call`], in the order of the calls.
     pub behaviors: Behaviors,
 }
 
@@ -141,7 +141,7 @@ impl Script {
         Self { start, body: BODIES.choose(random).unwrap_or(&IDLE_BODY), behaviors }
     }
 
-    /// Returns the behavior at a call.
+    /// Returns the behavior of a call.
     #[must_use]
     pub fn behavior(&self, call: Call) -> Behavior {
         self.behaviors.get(call as usize).copied().unwrap_or(Behavior::Normal)

@@ -204,7 +204,7 @@ fn check_user_settings(user: &ConnectorConfig, answer: &ConnectorConfig) -> Resu
     Err(format!("ConnectInfo does not keep the user's connector_config: {}", changed.join(", ")))
 }
 
-/// Connects and runs a command, as a runner does.
+/// Connects and runs two commands, as a runner does.
 async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
     let connector = &info.connector;
     let has_credentials =

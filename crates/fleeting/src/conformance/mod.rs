@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The kit is a strict host. It starts the plugin in the ways that hosts do, creates a few instances, connects to them, deletes them, and
-//! checks each response. In every case, it requests the deletion of the instances that it created. For each case, the tests have a
+//! checks each response. It always requests the deletion of the instances that it created, also after failed cases. For each case, the tests have a
 //! plugin that fails it, or that gets a warning if hosts tolerate the fault.
 //!
 //! - `cases` has the IDs and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.

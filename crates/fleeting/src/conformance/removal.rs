@@ -24,10 +24,10 @@ impl LifecycleRun<'_> {
         let outcome = match self.decrease(std::slice::from_ref(first)).await {
             Ok(accepted) if accepted.contains(first) => Outcome::Pass,
             Ok(_) => Outcome::Warn(
-                "the response does not contain the instance; hosts repeat such requests forever".to_owned(),
+                "the response does not contain the instance; hosts repeat such requests indefinitely".to_owned(),
             ),
             Err(failure @ CallFailure::Error(_)) => Outcome::Warn(format!(
-                "{}; hosts repeat such requests forever: return the instance as deleted",
+                "{}; hosts repeat such requests indefinitely: return the instance as deleted",
                 failure.text("Decrease")
             )),
             Err(failure) => Outcome::Fail(failure.text("Decrease of a deleted instance")),

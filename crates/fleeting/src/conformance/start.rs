@@ -101,8 +101,10 @@ async fn check_version_output(plan: &Plan) -> Outcome {
 async fn check_unknown_arguments(plan: &Plan) -> Outcome {
     let flag_problem = match command_line(plan, &["-muster-unknown-flag"]).await {
         Ok(Some(output)) if output.status.code() == Some(2) => None,
-        Ok(Some(output)) => Some(format!("exits with {} for an unknown flag, usually 2", output.status)),
-        Ok(None) => Some("does not exit for an unknown flag, usually exits with 2".to_owned()),
+        Ok(Some(output)) => {
+            Some(format!("exits with {} for an unknown flag; plugins usually exit with 2", output.status))
+        }
+        Ok(None) => Some("does not exit for an unknown flag; plugins usually exit with 2".to_owned()),
         Err(error) => return Outcome::Fail(error),
     };
     match PluginUnderTest::start(plan, &["muster-unknown-word"], |_| {}).await {

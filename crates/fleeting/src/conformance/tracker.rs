@@ -22,11 +22,11 @@ struct TrackedInstance {
 pub(super) struct InstanceTracker {
     instances: BTreeMap<String, TrackedInstance>,
     snapshots: usize,
-    /// Invalid snapshots.
+    /// Messages about invalid snapshots.
     pub(super) invalid_snapshots: Vec<String>,
-    /// Invalid state changes.
+    /// Messages about invalid state changes.
     pub(super) invalid_transitions: Vec<String>,
-    /// Instances that disappeared without a request to delete them.
+    /// Messages about instances that disappeared without a request to delete them.
     pub(super) lost: Vec<String>,
 }
 

@@ -321,7 +321,7 @@ impl Caller {
     }
 }
 
-/// Reason why a call failed.
+/// Reason why a call failed, before it is converted to a [`CallError`].
 pub(super) enum CallFailure {
     Timeout(Duration),
     Status(Status),

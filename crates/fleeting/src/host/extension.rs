@@ -86,7 +86,7 @@ impl Group {
     }
 
     /// Returns the current resource usage of these instances.
-    /// An instance is missing if the plugin could not measure it.
+    /// Omits the instances that the plugin could not measure.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin does not report usage, or another [`CallError`].

@@ -14,10 +14,9 @@ use crate::model::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 
-/// Calls about a single instance.
-const SINGLE_INSTANCE_CALLS: [&str; 6] =
-    ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Cleanup", "GetResourceUsage"];
-/// Number of unanswered calls about single instances after which the plugin counts as hung.
+/// Calls about particular instances. They may hang because of an instance, although the plugin works.
+const INSTANCE_CALLS: [&str; 6] = ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Cleanup", "GetResourceUsage"];
+/// Number of unanswered [`INSTANCE_CALLS`] after which the plugin counts as hung.
 /// Any response resets the count.
 const MAX_UNANSWERED_CALLS: u32 = 3;
 
@@ -105,7 +104,7 @@ impl Group {
     /// Requests `n` more instances and returns the number that the plugin accepted, at most `n`.
     ///
     /// # Errors
-    /// [`CallError`]. Unless it is [`CallError::NoCapability`], some instances may have been created anyway.
+    /// [`CallError`]. Unless it is [`CallError::Down`], some instances may have been created anyway.
     pub async fn increase(&self, n: u32) -> Result<u32, CallError> {
         let process = self.live_process()?;
         process.record_outcome(process.caller.increase(n).await)
@@ -210,7 +209,7 @@ pub(super) struct LiveProcess {
     pub(super) caller: Caller,
     /// Canceled when the process hangs and must be replaced.
     pub(super) hung: CancellationToken,
-    /// Number of unanswered calls about single instances since the last response.
+    /// Number of unanswered [`INSTANCE_CALLS`] since the last response.
     pub(super) unanswered: AtomicU32,
     /// Parts of the extension that this process has. Another process may run another version of the plugin.
     pub(super) features: Features,
@@ -223,7 +222,7 @@ impl LiveProcess {
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_hung = match &answer {
             Err(CallError::Disconnected { .. }) => true,
-            Err(CallError::Timeout { call, .. }) if SINGLE_INSTANCE_CALLS.contains(call) => {
+            Err(CallError::Timeout { call, .. }) if INSTANCE_CALLS.contains(call) => {
                 self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED_CALLS
             }
             Err(CallError::Timeout { .. }) => true,

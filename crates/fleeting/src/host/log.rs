@@ -132,7 +132,7 @@ impl LineBudget {
 }
 
 /// Copies a plugin's stderr to this process's log until the stream ends.
-/// Stores the last lines for the error of a failed start.
+/// Stores the last lines for the message about a failed start or an exit.
 pub(super) async fn pump(
     plugin: String,
     stderr: impl AsyncRead + Unpin,

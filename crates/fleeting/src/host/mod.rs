@@ -6,7 +6,7 @@
 //!    +-- supervisor: start, handshake, Init; restart on exit  <--+ exit
 //! ```
 //!
-//! Each call has a timeout, and a process that exceeds it is killed. A process that ended is restarted with backoff and receives `Init`
+//! Each call has a timeout, and a process that no longer responds is killed. A process that ended is restarted with backoff and receives `Init`
 //! again. No state is lost with a process: the provider knows which instances exist, and the next snapshot lists them
 //! (docs/spec/fleeting.md, section 1.10).
 
@@ -47,7 +47,7 @@ pub struct PluginSpec {
     /// Path of the plugin's executable.
     pub executable: PathBuf,
     /// Command-line arguments.
-    /// Empty unless the plugin is built into another program, whose last argument is then the plugin's name.
+    /// Empty unless the plugin is built into another program. In this case the last argument is the plugin's name.
     pub arguments: Vec<String>,
     /// `plugin_config` as JSON. `null` if the user configured none.
     pub config: serde_json::Value,
@@ -101,7 +101,7 @@ impl PluginSpec {
 /// The protocol defines none (docs/spec/fleeting.md, section 2.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Time from the start of the process to its handshake. Defaults to 60 seconds.
+    /// Time from the start of the process to its handshake, and then time to connect. Defaults to 60 seconds.
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,

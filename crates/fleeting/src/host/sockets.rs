@@ -89,7 +89,7 @@ fn remove_stale(runtime: &Path) {
     let Ok(entries) = std::fs::read_dir(runtime) else { return };
     let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX));
     for stale in ours.map(|entry| entry.path()).filter(|path| is_stale(path)).take(MAX_STALE_REMOVED) {
-        tracing::debug!(directory = %stale.display(), "directory of a killed host removed");
+        tracing::debug!(directory = %stale.display(), "removing the socket directory of a killed host");
         // The next host retries what cannot be removed.
         let _ = std::fs::remove_dir_all(stale);
     }

@@ -214,7 +214,7 @@ impl Nesting {
         Ok(answer.vms.into_iter().map(Into::into).collect())
     }
 
-    /// Deletes all machines for which `retain` returns false. Returns each deleted machine with the result.
+    /// Deletes all machines for which `retain` returns false. Returns each of them with the result of its deletion.
     ///
     /// # Errors
     /// [`NestingError`] if the machines cannot be listed.

@@ -128,7 +128,7 @@ enum BootstrapError {
     NoRepository,
     #[error("{found:?} is not a valid repository; write REGISTRY/GROUP/NAME")]
     Repository { found: String },
-    #[error("{root} does not exist; mount a directory for plugins, or set FLEETING_PLUGIN_PATH")]
+    #[error("{root} is not a directory; mount a directory for plugins there, or set FLEETING_PLUGIN_PATH")]
     NoDirectory { root: String },
     #[error("failed to copy the plugin to {}", directory.display())]
     Copy { directory: PathBuf, source: std::io::Error },

@@ -105,8 +105,7 @@ pub struct NoConfig {}
 
 /// A source of machines.
 ///
-/// `update`, `increase` and `decrease` are called one after the other. `connect_info`, `heartbeat` and the calls of the extension may run
-/// at the same time, so all methods take `&self`.
+/// All calls after `init` may run at the same time, including several `increase` and `decrease` calls, so the methods take `&self`.
 #[async_trait]
 pub trait Provider: Sized + Send + Sync + 'static {
     /// Name of the plugin. Its executable is `fleeting-plugin-NAME`.

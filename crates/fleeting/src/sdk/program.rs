@@ -1,5 +1,5 @@
 //! Runs a plugin's helper programs with a timeout.
-//! Their stderr is logged. If the wait is canceled, the program is killed.
+//! [`run`] logs the program's stderr, and kills the program if the wait is canceled. [`run_detached`] does neither.
 
 use std::collections::VecDeque;
 use std::fs::File;

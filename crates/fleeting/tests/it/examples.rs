@@ -7,7 +7,7 @@ fn read_text(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A provider is small: less than 150 lines of Rust, and less than 100 lines of Python or shell.
+/// A provider is small: fewer than 150 lines of Rust, and fewer than 100 lines of Python or shell.
 #[test]
 fn example_providers_are_small() {
     for (path, max_lines) in [

@@ -199,7 +199,7 @@ fn p1_manual_start_prints_usage() {
 }
 
 #[test]
-fn p3_p4_p5_command_line_works() {
+fn p3_p4_p5_command_line_prints_version_and_bootstraps() {
     for flag in ["-version", "--version", "version"] {
         let output = Command::new(TOY).arg(flag).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();

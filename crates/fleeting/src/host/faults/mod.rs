@@ -191,7 +191,10 @@ async fn h14_instance_with_unknown_state_is_not_deleted() {
 async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
     with_plugin(Behavior::InvalidResponse, async |group| {
         let error = group.connect_info(&id("i1")).await.unwrap_err();
-        assert!(error.to_string().contains("no connector for i1"), "the Go host crashes on it: {error}");
+        assert!(
+            error.to_string().contains("no connector for i1"),
+            "the host did not report the missing connector, on which the Go host crashes: {error}"
+        );
         assert_eq!(group.increase(3).await.unwrap(), 3, "at most the requested number counts");
         assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested ids count, and only once");
         let error = group.update().await.unwrap_err();

@@ -32,7 +32,7 @@ enum Effect {
     Fail,
     /// These cases fail, and all others pass.
     FailOnly,
-    /// The case warns, and all others pass.
+    /// These cases warn, and all others pass.
     WarnOnly,
 }
 
