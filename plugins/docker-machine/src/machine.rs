@@ -10,10 +10,9 @@ use tokio::process::Command;
 
 use crate::config::Config;
 
-/// Timeout for commands during a call about one machine, and for the first list during `Init`. The host's timeout is 60
-/// s.
+/// Timeout for the status of a machine, and for the first list during `Init`. The host's timeout for both calls is 60 s.
 const CALL_TIMEOUT: Duration = Duration::from_secs(50);
-/// Timeout for the two commands that return the connection details. The host's timeout is 120 s.
+/// Timeout for a list, and for the two commands that return the connection details. The host's timeout for both calls is 120 s.
 const CONNECT_INFO_TIMEOUT: Duration = Duration::from_secs(100);
 /// Default user and port of docker-machine.
 const DEFAULT_USER: &str = "root";

@@ -168,7 +168,7 @@ impl Provider for DockerMachine {
         let storage = config.storage()?;
         let creation_markers = storage.join("muster-creating");
         std::fs::create_dir_all(&creation_markers)
-            .map_err(|error| format!("storage_path: {}: {error}", creation_markers.display()))?;
+            .map_err(|error| format!("storage_path: failed to create {}: {error}", creation_markers.display()))?;
         let names = config.names();
         let init = Init {
             id: format!("docker-machine/{}/{}{}", config.driver, config.prefix, config.machine_name),
@@ -233,7 +233,7 @@ impl Provider for DockerMachine {
             let marker =
                 std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
             if let Err(error) = marker {
-                let error = format!("{}: {error}", self.inner.creation_markers.display());
+                let error = format!("failed to create a file in {}: {error}", self.inner.creation_markers.display());
                 return Err(PartialFailure { succeeded: accepted, error: error.into() });
             }
             let stop = machines.begin_creation(name.clone());

@@ -86,8 +86,8 @@ impl Cgroups {
     /// # Errors
     /// Returns the reason why limits cannot be set, with a hint.
     pub(crate) fn new(limits: Limits) -> Result<Self, String> {
-        let own =
-            std::fs::read_to_string("/proc/self/cgroup").map_err(|error| format!("/proc/self/cgroup: {error}"))?;
+        let own = std::fs::read_to_string("/proc/self/cgroup")
+            .map_err(|error| format!("failed to read /proc/self/cgroup: {error}"))?;
         Self::create_below(Path::new(MOUNT_POINT), &own, limits)
     }
 
@@ -222,13 +222,15 @@ fn enable(group: &Path, controllers: &[&str]) -> Result<(), String> {
 
 fn create_cgroup(path: &Path) -> Result<(), String> {
     match std::fs::create_dir(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(format!("{}: {error}", path.display())),
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(format!("failed to create {}: {error}", path.display()))
+        }
         _ => Ok(()),
     }
 }
 
 fn write(path: &Path, value: &str) -> Result<(), String> {
-    std::fs::write(path, value).map_err(|error| format!("{}: {error}", path.display()))
+    std::fs::write(path, value).map_err(|error| format!("failed to write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The instance process. It reads its authorized key from stdin, serves SSH on a port of the loopback interface, prints
-//! the port, and exits when stdin is closed.
+//! the port and the fingerprint of its host key, and exits when stdin is closed.
 //!
 //! A persistent instance ([`PERSISTENT_ARG`]) does not exit when stdin is closed. Like a machine, it runs the server as a separate
 //! process ([`SERVER_ARG`]) and restarts it if it exits. Its connections are then lost, but the processes that it started

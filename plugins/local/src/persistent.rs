@@ -55,7 +55,7 @@ pub(crate) struct InstanceRecord {
 pub(crate) async fn lock(root: &Path) -> Result<File, String> {
     let path = root.join(".lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-    let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
+    let file = file.map_err(|error| format!("failed to open {}: {error}", path.display()))?;
     for _ in 0..MAX_LOCK_ATTEMPTS {
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
             return Ok(file);

@@ -324,7 +324,7 @@ impl Provider for Local {
             true => std::env::temp_dir(),
             false => {
                 std::fs::create_dir_all(&config.directory)
-                    .map_err(|error| format!("directory = {}: {error}", config.directory.display()))?;
+                    .map_err(|error| format!("directory: failed to create {}: {error}", config.directory.display()))?;
                 std::path::absolute(&config.directory)?
             }
         };

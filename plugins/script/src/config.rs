@@ -14,14 +14,14 @@ use crate::call::Call;
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
 pub(crate) struct Config {
-    /// Name of the group, unless `init` returns one.
+    /// Name of the group, unless `init` returns a name.
     pub(crate) name: String,
     /// Directory with an executable for each call, which has the name of the call (`update`, `increase`, ...).
     pub(crate) directory: PathBuf,
     /// Program for all calls, with its first arguments. The name and the arguments of the call follow. Alternative to
     /// `directory`.
     pub(crate) command: Vec<String>,
-    /// Maximum number of instances, unless `init` returns one.
+    /// Maximum number of instances, unless `init` returns a maximum.
     pub(crate) max_size: u32,
     /// Timeout for a call in seconds.
     pub(crate) timeout_s: u64,

@@ -103,8 +103,9 @@ impl Provider for Script {
         let (mut info, path) = output::parse_connect_info(&finished.stdout, &self.connector)
             .map_err(|error| output_error(Call::ConnectInfo, error))?;
         if let Some(path) = path {
-            info.connector.key =
-                tokio::fs::read(&path).await.map_err(|error| format!("connect-info: key_path {path}: {error}"))?;
+            info.connector.key = tokio::fs::read(&path)
+                .await
+                .map_err(|error| format!("connect-info: failed to read key_path {path}: {error}"))?;
         }
         Ok(info)
     }

@@ -157,7 +157,10 @@ impl Config {
 impl Machine {
     fn check(&self) -> Result<(), String> {
         if self.name.is_empty() || self.name.contains('/') || self.name.chars().any(char::is_control) {
-            return Err(format!("invalid machine name {:?}: it must not be empty or contain `/`", self.name));
+            return Err(format!(
+                "invalid machine name {:?}: it must not be empty or contain `/` or control characters",
+                self.name
+            ));
         }
         if self.address.is_empty() && self.external_address.is_empty() {
             return Err(format!("machine {}: missing address", self.name));
@@ -187,9 +190,10 @@ struct MachinesFile {
 }
 
 fn read_machines(path: &Path) -> Result<Vec<Machine>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("machines_file: failed to read {}: {error}", path.display()))?;
     let file: MachinesFile =
-        toml::from_str(&text).map_err(|error| format!("machines_file {}: {error}", path.display()))?;
+        toml::from_str(&text).map_err(|error| format!("machines_file: failed to parse {}: {error}", path.display()))?;
     Ok(file.machines)
 }
 

@@ -210,7 +210,7 @@ impl Pool {
         if slot.health != health {
             match (&slot.health, &health) {
                 (_, Health::Unhealthy(cause)) => {
-                    tracing::warn!(machine = machine.name, cause, "machine is unhealthy, quarantined");
+                    tracing::warn!(machine = machine.name, cause, "machine is unhealthy and was quarantined");
                 }
                 (Health::Unhealthy(_), _) => tracing::info!(machine = machine.name, "machine is healthy again"),
                 _ => {}

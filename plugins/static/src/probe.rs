@@ -18,9 +18,9 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
         // If the machine has a password, the key of `connector_config` is not used.
         if machine.password.is_empty() { defaults.key.clone() } else { Vec::new() }
     } else {
-        tokio::fs::read(&machine.key_path)
-            .await
-            .map_err(|error| format!("machine {}: key_path {}: {error}", machine.name, machine.key_path.display()))?
+        tokio::fs::read(&machine.key_path).await.map_err(|error| {
+            format!("machine {}: failed to read key_path {}: {error}", machine.name, machine.key_path.display())
+        })?
     };
     let user = || std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned());
     let username = or_default(&machine.username, &defaults.username);
@@ -82,7 +82,7 @@ async fn with_timeout(
 
 async fn connect(machine: &Machine, defaults: &ConnectorConfig) -> Result<(), String> {
     let address = target(machine, connect_info(machine, defaults).await?)?.host_and_port();
-    TcpStream::connect(&address).await.map(drop).map_err(|error| format!("{address}: {error}"))
+    TcpStream::connect(&address).await.map(drop).map_err(|error| format!("failed to connect to {address}: {error}"))
 }
 
 fn target(machine: &Machine, info: ConnectInfo) -> Result<Target, String> {

@@ -145,7 +145,11 @@ async fn slow_creation_is_reported_and_can_be_canceled() {
     wait_until(|| cloud.machines().len() == 1).await;
     let creating = states(&group).await;
     assert_eq!(creating.iter().map(|(_, state)| *state).collect::<Vec<_>>(), [InstanceState::Creating; 2]);
-    assert_eq!(cloud.calls().matches("create ").count(), 1, "MaxGrowthRate");
+    assert_eq!(
+        cloud.calls().matches("create ").count(),
+        1,
+        "at most MaxGrowthRate machines are created at the same time"
+    );
     let first = InstanceId::new(cloud.machines().remove(0));
     let waiting = creating.iter().map(|(id, _)| id.clone()).find(|id| *id != first).unwrap();
     group.decrease(&[first.clone(), waiting.clone()]).await.unwrap();

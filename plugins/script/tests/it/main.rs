@@ -166,7 +166,7 @@ async fn shell_example_creates_machines_that_run_commands() {
     let directory = TempDir::new().unwrap();
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/plugins/shell/sshd-group");
     let text = std::fs::read_to_string(&example).unwrap();
-    assert!(text.lines().count() < 100, "the example in shell must have less than 100 lines (R022)");
+    assert!(text.lines().count() < 100, "the example in shell must have fewer than 100 lines (R022)");
     let mut spec = PluginSpec::new(PLUGIN);
     spec.config = json!({"command": [example], "settings": {"directory": directory.path().join("group")}});
     let group = Group::start(spec).await.unwrap();
