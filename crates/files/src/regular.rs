@@ -27,7 +27,7 @@ pub struct Limit {
 pub struct FileError {
     /// Path of the file.
     pub path: PathBuf,
-    /// Reason of the error.
+    /// Reason why the file could not be read.
     pub problem: Problem,
 }
 

@@ -84,7 +84,7 @@ impl Observer {
         let used = now.requests_adaptive.min(now.requests_hard);
         entry.token().set_request_limits(now.requests_hard, now.requests_adaptive as f64, used);
         if has_capacity && now.requests >= used {
-            entry.token().request_refused();
+            entry.token().request_prevented();
         }
     }
 

@@ -155,7 +155,7 @@ async fn try_once(
         }
     };
     let (method, answer) = match key {
-        // A key was installed on the machine by the plugin, so no password is offered besides it (C3).
+        // If there is a key, no password is offered: the plugin installed the key on the machine (C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)

@@ -103,7 +103,7 @@ mod tests {
         for (host, expected) in
             [("::1", "[::1]:22"), ("[::1]", "[::1]:22"), ("[::1]:2222", "[::1]:2222"), ("vm-1", "vm-1:22")]
         {
-            assert_eq!(host_and_port(host, 0, ""), expected, "the Go host dials [[::1]]:22");
+            assert_eq!(host_and_port(host, 0, ""), expected, "{host} (the Go host dials [[::1]]:22 for [::1])");
         }
         assert_eq!(host_and_port("vm", 0, "winrm+https"), "vm:5986");
     }

@@ -104,7 +104,7 @@ metrics! {
     CONFIGURATION_SAVED = MetricType::Counter, "gitlab_runner_configuration_saved_total", [], "Successful writes of the configuration by this process.";
     CONFIGURATION_SAVING_ERROR = MetricType::Counter, "gitlab_runner_configuration_saving_error_total", [], "Failed writes of the configuration by this process.";
     API_STATUSES = MetricType::Counter, "gitlab_runner_api_request_statuses_total", ["endpoint", "status", "method"], "Calls to the server by status. -1 means no response.";
-    API_DURATION = MetricType::Histogram(CALL_SECONDS), "gitlab_runner_api_request_duration_seconds", ["endpoint", "status_class", "method"], "Duration of calls to the server, which can hold job requests.";
+    API_DURATION = MetricType::Histogram(CALL_SECONDS), "gitlab_runner_api_request_duration_seconds", ["endpoint", "status_class", "method"], "Duration of calls to the server. Includes the time for which the server holds a job request.";
     PROCESS_CPU = MetricType::Counter, "process_cpu_seconds_total", [], "CPU time of this process, user and system.";
     PROCESS_OPEN_FDS = MetricType::Gauge, "process_open_fds", [], "Number of open file descriptors.";
     PROCESS_MAX_FDS = MetricType::Gauge, "process_max_fds", [], "Maximum number of open file descriptors.";
@@ -117,7 +117,7 @@ metrics! {
     JOB_CPU = MetricType::Histogram(CPU_SECONDS), "muster_job_cpu_seconds", [], "CPU time of a job, measured by its cgroup or its processes.";
     JOB_MEMORY = MetricType::Histogram(MEMORY_BYTES), "muster_job_memory_bytes", [], "Peak memory of a job, measured by its cgroup, or of its largest process.";
     LAST_CONTACT_AGE = MetricType::Gauge, "muster_last_contact_age_seconds", [], "Time since the server last accepted a request of this manager.";
-    RECOVERED = MetricType::Counter, "muster_recovered_jobs_total", [], "Jobs of an earlier start of the manager that this one resumed.";
+    RECOVERED = MetricType::Counter, "muster_recovered_jobs_total", [], "Jobs of an earlier manager process that this process resumed.";
     WAITING = MetricType::Gauge, "muster_waiting_jobs", [], "Number of jobs that wait because concurrent or limit is reached.";
     UNREPORTED = MetricType::Gauge, "muster_unreported_jobs", [], "Number of finished jobs whose final state the server has not acknowledged.";
     TRACE_BYTES = MetricType::Counter, "muster_trace_bytes_total", [], "Bytes of job logs that the server has acknowledged.";
@@ -126,5 +126,5 @@ metrics! {
     INPUTS_INTERPOLATIONS = MetricType::Counter, "gitlab_runner_job_inputs_interpolations_total", [], "Texts of jobs in which inputs were interpolated.";
     INPUTS_INTERPOLATION_FAILURES = MetricType::Counter, "gitlab_runner_job_inputs_interpolation_failures_total", ["error_type"], "Jobs that failed because inputs could not be interpolated.";
     STATE_WRITE = MetricType::Histogram(FINE_SECONDS), "muster_state_write_seconds", ["operation"], "Duration of writes to the manager's state.";
-    SPANS = MetricType::Counter, "muster_spans_total", ["result"], "Spans that were exported, refused by the collector, or dropped because the exporter was too slow.";
+    SPANS = MetricType::Counter, "muster_spans_total", ["result"], "Spans that were exported, refused (the collector rejected them or could not be reached), or dropped because the queue was full.";
 }

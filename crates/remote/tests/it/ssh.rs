@@ -71,7 +71,7 @@ async fn connects_through_the_session_of_another_machine() {
     assert_eq!(
         *instance.events.lock().unwrap(),
         [format!("to {}", inner.address)],
-        "the connection was opened by the instance"
+        "the instance must open the connection"
     );
 
     let error =
@@ -130,7 +130,7 @@ async fn c05_retries_of_a_refused_port_have_delays() {
     target.timeout = Duration::from_secs(2);
     let error = log_in(&target).await.err().unwrap();
     let DialError::Unreachable { tries, .. } = error else { panic!("{error}") };
-    assert!((2..40).contains(&tries), "{tries} attempts in 2 s, while the Go host makes 86,000");
+    assert!((2..40).contains(&tries), "expected 2 to 39 attempts in 2 s (the Go host makes 86,000), found {tries}");
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn c06_exit_status_is_correct() {
     let silent = session.run(RemoteCommand::new("silent")).await.unwrap_err();
     assert!(
         matches!(silent, RunError::Lost { .. }),
-        "a missing status must not count as 0 (the Go host reports exit code 0 with its error): {silent}"
+        "a missing status must not count as 0 (the Go host returns an error with exit status 0): {silent}"
     );
     let lost = session.run(RemoteCommand::new("lost")).await.unwrap_err();
     assert!(matches!(lost, RunError::Lost { .. }), "{lost}");
@@ -255,7 +255,7 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     dial(&target, &first_use).await.unwrap();
     let error = dial(&impostor, &first_use).await.err().unwrap();
     assert!(matches!(&error, DialError::HostKey { known, .. } if *known == server.fingerprint), "{error}");
-    assert_eq!(*other.tries.borrow(), 0, "no password was sent to the machine");
+    assert_eq!(*other.tries.borrow(), 0, "no password may be sent to a machine with another host key");
 
     let pinned = KnownHosts::default();
     pinned.pin(&target.machine, std::slice::from_ref(&server.fingerprint));
@@ -301,6 +301,6 @@ async fn new_machine_may_change_unpinned_host_key() {
     hosts.pin(&target.machine, std::slice::from_ref(&first.fingerprint));
     let tries = *second.tries.borrow();
     let error = dial_new(&later, &hosts, grace).await.err().unwrap();
-    assert!(matches!(error, DialError::HostKey { .. }), "pinned keys do not change: {error}");
-    assert_eq!(*second.tries.borrow(), tries, "no password was sent to the machine");
+    assert!(matches!(error, DialError::HostKey { .. }), "a pinned host key must not be replaced: {error}");
+    assert_eq!(*second.tries.borrow(), tries, "no password may be sent to a machine with another host key");
 }

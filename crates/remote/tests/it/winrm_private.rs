@@ -23,7 +23,7 @@ async fn plain_http_is_rejected_before_anything_is_sent() {
     let app = routes(&shared).layer(count_requests);
     tokio::spawn(async move { axum::serve(listener, app).await });
     let dialed = dial(&target, &KnownHosts::default()).await;
-    assert_eq!(requests.load(std::sync::atomic::Ordering::Relaxed), 0, "the password was sent in clear text");
+    assert_eq!(requests.load(std::sync::atomic::Ordering::Relaxed), 0, "the password must not be sent in clear text");
     let error = dialed.err().unwrap().to_string();
     assert!(error.contains("winrm+https") && error.contains("allow_unencrypted = true"), "{error}");
 }

@@ -61,7 +61,7 @@ async fn json(endpoint: &dyn JsonEndpoint, query: &str) -> TextResponse {
         Ok(JsonResponse::NotFound(body)) => (StatusCode::NOT_FOUND, body),
         Ok(JsonResponse::BadRequest(message)) => return text(StatusCode::BAD_REQUEST, format!("{message}\n")),
         Ok(JsonResponse::Error(message)) => return text(StatusCode::INTERNAL_SERVER_ERROR, format!("{message}\n")),
-        Err(_) => return text(StatusCode::SERVICE_UNAVAILABLE, "timeout; try again\n"),
+        Err(_) => return text(StatusCode::SERVICE_UNAVAILABLE, "the request timed out; try again\n"),
     };
     let mut response = text(status, body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));

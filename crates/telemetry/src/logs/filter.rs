@@ -92,7 +92,7 @@ impl FromStr for Level {
 #[derive(Debug)]
 pub(super) struct Filter {
     targets: Targets,
-    /// Maximum level of any target. Less severe records are never written.
+    /// The least severe level that is enabled for any target. Less severe records are never written.
     pub(super) level: Level,
 }
 

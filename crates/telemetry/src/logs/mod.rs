@@ -91,13 +91,13 @@ impl LogState {
 /// Initial options of a log.
 #[derive(Debug)]
 pub struct LogOptions {
-    /// Level of the command line or the environment. `None` uses that of the configuration.
+    /// Level from the command line or the environment. `None` uses that of the configuration.
     pub level: Option<Level>,
-    /// Level if neither the command line nor the configuration has one.
+    /// Level if neither the command line, the environment nor the configuration has one.
     pub default_level: Level,
     /// Levels for parts of the program, which override all other levels. `None` means no overrides.
     pub directives: Option<Directives>,
-    /// Format of the command line or the environment. `None` uses that of the configuration.
+    /// Format from the command line or the environment. `None` uses that of the configuration.
     pub format: Option<Format>,
     /// When lines of the format `runner` are colored.
     pub color: Color,
@@ -122,7 +122,9 @@ impl Default for LogOptions {
 #[derive(Clone)]
 pub struct LogHandle {
     layer: LogLayer,
+    /// Whether the command line or the environment determines the level (or directives), and the format.
     is_fixed: (bool, bool),
+    /// The level and format if neither the command line, the environment nor the configuration has one.
     defaults: (Level, Format),
     /// The last level and format of the configuration, to detect changes.
     configured: Arc<Mutex<(Option<Level>, Option<Format>)>>,
@@ -160,7 +162,7 @@ impl LogHandle {
 
     /// Applies the level and format of a configuration. `None` means the default.
     ///
-    /// Values of the command line or the environment take precedence. Returns true if the configuration's values have changed.
+    /// Values from the command line or the environment take precedence. Returns true if the configuration's values have changed.
     pub fn configure(&self, level: Option<Level>, format: Option<Format>) -> bool {
         let mut configured = self.configured.lock();
         if *configured == (level, format) {

@@ -21,7 +21,7 @@ pub struct EntryLabels {
     pub system_id: String,
 }
 
-/// Metrics of an entry. Its series are exposed as long as code outside this crate holds a reference to it.
+/// Metrics of a `[[runners]]` entry. The series are exposed as long as code outside the registry holds a reference to this value.
 pub struct EntryMetrics {
     set: MetricSet,
     pub(super) token: Arc<TokenMetrics>,
@@ -135,12 +135,12 @@ impl EntryMetrics {
         self.feeds.inc();
     }
 
-    /// Counts a job request that was skipped because the entry is not healthy.
+    /// Counts a period in which the entry requests no jobs, because the coordinator rejected it repeatedly.
     pub fn poll_skipped(&self) {
         self.feed_failures.inc();
     }
 
-    /// Counts a response that counts as a failed health check of the entry.
+    /// Counts a failed job request, which gitlab-runner treats as a failed health check of the entry.
     pub fn health_check_failed(&self) {
         self.health_check_failures.inc();
     }
@@ -254,7 +254,7 @@ impl TokenMetrics {
     }
 
     /// Counts a job request that was not sent because of the limit for open requests.
-    pub fn request_refused(&self) {
+    pub fn request_prevented(&self) {
         self.exceeded.inc();
     }
 

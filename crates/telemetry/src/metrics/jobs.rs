@@ -223,7 +223,7 @@ impl JobRecord {
         self.entry.failed_to_process(ProcessingFailure::Job);
     }
 
-    /// Records the duration of a stage per runner, for jobs with `FF_EXPORT_HIGH_CARDINALITY_METRICS`.
+    /// Records the duration of a stage per runner, for entries with `FF_EXPORT_HIGH_CARDINALITY_METRICS` in their `feature_flags`.
     pub fn record_stage(&self, stage: &str, seconds: f64) {
         self.entry.stage_duration.with_label_values(&[stage]).observe(seconds);
     }

@@ -72,7 +72,7 @@ impl MetricSet {
     pub(super) fn register<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
         match self.registry.register(Box::new(metric.clone())) {
             Ok(()) => self.registered.push(Box::new(metric.clone())),
-            Err(error) => tracing::error!(%error, "failed to register a metric, it is not exposed"),
+            Err(error) => tracing::error!(%error, "failed to register a metric, so it is not exposed"),
         }
         metric
     }

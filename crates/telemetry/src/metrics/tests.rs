@@ -78,11 +78,11 @@ async fn last_contact_age_resets_on_successful_call() {
         line.unwrap_or_else(|| panic!("{series} in:\n{text}")).parse::<f64>().unwrap()
     };
     tokio::time::advance(Duration::from_secs(30)).await;
-    assert_eq!(age(), 30.0, "counts from the start if no call succeeds");
+    assert_eq!(age(), 30.0, "without a successful call, the age counts from the creation of the metrics");
     entry.token().record_call("request_job", "POST", None, Duration::from_secs(1));
     entry.token().record_call("request_job", "POST", Some(502), Duration::from_secs(1));
     entry.token().record_call("request_job", "POST", Some(403), Duration::from_secs(1));
-    assert_eq!(age(), 30.0, "failed calls do not count");
+    assert_eq!(age(), 30.0, "a failed call must not reset the age");
     entry.token().record_call("patch_trace", "PATCH", Some(202), Duration::from_secs(1));
     assert_eq!(age(), 0.0);
     tokio::time::advance(Duration::from_millis(1500)).await;
@@ -151,11 +151,14 @@ fn series_of_entry_disappear_with_its_last_job() {
     let (one, two) = (telemetry.metrics.entry(&labels("one")), telemetry.metrics.entry(&labels("two")));
     let job = telemetry.metrics.job(&one, facts());
     drop(one);
-    assert!(text(&telemetry).contains("runner_name=\"one\""), "one of its jobs is running");
+    assert!(
+        text(&telemetry).contains("runner_name=\"one\""),
+        "the series must exist while a job of the entry is running"
+    );
     drop(job);
     let after = text(&telemetry);
     assert!(!after.contains("runner_name=\"one\"") && after.contains("runner_name=\"two\""), "{after}");
-    assert!(after.contains("gitlab_runner_request_concurrency{"), "both have the same token:\n{after}");
+    assert!(after.contains("gitlab_runner_request_concurrency{"), "the other entry has the same token:\n{after}");
     drop(two);
     assert!(!text(&telemetry).contains("abcdefghi"));
     // The entry can reappear.
@@ -252,7 +255,7 @@ fn source_is_exposed_with_labels_of_its_entry() {
     }
     assert_eq!(exposed.matches("# TYPE a_gauge gauge").count(), 1, "one family for all entries");
     drop(source);
-    assert!(!text(&telemetry).contains("a_gauge"), "its metrics disappear with the source");
+    assert!(!text(&telemetry).contains("a_gauge"), "the metrics of a dropped source must disappear");
 }
 
 /// For example, a fleet that has not deleted an instance yet has no deletions by reason.

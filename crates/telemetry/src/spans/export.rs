@@ -22,17 +22,17 @@ use crate::Telemetry;
 
 /// Name of the tracer (docs/spec/runner-config.md, section 1.11).
 const SCOPE: &str = "gitlab-ci-runner";
-/// Maximum number of queued jobs that are handled together, with one request per destination.
-const MAX_BATCH_JOBS: usize = 32;
+/// Maximum number of queued items that are handled together, with one request per destination.
+const MAX_BATCH_ITEMS: usize = 32;
 /// Maximum number of attempts to send a request.
 const MAX_ATTEMPTS: u32 = 3;
-/// Delay before the second attempt. Doubles with each further one.
+/// Maximum delay before the second attempt, before jitter. Doubles with each further attempt.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum delay between two attempts, including a delay that the collector requests.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Maximum number of bytes of a response that are read.
+/// Maximum size of a response in bytes. A longer one counts as without rejected spans.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
-/// Maximum number of destinations whose outage is remembered. Jobs can bring new destinations.
+/// Maximum number of destinations whose outage is remembered. Each job can name further destinations.
 const MAX_DESTINATIONS: usize = 64;
 
 /// Error of an attempt to send spans.
@@ -50,7 +50,7 @@ enum ExportError {
 pub(super) async fn run(mut queue: mpsc::Receiver<ExportItem>, settings: SpanSettings, telemetry: Weak<Telemetry>) {
     let mut exporter = Exporter { settings, telemetry, plain: None, secure: None, down: HashSet::new() };
     let mut batch = Vec::new();
-    while queue.recv_many(&mut batch, MAX_BATCH_JOBS).await > 0 {
+    while queue.recv_many(&mut batch, MAX_BATCH_ITEMS).await > 0 {
         let mut by_destination: HashMap<Destination, Vec<Span>> = HashMap::new();
         for item in batch.drain(..) {
             by_destination.entry(item.destination).or_default().extend(item.job.spans());
@@ -98,7 +98,7 @@ impl Exporter {
                 }
                 if self.down.insert(destination) {
                     let error = error_chain(&error);
-                    tracing::warn!(collector, error, "failed to export spans, jobs are not affected");
+                    tracing::warn!(collector, error, "failed to export spans; jobs are not affected");
                 }
             }
         }

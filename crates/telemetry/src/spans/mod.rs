@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A failed collector never affects jobs: queueing spans does not wait, and spans that do not fit into the queue are counted and
-//! dropped. An outage is logged once. Only the protocol messages of OpenTelemetry's libraries are used. Their SDK records spans
-//! while they run, but here all times are known only after the job has ended.
+//! dropped. An outage is logged once. Only the protocol messages of OpenTelemetry's libraries are used. The SDK of these libraries
+//! records a span while it is open, but here all times are known only after the job has ended.
 
 mod context;
 mod export;
@@ -28,7 +28,7 @@ pub use context::{SpanId, TraceContext, TraceId};
 pub use settings::{Destination, SpanSettings};
 pub use tree::{Attribute, JobSpan, SpanOutcome, StepSpan};
 
-/// Maximum number of queued exports. Each is the spans of one job for one destination.
+/// Maximum number of queued items. An item is the spans of one job for one destination.
 const MAX_QUEUED_ITEMS: usize = 256;
 /// Time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ impl Tracer {
         Self { settings, telemetry: telemetry.clone(), exporter: Mutex::default() }
     }
 
-    /// Returns the position of a job in a trace. `None` means that tracing is not configured.
+    /// Returns the position of a job in a trace. `None` means that the spans of the job have no destination.
     ///
     /// `identity` identifies the job across restarts of the manager. The trace ID does not reveal it.
     #[must_use]
@@ -116,7 +116,7 @@ impl Tracer {
                     telemetry.metrics.record_spans("dropped", item.job.spans().len());
                 }
                 if !std::mem::replace(&mut exporter.overflowing, true) {
-                    tracing::warn!("export queue is full, dropping spans");
+                    tracing::warn!("the export queue is full; dropping spans");
                 }
             }
         }

@@ -99,7 +99,7 @@ impl SpanSettings {
             None => TIMEOUT,
             Some(Ok(milliseconds)) => Duration::from_millis(milliseconds),
             Some(Err(text)) => {
-                problems.push(format!("OTEL_EXPORTER_OTLP_TIMEOUT is `{text}`, not a number of milliseconds"));
+                problems.push(format!("the OTLP timeout is `{text}`, not a number of milliseconds; using the default"));
                 TIMEOUT
             }
         };
@@ -149,7 +149,7 @@ fn destination(
     }
     let Some(url) = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https")) else {
         // The message omits the value, which can contain credentials.
-        problems.push(format!("{name} is not an http or https URL"));
+        problems.push(format!("{name} is not an http or https URL; spans are not exported"));
         return None;
     };
     let headers = pairs("OTEL_EXPORTER_OTLP_HEADERS", headers.as_deref(), problems);
@@ -177,7 +177,8 @@ fn sampler(get: &impl Fn(&str) -> Option<String>, problems: &mut Vec<String>) ->
                 None => Sampler::All,
                 Some(Ok(ratio)) if (0.0..=1.0).contains(&ratio) => Sampler::Ratio(ratio),
                 Some(_) => {
-                    problems.push("OTEL_TRACES_SAMPLER_ARG is not a number from 0 to 1".to_owned());
+                    problems
+                        .push("OTEL_TRACES_SAMPLER_ARG is not a number from 0 to 1; recording all traces".to_owned());
                     Sampler::All
                 }
             }
@@ -201,7 +202,7 @@ fn pairs(variable: &str, text: Option<&str>, problems: &mut Vec<String>) -> Vec<
         match pair {
             Some(pair) => list.push(pair),
             // The message omits the entry, which can be a credential.
-            None => problems.push(format!("an entry of {variable} is not name=value, ignoring it")),
+            None => problems.push(format!("an entry of {variable} is not name=value; ignoring it")),
         }
     }
     list
@@ -248,7 +249,7 @@ mod tests {
         assert_eq!(settings.destination.unwrap().headers, [pair("authorization", "Bearer x"), pair("a", "b")]);
         assert_eq!(settings.timeout, Duration::from_millis(250));
         assert_eq!(settings.resource, [pair("service.name", "two"), pair("host.name", "h")]);
-        assert_eq!(problems, ["an entry of OTEL_EXPORTER_OTLP_HEADERS is not name=value, ignoring it"]);
+        assert_eq!(problems, ["an entry of OTEL_EXPORTER_OTLP_HEADERS is not name=value; ignoring it"]);
     }
 
     #[test]

@@ -57,7 +57,10 @@ impl Collector {
     }
 
     async fn next(&mut self) -> ReceivedRequest {
-        tokio::time::timeout(Duration::from_secs(20), self.requests.recv()).await.expect("a request").unwrap()
+        tokio::time::timeout(Duration::from_secs(20), self.requests.recv())
+            .await
+            .expect("the collector received no request within 20 s")
+            .unwrap()
     }
 }
 
@@ -203,7 +206,7 @@ async fn silent_collector_does_not_block_jobs() {
     for _ in 0..(2 * MAX_QUEUED_ITEMS) {
         telemetry.tracer.send(job(context), None);
     }
-    assert!(started.elapsed() < Duration::from_secs(5), "queueing spans does not wait");
+    assert!(started.elapsed() < Duration::from_secs(5), "queueing spans must not wait");
     let text = telemetry.metrics.text(ProcessState::Running);
     let dropped = text.lines().find_map(|line| line.strip_prefix("muster_spans_total{result=\"dropped\"} ")).unwrap();
     assert_eq!(dropped.parse::<usize>().unwrap(), 4 * MAX_QUEUED_ITEMS);
