@@ -177,7 +177,7 @@ fn shown(value: &Value) -> String {
         Value::Int(number) => number.to_string(),
         Value::Float(number) => number.to_string(),
         Value::Bool(truth) => truth.to_string(),
-        Value::Duration(GoDuration::Positive(duration)) => format!("{duration:?}"),
+        Value::Duration(GoDuration::NonNegative(duration)) => format!("{duration:?}"),
         Value::Duration(GoDuration::Negative) => "negative".to_owned(),
         Value::Datetime(time) => time.to_string(),
         Value::List(list) => joined(list.iter().map(|node| shown(&node.value)).collect(), '[', ']'),

@@ -48,8 +48,8 @@ pub fn settings(config: &Config, context: &SettingsContext) -> Settings {
         check_interval: seconds("check_interval", defaults.check_interval),
         connection_max_age: match tree.duration("connection_max_age") {
             None => defaults.connection_max_age,
-            Some(GoDuration::Positive(age)) if age.is_zero() => ConnectionAge::Any,
-            Some(GoDuration::Positive(age)) => ConnectionAge::UpTo(age),
+            Some(GoDuration::NonNegative(age)) if age.is_zero() => ConnectionAge::Any,
+            Some(GoDuration::NonNegative(age)) => ConnectionAge::UpTo(age),
             // As in gitlab-runner, although its documentation describes it differently.
             Some(GoDuration::Negative) => ConnectionAge::NoReuse,
         },

@@ -77,7 +77,7 @@ fn config(read: &mut Reader<'_>) -> Config {
         *field = read.duration(key, *field);
     }
     config.heartbeat_interval = match read.table.duration("heartbeat_interval") {
-        Some(GoDuration::Positive(Duration::ZERO)) => None,
+        Some(GoDuration::NonNegative(Duration::ZERO)) => None,
         _ => config.heartbeat_interval.map(|default| read.duration("heartbeat_interval", default)),
     };
     config.reservation_throttling = read.table.bool("reservation_throttling").unwrap_or(true);

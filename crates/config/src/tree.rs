@@ -159,7 +159,7 @@ impl Table {
     #[must_use]
     pub fn time(&self, name: &str) -> Option<Duration> {
         match self.duration(name)? {
-            GoDuration::Positive(duration) if !duration.is_zero() => Some(duration),
+            GoDuration::NonNegative(duration) if !duration.is_zero() => Some(duration),
             _ => None,
         }
     }

@@ -275,7 +275,7 @@ fn datetime(text: &str) -> Option<Value> {
 
 fn nanoseconds(number: i64) -> GoDuration {
     match u64::try_from(number) {
-        Ok(number) => GoDuration::Positive(std::time::Duration::from_nanos(number)),
+        Ok(number) => GoDuration::NonNegative(std::time::Duration::from_nanos(number)),
         Err(_) => GoDuration::Negative,
     }
 }

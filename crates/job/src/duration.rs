@@ -6,7 +6,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GoDuration {
     /// A duration of zero or more.
-    Positive(Duration),
+    NonNegative(Duration),
     /// A negative duration.
     Negative,
 }
@@ -20,7 +20,7 @@ impl GoDuration {
             None => (false, text.strip_prefix('+').unwrap_or(text)),
         };
         if text == "0" {
-            return Some(Self::Positive(Duration::ZERO));
+            return Some(Self::NonNegative(Duration::ZERO));
         }
         let mut rest = text;
         let mut total = Duration::ZERO;
@@ -47,7 +47,7 @@ impl GoDuration {
         match (text.is_empty(), negative && !total.is_zero()) {
             (true, _) => None,
             (false, true) => Some(Self::Negative),
-            (false, false) => Some(Self::Positive(total)),
+            (false, false) => Some(Self::NonNegative(total)),
         }
     }
 }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn parses_durations_like_go() {
-        let seconds = |seconds| Some(GoDuration::Positive(Duration::from_secs_f64(seconds)));
+        let seconds = |seconds| Some(GoDuration::NonNegative(Duration::from_secs_f64(seconds)));
         for (text, duration) in [
             ("0", seconds(0.0)),
             ("300ms", seconds(0.3)),

@@ -113,7 +113,7 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job, which the agent, the manager and the coordinator pass on.
+/// Cause of the early termination of a job. The agent, the manager and the coordinator pass it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

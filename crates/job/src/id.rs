@@ -39,7 +39,7 @@ id! {
     ProjectId(i64)
 }
 id! {
-    /// ID of a runner: an authentication token at the coordinator, which several managers can share.
+    /// ID of a runner at the coordinator. A runner has an authentication token, which several managers can share.
     RunnerId(i64)
 }
 id! {

@@ -1,5 +1,5 @@
-//! Checks of the invariants of jobs. The coordinator calls them after every write, simulators and tests with their
-//! observations. The functions do no I/O: the caller passes all observations.
+//! Checks of the invariants of jobs. The coordinator compares the states of jobs after every write ([`InvariantMonitor`]).
+//! Tests and simulators also call the other checks. The functions do no I/O: the caller passes all observations.
 //!
 //! The names are those of ARCHITECTURE.md: J1 one final state, J2 at most one start of the user's script, J3 the trace
 //! equals the log, J4 no concurrency limit is exceeded, J5 no leftovers, J6 no secret is visible.
@@ -92,7 +92,7 @@ pub enum Violation {
     /// J4: more jobs ran concurrently than the limit allows.
     #[error("J4: {found} jobs ran concurrently, the limit is {limit}")]
     ConcurrencyExceeded {
-        /// Maximum number of concurrent jobs.
+        /// Highest number of jobs that ran at the same time.
         found: usize,
         /// Limit for concurrent jobs.
         limit: usize,
@@ -160,7 +160,7 @@ pub fn no_secret<'a>(
 /// starts at the time at which another job ends does not overlap with it.
 ///
 /// # Errors
-/// Returns [`Violation::ConcurrencyExceeded`] with the maximum number of concurrent jobs.
+/// Returns [`Violation::ConcurrencyExceeded`] with the highest number of jobs that ran at the same time.
 pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T>)>) -> Result<(), Violation> {
     // At the same time, ends (false) sort before starts (true).
     let mut steps: Vec<(T, bool)> = Vec::new();
@@ -187,7 +187,7 @@ pub struct InvariantMonitor {
 }
 
 impl InvariantMonitor {
-    /// Records a snapshot of a script job.
+    /// Records a snapshot of a job that runs a script. Bridges must not be recorded, because they run without an assignment.
     ///
     /// # Errors
     /// Returns the [`Violation`]. The snapshot is recorded anyway.

@@ -162,7 +162,7 @@ pub(crate) fn optional<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Opt
 /// Parses a non-negative duration in Go's format.
 pub(crate) fn go_duration(text: &str) -> Result<Duration, FlagError> {
     match GoDuration::parse(text) {
-        Some(GoDuration::Positive(duration)) => Ok(duration),
+        Some(GoDuration::NonNegative(duration)) => Ok(duration),
         _ => Err(FlagError::Duration),
     }
 }

@@ -1,6 +1,6 @@
 //! Checks of the file itself and of the process (checks C031 to C041).
 
-use muster_job::GoDuration::{Negative, Positive};
+use muster_job::GoDuration::{Negative, NonNegative};
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -142,7 +142,7 @@ fn timeouts(check: &mut Check<'_>) {
         for key in ["prepare_timeout", "get_sources_timeout"] {
             match runner.table.duration(key) {
                 Some(Negative) => {}
-                Some(Positive(limit)) if limit.is_zero() => {}
+                Some(NonNegative(limit)) if limit.is_zero() => {}
                 _ => continue,
             }
             let message = format!("{key} is not above 0: it is ignored, and the job's timeout applies");

@@ -1,5 +1,5 @@
 //! Filters of the masking pipeline. A filter processes a stream in pieces. Its output does not depend on how the stream is
-//! split. It holds back at most as many bytes as the longest text that it searches for, including escape sequences inside.
+//! split. It holds back at most as many bytes as the longest text that it searches for can occupy with escape sequences inside.
 
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
@@ -24,7 +24,7 @@ pub(super) struct PrefixFilter {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// No prefix was found yet.
+    /// Searching for the next prefix.
     Search,
     /// After a prefix, before the first byte of the secret.
     AfterPrefix,

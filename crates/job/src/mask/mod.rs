@@ -59,8 +59,9 @@ impl Secrets {
     /// Creates the set from the values of masked variables, and from token prefixes in addition to the built-in ones.
     ///
     /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
-    /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately, because programs may print or
-    /// indent single lines. All prefixes are used, whereas GitLab ignores those after the fifteenth.
+    /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
+    /// because programs may print or indent single lines. All prefixes are used, whereas GitLab ignores those after the
+    /// fifteenth.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }

@@ -8,7 +8,7 @@ use super::escape::{Escape, MAX_GAP, escape};
 pub(super) struct Needles {
     /// Texts, longest first, without duplicates.
     texts: Vec<Vec<u8>>,
-    /// Whether a text can start with each byte.
+    /// For each byte, whether a text can start with it.
     starts: Box<[bool; 256]>,
     ignore_case: bool,
 }

@@ -130,7 +130,8 @@ impl Phrases {
         self.release_decided(out);
     }
 
-    /// Processes an escape sequence inside a possible phrase. Too many of them end the search for a visible phrase.
+    /// Processes an escape sequence inside a possible phrase. More than [`MAX_GAP`] bytes of them between two visible bytes end
+    /// the search for a visible phrase.
     fn push_escape(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);

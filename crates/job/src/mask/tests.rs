@@ -232,7 +232,7 @@ fn fuzz_masker() {
         assert_eq!(
             mask(&secrets, &pieces),
             mask(&secrets, &[log]),
-            "the output does not depend on how the log is split"
+            "the output must not depend on how the log is split"
         );
     });
 }

@@ -216,11 +216,11 @@ impl Reader<'_> {
         match GoDuration::parse(&text) {
             None => self.warnings.push(format!("Ignoring malformed {name} timeout: {text}")),
             Some(GoDuration::Negative) => self.warnings.push(format!("Ignoring relative {name} timeout: {text}")),
-            Some(GoDuration::Positive(timeout)) if timeout > job => {
+            Some(GoDuration::NonNegative(timeout)) if timeout > job => {
                 self.warnings.push(format!("{name} timeout: {text} is longer than job timeout. Setting to job timeout"))
             }
-            Some(GoDuration::Positive(timeout)) if !timeout.is_zero() => return timeout,
-            Some(GoDuration::Positive(_)) => {}
+            Some(GoDuration::NonNegative(timeout)) if !timeout.is_zero() => return timeout,
+            Some(GoDuration::NonNegative(_)) => {}
         }
         default
     }

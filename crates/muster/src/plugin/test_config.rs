@@ -99,7 +99,7 @@ impl TestConfig {
 fn duration(key: &str, text: Option<&str>, default: Duration) -> Result<Duration, PluginError> {
     let Some(text) = text else { return Ok(default) };
     match GoDuration::parse(text) {
-        Some(GoDuration::Positive(duration)) if !duration.is_zero() => Ok(duration),
+        Some(GoDuration::NonNegative(duration)) if !duration.is_zero() => Ok(duration),
         _ => Err(PluginError::Config(format!(
             "{key}: {text:?} is not a positive duration; write it as 30s, 5m or 1h30m"
         ))),

@@ -70,7 +70,8 @@ impl Tracer {
         Self { settings, telemetry: telemetry.clone(), exporter: Mutex::default() }
     }
 
-    /// Returns the position of a job in a trace. `None` means that the spans of the job have no destination.
+    /// Returns the position of a job in a trace. `None` means that tracing is disabled, or that the
+    /// spans of the job have no destination.
     ///
     /// `identity` identifies the job across restarts of the manager. The trace ID does not reveal it.
     #[must_use]
