@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn slots_are_created_before_the_morning_rise() {
         let forecast = office_hours(7, 0.0);
-        assert_eq!(forecast.idle_target(at(8, 40), 4, BOOT), 0, "too early");
+        assert_eq!(forecast.idle_target(at(8, 40), 4, BOOT), 0, "more than one boot time before nine");
         assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 96, "one boot time before nine");
         assert_eq!(forecast.idle_target(at(12, 0), 100, BOOT), 0, "all usual jobs are running");
         assert_eq!(forecast.idle_target(at(20, 0), 4, BOOT), 0, "no rise in the evening");
@@ -359,7 +359,7 @@ mod tests {
         forecast.config.retention_factor = 0.0;
         assert_eq!(both(&forecast), (5, 5, 1), "at least the created slots are retained");
         forecast.config.safety_factor = -1.0;
-        assert_eq!(both(&forecast), (0, 0, 0), "never negative");
+        assert_eq!(both(&forecast), (0, 0, 0), "no number may be negative");
         assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 86, "reduced from 96");
     }
 
@@ -405,6 +405,6 @@ mod tests {
         }
         assert_eq!(forecast.idle_target(start + 60, 4, BOOT), 0, "96 slots for a minute exceed one slot hour");
         forecast.record_idle(start + DAY, 0);
-        assert!(forecast.idle_target(start + DAY, 4, BOOT) > 0, "a new day");
+        assert!(forecast.idle_target(start + DAY, 4, BOOT) > 0, "the budget must start again on a new day");
     }
 }

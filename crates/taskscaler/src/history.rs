@@ -170,7 +170,7 @@ impl History {
             self.file = None;
             if !self.failure_logged {
                 let path = self.path.display();
-                tracing::warn!(%path, %error, "failed to write history, decisions are missing from `muster fleet explain`");
+                tracing::warn!(%path, %error, "failed to write the history; decisions are missing from `muster fleet explain`");
             }
         }
         self.failure_logged = added.is_err();
@@ -293,7 +293,7 @@ mod tests {
     fn entries_after_a_partial_line_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let ledger = directory.path().join("x.ledger");
-        assert!(keys(&ledger, 9).is_empty(), "no history yet");
+        assert!(keys(&ledger, 9).is_empty(), "a missing history is empty");
         History::for_ledger(&ledger).add(&[released(1, "one")]);
         let file = ledger.with_extension("history");
         let complete = std::fs::read(&file).unwrap();

@@ -171,6 +171,6 @@ mod tests {
             (0, 5),
             "summer: two hours ahead of UTC"
         );
-        assert_eq!(idle("2026-03-28T10:00:00Z"), 0, "Saturday");
+        assert_eq!(idle("2026-03-28T10:00:00Z"), 0, "the period must not apply on a Saturday");
     }
 }

@@ -265,7 +265,7 @@ mod tests {
         for run in 1..=4 {
             usages.record(kind, &usage(10, run, 100 * run), 0.0, 0);
         }
-        assert_eq!(usages.need(kind, &density), ResourceRequest::default(), "too few runs");
+        assert_eq!(usages.need(kind, &density), ResourceRequest::default(), "the usage of few runs must be ignored");
         for run in 1..=20 {
             usages.record(kind, &usage(10, run, 100 * run), 0.0, 0);
         }

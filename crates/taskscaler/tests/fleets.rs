@@ -103,7 +103,7 @@ fn reserving_ahead_shortens_waits_without_more_instances() {
     assert_eq!((off.done, on.done), (400, 400));
     let median = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
     assert!(median.0 * 5 < median.1 && on.wait(0.95) * 3 < off.wait(0.95), "median wait in seconds: {median:?}");
-    assert_eq!((on.machines, off.machines), (402, 402), "one per job and two idle ones");
+    assert_eq!((on.machines, off.machines), (402, 402), "expected one machine per job and two idle machines");
     let idle_again = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
     assert!(on.machine_hours <= off.machine_hours + idle_again, "{} and {}", on.machine_hours, off.machine_hours);
 }

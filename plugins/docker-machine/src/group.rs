@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(
             process_list(&mut machines, &[("m", "Error")]).1,
             Vec::<String>::new(),
-            "the removal is requested once"
+            "the removal must be requested once"
         );
         machines.mark_removed("m");
         for state in ["Stopped", "Paused", "Saved", "Stopping"] {

@@ -84,7 +84,7 @@ impl Inner {
                 tracing::error!(
                     machine = name,
                     attempts = self.removal_attempts,
-                    "failed to remove machine, deleting its local state even if the provider fails; check the provider and delete the machine there"
+                    "failed to remove machine; deleting its local state even if the provider fails, so check the provider and delete the machine there"
                 );
             }
             let removed = {

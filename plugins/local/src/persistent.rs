@@ -80,9 +80,9 @@ pub(crate) fn read_records(root: &Path) -> io::Result<Vec<(String, InstanceRecor
         match std::fs::read(&path).and_then(|text| Ok(serde_json::from_slice::<InstanceRecord>(&text)?)) {
             Ok(record) if record.version == 1 => found.push((name.to_owned(), record)),
             Ok(record) => {
-                tracing::error!(path = %path.display(), version = record.version, "unsupported record version, record ignored")
+                tracing::error!(path = %path.display(), version = record.version, "ignored a record with an unsupported version")
             }
-            Err(error) => tracing::error!(path = %path.display(), %error, "failed to read record, record ignored"),
+            Err(error) => tracing::error!(path = %path.display(), %error, "failed to read a record; ignoring it"),
         }
     }
     found.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -299,7 +299,7 @@ fn create_cgroups(config: &Config) -> Option<Cgroups> {
         Err(error) => {
             tracing::warn!(
                 error,
-                "failed to create cgroups, max_memory_mib, max_cpus and max_processes have no effect"
+                "failed to create cgroups; max_memory_mib, max_cpus and max_processes have no effect"
             );
             None
         }

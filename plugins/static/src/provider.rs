@@ -122,7 +122,7 @@ impl Inner {
                 self.spawn_tasks(pool.start_due_tasks()).detach_all();
             }
             Ok(Err(error)) => {
-                tracing::error!(error, "invalid list of machines, using the previous one")
+                tracing::error!(error, "invalid list of machines; using the previous list")
             }
             Err(error) => tracing::error!(%error, "failed to read the list of machines"),
         }

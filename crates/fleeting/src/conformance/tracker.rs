@@ -207,8 +207,12 @@ mod tests {
 
     #[test]
     fn inconsistent_snapshots_are_reported() {
-        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "missing");
-        assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(), 1, "lost");
+        assert_eq!(tracker(&[&[], &[("a", 1)], &[]]).lost.len(), 1, "an instance is missing from the last snapshot");
+        assert_eq!(
+            tracker(&[&[], &[("a", 1)], &[("a", 4)]]).lost.len(),
+            1,
+            "an instance is in the state deleted without a request"
+        );
         assert_eq!(tracker(&[&[], &[("a", 1)], &[("a", 0)]]).invalid_transitions.len(), 1, "running to creating");
         assert_eq!(tracker(&[&[], &[("a", 2)]]).invalid_transitions.len(), 1, "first listed as deleting");
         assert_eq!(

@@ -239,7 +239,7 @@ impl Caller {
         match partial {
             Some(succeeded) if !succeeded.is_empty() => {
                 let error = self.call_error(call, error);
-                tracing::warn!(plugin = self.plugin, %error, call, succeeded = succeeded.len(), requested = ids.len(), "plugin completed the call for some instances only");
+                tracing::warn!(plugin = self.plugin, %error, call, succeeded = succeeded.len(), requested = ids.len(), "plugin call succeeded for some instances only");
                 Ok(self.only_requested(call, ids, succeeded))
             }
             _ => Err(self.call_error(call, error)),

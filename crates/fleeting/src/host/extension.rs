@@ -30,7 +30,7 @@ impl Caller {
             Err(CallFailure::Status(status)) if status.code() == Code::Unimplemented => Features::default(),
             Err(error) => {
                 let error = self.call_error("GetFeatures", error);
-                tracing::warn!(plugin = self.plugin, %error, "failed to query the plugin's features, not using its extension");
+                tracing::warn!(plugin = self.plugin, %error, "failed to query the plugin's features; not using its extension");
                 Features::default()
             }
         }

@@ -158,7 +158,7 @@ pub(super) async fn pump(
                 match budget.take_token(Instant::now()) {
                     Some(0) => emit(&plugin, &record),
                     Some(lines) => {
-                        tracing::warn!(plugin, lines, "plugin logged too much, lines dropped");
+                        tracing::warn!(plugin, lines, "plugin logged too many lines; some were dropped");
                         emit(&plugin, &record);
                     }
                     None => meter.record_dropped_lines(1),

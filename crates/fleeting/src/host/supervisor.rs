@@ -105,7 +105,7 @@ impl Supervisor {
                 cause,
                 failures,
                 delay_ms = delay.as_millis(),
-                "plugin process ended or failed to start, restarting"
+                "plugin process ended or failed to start; restarting it"
             );
             self.spec.meter.record_down();
             self.process.send_replace(None);
@@ -142,7 +142,7 @@ impl Supervisor {
         let PluginInstance { process, live, _streams: streams, .. } = instance;
         let caller = &live.caller;
         if let Err(error) = caller.shutdown().await {
-            tracing::warn!(plugin = self.name, %error, "plugin failed to clean up");
+            tracing::warn!(plugin = self.name, %error, "plugin failed to shut down cleanly");
         }
         let _ = tokio::time::timeout(self.spec.timeouts.exit, caller.connection.request_exit()).await;
         drop(streams);

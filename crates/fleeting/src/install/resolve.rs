@@ -218,7 +218,7 @@ fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result
         Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
-            tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins, digests not verified");
+            tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins; digests are not verified");
             Ok(())
         }
         Err(error) => Err(changed(error_chain(&error))),

@@ -73,7 +73,7 @@ fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialF
             Err(unknown_status(&error))
         }
         Err(PartialFailure { succeeded, error }) => {
-            tracing::error!(call, error = error_chain(error.as_ref()), "call partially succeeded");
+            tracing::error!(call, error = error_chain(error.as_ref()), "call succeeded for some instances only");
             Ok(succeeded)
         }
     }

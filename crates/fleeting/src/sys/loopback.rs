@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn invalid_port_range_is_an_error() {
         assert_eq!(range(Some("10000"), Some("25000")).unwrap(), 10_000..=25_000);
-        assert_eq!(range(None, Some("")).unwrap(), 0..=0, "any port");
+        assert_eq!(range(None, Some("")).unwrap(), 0..=0, "an empty variable allows any port");
         let error = |min, max| range(min, max).unwrap_err().to_string();
         assert!(error(Some("3"), Some("2")).contains("PLUGIN_MIN_PORT is 3"));
         assert!(error(Some("x"), None).contains("PLUGIN_MIN_PORT is \"x\""));

@@ -81,7 +81,7 @@ async fn o02_constraint_selects_from_list_of_tags() {
     assert_eq!(
         fixture.names("g/p"),
         ["1.10.0", "1.2.3", "2.0.0-rc.1"],
-        "the versions are side by side, without other files"
+        "the directory must contain all versions and no other files"
     );
     let error = text(&fixture.install("g/p:2").await.unwrap_err());
     assert!(error.contains("no version matches; the registry has 2.0.0-rc.1, 1.10.0, 1.2.3"), "{error}");

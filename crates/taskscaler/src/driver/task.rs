@@ -84,7 +84,7 @@ impl ScalerTask {
         let now = Now { at: START, unix: (shared.wall_clock)() };
         let (engine, unknown) = Engine::restore(config, rows, now);
         for row in unknown {
-            tracing::warn!(?row, "ledger contains a row of an unknown group or of another kind, ignoring it");
+            tracing::warn!(?row, "ledger contains a row of an unknown group or of another kind; ignoring the row");
         }
         Self {
             engine,
@@ -171,7 +171,7 @@ impl ScalerTask {
         let event = match done {
             Ok((_, event)) => Some(event),
             Err(error) => {
-                tracing::error!(%error, "plugin call panicked, which is a bug");
+                tracing::error!(%error, "plugin call panicked (this is a bug, please report it)");
                 panic_event
             }
         };

@@ -71,7 +71,11 @@ async fn commands_run_in_separate_instances() {
         assert_eq!(lines[0], lines[1]);
         assert!(lines[0].ends_with(&target.machine));
         let (exit, stdout, stderr) = output(&*session, "echo out; echo err >&2; exit 7").await;
-        assert_eq!((exit, stdout.as_str(), stderr.as_str()), (Exit::Code(7), "out\n", "err\n"), "C6");
+        assert_eq!(
+            (exit, stdout.as_str(), stderr.as_str()),
+            (Exit::Code(7), "out\n", "err\n"),
+            "C6: exit status and output are correct"
+        );
         let (exit, ..) = output(&*session, "kill -9 $$").await;
         assert_eq!(exit, Exit::Code(137));
 

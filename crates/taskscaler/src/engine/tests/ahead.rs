@@ -129,7 +129,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
 fn reservations_ahead_create_no_instances() {
     let mut burst = Burst::new(single_use_config(40), 9);
     assert_eq!(burst.rounds(), [2, 2, 4, 8]);
-    assert_eq!(burst.fixture.created, 9 + 2, "one for each job, and two idle ones");
+    assert_eq!(burst.fixture.created, 9 + 2, "one instance for each job, and two idle instances");
     burst.fixture.seconds(40);
     assert_eq!(burst.fixture.assignments.len(), 9, "every job has its slot after one boot");
 }
@@ -161,7 +161,7 @@ fn reservations_ahead_respect_scale_throttle() {
     let mut burst = Burst::new(config, 20);
     assert_eq!(burst.rounds(), [2, 2, 1], "two boot for the idle slots, and one more can be created");
     burst.fixture.seconds(1);
-    assert_eq!(burst.rounds(), [1], "one per second");
+    assert_eq!(burst.rounds(), [1], "the throttle allows one instance per second");
 }
 
 #[test]

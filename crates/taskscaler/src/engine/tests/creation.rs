@@ -192,7 +192,7 @@ fn rate_limited_provider_is_called_at_its_rate() {
     assert!(fixture.increases().len() - before <= 6, "requests become rarer while none is accepted");
     assert!(
         fixture.decided(|kind| matches!(kind, DecisionKind::CreationFailed { .. })),
-        "after several rejections, it counts as a failure"
+        "several rejections in a row must count as a failure"
     );
 }
 
@@ -205,7 +205,7 @@ fn next_group_replaces_failing_group_until_it_recovers() {
     let mut fixture = Fixture::new(config);
     fixture.behaviors[0] = CloudBehavior::Reject("no spot capacity");
     fixture.acquire("1");
-    assert_eq!(fixture.clouds[1].len(), 1, "immediately");
+    assert_eq!(fixture.clouds[1].len(), 1, "the next group must be used immediately");
     fixture.behaviors[0] = CloudBehavior::Accept;
     fixture.seconds(5);
     fixture.acquire("2");

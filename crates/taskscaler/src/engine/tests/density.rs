@@ -119,7 +119,7 @@ fn slots_are_learned_from_usage_of_earlier_runs() {
     for run in 0..5 {
         let name = format!("run {run}");
         fixture.acquire_for(&name, &of_kind(7));
-        assert_eq!(slots(&fixture, &name), 1, "too few runs");
+        assert_eq!(slots(&fixture, &name), 1, "the usage of few runs must be ignored");
         let wall = Duration::from_secs(10);
         let usage = JobUsage { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..JobUsage::default() };
         fixture.handle(Event::JobUsage { key: key(&name), usage });
@@ -184,7 +184,7 @@ fn rescheduled_job_avoids_the_instance_that_it_tried() {
     let avoids_first =
         SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(full))), ..SlotRequest::default() };
     fixture.acquire("2");
-    assert_eq!(fixture.slot_of("2"), format!("{full}/1"), "packed");
+    assert_eq!(fixture.slot_of("2"), format!("{full}/1"), "the second job must share the instance of the first job");
     fixture.release("2");
     fixture.acquire_for("3", &avoids_first);
     assert_eq!(fixture.slot_of("3"), format!("{other}/0"));

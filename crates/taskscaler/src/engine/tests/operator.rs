@@ -61,14 +61,14 @@ fn cordoned_instance_gets_no_jobs_and_is_kept() {
     assert_eq!(
         fixture.apply_operator_action(Some("a"), OperatorAction::Cordon),
         Ok(OperatorOutcome::Cordoned { jobs: 1 }),
-        "repeating it changes nothing"
+        "a repeated operation must change nothing"
     );
     fixture.acquire("2");
     fixture.seconds(40);
     assert_eq!(
         (fixture.slot_of("1").as_str(), fixture.slot_of("2").as_str()),
         ("a/0", "i1/0"),
-        "its own job continues"
+        "the job of the cordoned instance must continue"
     );
     fixture.release("1");
     fixture.release("2");

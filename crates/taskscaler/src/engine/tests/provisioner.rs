@@ -43,7 +43,11 @@ fn with_deleting_instance(deletions_work: bool) -> Fixture {
 #[test]
 fn v02_unlimited_group_creates_instances() {
     let fixture = with_idle(0, 7);
-    assert_eq!((fixture.created, fixture.engine.status(fixture.now).groups[0].max), (7, None), "unlimited");
+    assert_eq!(
+        (fixture.created, fixture.engine.status(fixture.now).groups[0].max),
+        (7, None),
+        "all instances must be created, and the maximum must be unlimited"
+    );
 }
 
 /// A failed first list does not abort the start of the engine. Until a list succeeds, reservations are refused and the error is
@@ -81,7 +85,7 @@ fn v04_instances_of_first_list_are_preexisting() {
     let fixture = Fixture::with_instances(config(3, 1), [(id("i1"), InstanceState::Running)].into());
     assert!(
         fixture.decided(|kind| matches!(kind, DecisionKind::Unmanaged { id: found, .. } if *found == id("i1"))),
-        "it is not adopted"
+        "the instance must not be adopted"
     );
 }
 
@@ -145,7 +149,7 @@ fn v08_appearing_instance_is_requested_or_unmanaged() {
     assert!(
         fixture.decided(|kind| matches!(kind, DecisionKind::Unmanaged { id: found, .. } if *found == id("unexpected")))
     );
-    assert_eq!(fixture.instances(), 1, "it is not used");
+    assert_eq!(fixture.instances(), 1, "the unexpected instance must not be used");
 }
 
 #[test]
@@ -267,14 +271,14 @@ fn v15_lists_are_rare_until_a_change_is_expected() {
     fixture.seconds(120);
     let before = lists(&fixture);
     fixture.seconds(600);
-    assert_eq!(lists(&fixture) - before, 10, "one per minute");
+    assert_eq!(lists(&fixture) - before, 10, "expected one list per minute");
     // An instance is created that no job waits for.
     fixture.boot = Duration::from_secs(3600);
     fixture.handle(Event::Policies(Policies::always(idle_target(2, 3600))));
     fixture.seconds(2);
     let before = lists(&fixture);
     fixture.seconds(60);
-    assert_eq!(lists(&fixture) - before, 30, "one per two seconds");
+    assert_eq!(lists(&fixture) - before, 30, "expected one list per two seconds");
 }
 
 #[test]

@@ -168,9 +168,13 @@ fn draining_fleet_deletes_instance_of_last_job_during_shutdown() {
             fixture.handle(Event::Drain);
         }
         fixture.handle(Event::Stop);
-        assert_eq!(fixture.clouds[0].len(), 1, "it has a job");
+        assert_eq!(fixture.clouds[0].len(), 1, "the instance of a running job must remain");
         fixture.release("1");
-        assert_eq!(fixture.clouds[0].is_empty(), drains, "without a drain, the next start uses it");
+        assert_eq!(
+            fixture.clouds[0].is_empty(),
+            drains,
+            "without a drain, the instance must remain for the next start"
+        );
     }
 }
 

@@ -23,7 +23,11 @@ fn reservations_are_revoked_after_policy_idle_time() {
     assert!(idle >= 12, "{idle}");
     (0..10).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
     fixture.seconds(290);
-    assert_eq!((fixture.engine.slot_counts().idle, fixture.revoked.len()), (idle, 0), "not yet");
+    assert_eq!(
+        (fixture.engine.slot_counts().idle, fixture.revoked.len()),
+        (idle, 0),
+        "no reservation may be revoked before the idle time"
+    );
     fixture.seconds(30);
     assert_eq!(
         (fixture.engine.slot_counts().idle, fixture.engine.slot_counts().reserved, fixture.revoked.len()),

@@ -250,7 +250,7 @@ fn request_in_flight_survives_restart() {
     assert_eq!(
         (fixture.slot_of("1").as_str(), fixture.created),
         ("i1/0", 1),
-        "I1: it is managed, and no second one is created"
+        "I1: the instance must be managed, and no second instance created"
     );
     assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }

@@ -163,7 +163,7 @@ fn s14_unhealthy_instance_keeps_its_running_job() {
     assert_eq!(
         (fixture.slot_of("2").as_str(), fixture.clouds[0].len()),
         ("none", 1),
-        "no new job, and no deletion while a job runs"
+        "the instance must get no new job, and remain while a job runs"
     );
     fixture.release("1");
     fixture.seconds(60);
