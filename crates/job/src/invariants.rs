@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_observations_of_one_job() {
+    fn checks_of_one_job_accept_only_valid_observations() {
         assert_eq!(reported_once(JOB, 1), Ok(()));
         reported_once(JOB, 0).unwrap_err();
         reported_once(JOB, 2).unwrap_err();

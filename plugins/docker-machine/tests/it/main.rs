@@ -205,7 +205,7 @@ async fn interrupted_creation_is_removed_after_restart() {
 }
 
 #[tokio::test]
-async fn other_machines_are_ignored_and_own_ones_are_found() {
+async fn other_machines_are_ignored_and_own_machines_are_found() {
     let cloud = FakeDockerMachine::new();
     cloud.add_machine("other", "Running");
     cloud.add_machine("runner-xyz-auto-1700000000-0123abcd", "Stopped");
