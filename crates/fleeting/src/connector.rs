@@ -8,7 +8,7 @@ use crate::model::{ConnectInfo, InstanceId};
 /// Settings of `connector_config` that the host uses itself. They are not sent to the plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DialOptions {
-    /// Uses the external address instead of the internal one.
+    /// Uses the external address, if there is one, instead of the internal address.
     pub use_external_addr: bool,
     /// Sends credentials over plain HTTP with the protocol `winrm`.
     /// Everyone who can read the network traffic can read them.
@@ -88,7 +88,11 @@ mod tests {
         assert_eq!(address(&info("10.0.0.5", ""), true), Ok("10.0.0.5"));
         let external = info("", "192.0.2.1");
         assert_eq!(address(&external, true), Ok("192.0.2.1"));
-        assert_eq!(address(&external, false), Err(AddressError::OnlyExternal), "the Go host dials the empty address");
+        assert_eq!(
+            address(&external, false),
+            Err(AddressError::OnlyExternal),
+            "expected an error (the Go host dials the empty address)"
+        );
         assert_eq!(address(&info("", ""), true), Err(AddressError::None));
     }
 

@@ -37,7 +37,7 @@ pub struct Plan {
     pub connector: ConnectorConfig,
     /// Settings of `connector_config` for connections to instances.
     pub dial: DialOptions,
-    /// Number of instances to create, at least 1. Defaults to 2.
+    /// Number of instances to create, at least 1. The restart case creates one more. Defaults to 2.
     pub instances: u32,
     /// Whether to log in to an instance.
     pub connect: Connect,
@@ -52,7 +52,7 @@ pub struct Plan {
     /// Token that a caller cancels to end the run early. Created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
     /// Initial interval between snapshots.
-    /// It doubles up to 2 seconds while nothing changes. Defaults to 50 milliseconds.
+    /// It doubles up to 2 seconds during each wait. Defaults to 50 milliseconds.
     pub poll: Duration,
 }
 

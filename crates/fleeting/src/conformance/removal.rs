@@ -104,7 +104,7 @@ impl LifecycleRun<'_> {
         let deadline = Instant::now() + self.plan.delete_timeout;
         let mut last_error = String::new();
         loop {
-            // Without a snapshot, other instances may exist.
+            // If the snapshot cannot be read, instances that are not known yet may exist.
             let snapshot = self.read_snapshot().await;
             let existing = self.tracker.created();
             if snapshot.is_ok() && existing.is_empty() {

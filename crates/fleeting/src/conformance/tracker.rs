@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::InstanceState;
 
-/// Number of problems of each kind that a verdict lists.
+/// Maximum number of problems, or of instances, that a verdict lists.
 const MAX_LISTED: usize = 3;
 
 /// State of an instance in the latest snapshot, and its history.
@@ -26,7 +26,7 @@ pub(super) struct InstanceTracker {
     pub(super) invalid_snapshots: Vec<String>,
     /// Messages about invalid state changes.
     pub(super) invalid_transitions: Vec<String>,
-    /// Messages about instances that disappeared without a request to delete them.
+    /// Messages about instances that were deleted or disappeared without a request.
     pub(super) lost: Vec<String>,
 }
 

@@ -35,7 +35,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Returns whether the case was not reached because the run ended early.
+    /// Returns whether the case was not reached, because the run was stopped or an earlier case failed.
     #[must_use]
     pub fn is_not_reached(&self) -> bool {
         matches!(&self.outcome, Outcome::Skip(reason) if reason == STOPPED || reason == EARLIER_FAILED)

@@ -185,7 +185,7 @@ impl Caller {
         })
     }
 
-    /// Calls `Heartbeat`. A plugin that does not implement it reports every instance as healthy.
+    /// Calls `Heartbeat`. If the plugin does not implement it, every instance counts as healthy.
     pub(super) async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let mut client = self.connection.group();
         let call = client.heartbeat(group::HeartbeatRequest { instance: id.as_str().to_owned() });

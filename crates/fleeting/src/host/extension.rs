@@ -121,7 +121,8 @@ impl Group {
     /// Runs the plugin's hook before a job starts on an instance. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's message. The job cannot run on the instance; the cause is not the job.
+    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The job cannot run on the instance; the cause is not
+    /// the job.
     pub async fn prepare(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());
@@ -138,7 +139,7 @@ impl Group {
     /// Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's message. The instance should not be used again.
+    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The instance should not be used again.
     pub async fn cleanup(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());

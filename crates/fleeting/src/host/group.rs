@@ -32,7 +32,7 @@ pub enum PluginStatus {
     Down {
         /// Reason why the process ended, or why its last start failed.
         cause: String,
-        /// Number of consecutive failed starts.
+        /// Number of exits and failed starts since a process last ran for at least a minute.
         failures: u32,
     },
     /// The plugin was stopped.
@@ -52,9 +52,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and sends it its settings.
-    /// Only an error of this first start is returned, and rejected settings are not retried; later starts are repeated automatically. It
-    /// must be called within a Tokio runtime, on a thread that lives as long as the process.
+    /// Starts the plugin and calls `Init` with its settings.
+    /// Only an error of this first start is returned, and it is not retried; later starts are repeated automatically. The function must
+    /// be called within a Tokio runtime, on a thread that lives as long as the process.
     ///
     /// # Errors
     /// [`StartError`]. No process is left running.
@@ -131,7 +131,7 @@ impl Group {
     /// Checks whether the instance is healthy, as far as the provider knows.
     ///
     /// # Errors
-    /// [`CallError::Refused`] if the instance is not healthy.
+    /// [`CallError::Refused`] if the instance is not healthy, or another [`CallError`].
     pub async fn heartbeat(&self, id: &InstanceId) -> Result<(), CallError> {
         let process = self.live_process()?;
         process.record_outcome(process.caller.heartbeat(id).await)
@@ -207,7 +207,7 @@ impl Drop for Group {
 #[derive(Debug)]
 pub(super) struct LiveProcess {
     pub(super) caller: Caller,
-    /// Canceled when the process hangs and must be replaced.
+    /// Canceled when the process must be replaced, because it hangs or its connection broke.
     pub(super) hung: CancellationToken,
     /// Number of unanswered [`INSTANCE_CALLS`] since the last response.
     pub(super) unanswered: AtomicU32,
@@ -217,7 +217,7 @@ pub(super) struct LiveProcess {
 
 impl LiveProcess {
     /// Marks the process as hung if a call shows that.
-    /// An unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
+    /// A broken connection or an unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
     /// [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_hung = match &answer {

@@ -99,8 +99,9 @@ fn parse_structured(line: &str) -> Option<Record> {
     Some(Record { level, message, fields: object.into_iter().map(field).collect::<Vec<_>>().join(" ") })
 }
 
-/// Number of lines that a plugin may log at once, and per second. The lines are copied to the manager's log.
+/// Number of lines that a plugin may log at once. The lines are copied to the manager's log.
 const LINE_BURST: u32 = 2_000;
+/// Number of lines that a plugin may log per second after a burst.
 const LINES_PER_SECOND: u32 = 100;
 
 /// Token bucket for the lines of a plugin's log.

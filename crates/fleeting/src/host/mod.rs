@@ -105,18 +105,18 @@ pub struct Timeouts {
     pub start: Duration,
     /// Time for `Init`. Defaults to 60 seconds.
     pub init: Duration,
-    /// Time for a complete list of the instances. Defaults to 2 minutes.
+    /// Time for a complete list of the instances, and for a list of the offers. Defaults to 2 minutes.
     pub update: Duration,
-    /// Time for `Increase` and `Decrease`.
+    /// Time for `Increase`, `Decrease`, `Suspend`, `Resume`, and the hooks before and after a job.
     /// Defaults to 10 minutes, because some plugins answer only when the provider has finished.
     pub change: Duration,
-    /// Time for `ConnectInfo`. Defaults to 2 minutes.
+    /// Time for `ConnectInfo` and `HostKeys`. Defaults to 2 minutes.
     pub connect_info: Duration,
-    /// Time for `Heartbeat`. Defaults to 60 seconds.
+    /// Time for `Heartbeat` and `GetResourceUsage`. Defaults to 60 seconds.
     pub heartbeat: Duration,
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// Time between the request to exit and SIGKILL. Defaults to 2 seconds.
+    /// Time for the response to the request to exit, and then time until SIGKILL. Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Defaults to 500 milliseconds.

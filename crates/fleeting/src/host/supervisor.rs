@@ -20,7 +20,7 @@ use crate::error_chain::error_chain;
 use crate::model::GroupInfo;
 
 /// Running time after which a process counts as stable.
-/// The restart delay of a stable process begins with its shortest value.
+/// After a stable process has ended, the restart delay begins with its shortest value again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 /// One process of the plugin.

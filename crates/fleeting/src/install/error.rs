@@ -76,7 +76,7 @@ pub enum InstallError {
         lock_file: PathBuf,
     },
     /// The archive of the plugin cannot be unpacked.
-    #[error("plugin {reference}: failed to unpack its archive, nothing was installed")]
+    #[error("plugin {reference}: failed to unpack its archive; nothing was installed")]
     Unpack {
         /// Reference of the plugin.
         reference: String,

@@ -46,7 +46,7 @@ pub enum InstallOutcome {
     Unchanged,
     /// The version was downloaded and installed.
     Installed,
-    /// The files of the installed version had changed, so the version was installed again.
+    /// The installed version was replaced, because its files had changed, its new digest was accepted, or its digest was unknown.
     Repaired,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct UnknownKey {
 }
 
 impl UnknownKey {
-    /// Finds the most similar known key. At most a third of its letters may differ.
+    /// Finds the most similar known key. At most a third of the letters of the known key may differ.
     fn new(key: String, known: &[(String, Map<String, Value>, bool)]) -> Self {
         let lower = key.to_lowercase();
         let distance = |name: &str| strsim::osa_distance(&lower, &name.to_lowercase());

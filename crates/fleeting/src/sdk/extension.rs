@@ -23,7 +23,7 @@ use crate::protocol::extension::{
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
 /// The optional calls of the protocol extension.
-/// All have defaults; [`Extension::features`] reports which are implemented.
+/// [`Extension::features`] reports which of them are implemented. The others have defaults.
 #[async_trait]
 pub trait Extension: Send + Sync {
     /// Returns which of the calls below are implemented. The host does not make the others.
@@ -61,8 +61,8 @@ pub trait Extension: Send + Sync {
     /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// Returns an error if the instance cannot be prepared. The job then gets another instance. After ten such errors, the job ends with a
-    /// system failure that contains the last error message.
+    /// Returns an error if the instance cannot be prepared. The job then gets another instance, at most ten times. After that, the job
+    /// ends with a system failure that contains the last error message.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }

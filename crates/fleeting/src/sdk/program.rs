@@ -22,8 +22,9 @@ const MAX_QUOTED_LINES: usize = 5;
 const GRACE: Duration = Duration::from_secs(2);
 /// Time to read the rest of the output if a process that the program left running keeps its pipes open.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
-/// Number of attempts to start a file that is still open for writing, and the delay between them.
-const MAX_BUSY_TRIES: u32 = 10;
+/// Maximum number of further attempts to start a file that is still open for writing.
+const MAX_BUSY_RETRIES: u32 = 10;
+/// Delay between two such attempts.
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Result of a program that exited.
@@ -226,7 +227,7 @@ async fn start(command: &mut Command, name: &str) -> Result<Child, ProgramError>
     loop {
         match command.spawn() {
             Ok(child) => return Ok(child),
-            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && tries < MAX_BUSY_TRIES => {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && tries < MAX_BUSY_RETRIES => {
                 tries += 1;
                 tokio::time::sleep(BUSY_RETRY_DELAY).await;
             }

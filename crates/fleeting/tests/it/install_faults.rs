@@ -45,7 +45,7 @@ async fn damaged_version_is_repaired_in_place() {
     assert_eq!(
         fixture.store.lock_file().metadata().unwrap().permissions().mode() & 0o777,
         0o644,
-        "other users can verify"
+        "other users must be able to verify the plugins"
     );
     fixture.registry.push("g/p", "1.1.0", &["1.1.0"], &archive(b"newer")).await;
     std::fs::write(&installed.executable, b"two").unwrap();
@@ -70,7 +70,7 @@ async fn damaged_version_is_repaired_in_place() {
         "the same version is installed again"
     );
     assert_eq!(std::fs::read(&installed.executable).unwrap(), b"one");
-    assert_eq!(watch.join().unwrap(), 0, "the executable existed at every moment");
+    assert_eq!(watch.join().unwrap(), 0, "the executable must exist at every moment");
     assert_eq!(fixture.names("g/p"), ["1.0.0"]);
 }
 

@@ -78,7 +78,10 @@ async fn p12_instances_before_an_error_are_reported() {
     let group = toy(json!({"max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 3, "three of five instances are accepted instead of an error");
     let error = group.increase(5).await.unwrap_err();
-    assert!(error.to_string().contains("the group is full"), "no accepted instance is an error: {error}");
+    assert!(
+        error.to_string().contains("the group is full"),
+        "a request of which nothing is accepted must be an error: {error}"
+    );
     group.stop().await;
 }
 

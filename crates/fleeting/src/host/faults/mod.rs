@@ -74,7 +74,7 @@ impl TestPlugin {
         Self { last_init, server: tokio::spawn(serve), directory }
     }
 
-    /// Returns the settings to start it, with short timeouts.
+    /// Returns the settings to start the plugin, with short timeouts for calls, and a long delay before a restart.
     fn spec(&self) -> PluginSpec {
         let mut spec = PluginSpec::new(self.directory.path().join("fleeting-plugin-faulty"));
         let short = Duration::from_millis(500);
@@ -138,7 +138,7 @@ async fn with_plugin<T>(behavior: Behavior, calls: impl AsyncFnOnce(&Group) -> T
     let group = plugin.start().await;
     let result = calls(&group).await;
     group.stop().await;
-    // H10: the plugin has no controller service, so it is killed after its timeout.
+    // H10: the plugin has no controller service, so it is killed after the exit timeout.
     plugin.wait_dead().await;
     result
 }
@@ -196,7 +196,7 @@ async fn h15_p13_invalid_responses_are_rejected_or_corrected() {
             "the host did not report the missing connector, on which the Go host crashes: {error}"
         );
         assert_eq!(group.increase(3).await.unwrap(), 3, "at most the requested number counts");
-        assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested ids count, and only once");
+        assert_eq!(group.decrease(&[id("i1")]).await.unwrap(), [id("i1")], "only requested IDs count, and only once");
         let error = group.update().await.unwrap_err();
         assert!(error.to_string().contains("an instance ID of 0 bytes"), "{error}");
     })
