@@ -18,7 +18,7 @@ pub struct HostKey {
 
 /// The file cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[error("failed to read the host keys in {}: {cause}; the format is that of OpenSSH's known_hosts", path.display())]
+#[error("failed to read the host keys in {}: {cause}; the file must have the format of OpenSSH's known_hosts", path.display())]
 pub struct KnownHostsFileError {
     path: PathBuf,
     cause: String,

@@ -62,7 +62,8 @@ pub struct RemoteCommand<'a> {
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
     /// Destination of stderr. `None` stores its last bytes in [`CommandResult::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. The call then returns without waiting for its end.
+    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. Over SSH, the call then returns without waiting for the
+    /// end of the command. Over WinRM, the server is asked to terminate the command instead.
     pub stop: CancellationToken,
 }
 
@@ -118,7 +119,7 @@ pub enum DialError {
     #[error("the credentials have expired")]
     Expired,
     /// The machine did not respond in time.
-    #[error("no connection to {address} within {} s ({tries} tries): {cause}", timeout.as_secs())]
+    #[error("no connection to {address} within {} s (attempts: {tries}): {cause}", timeout.as_secs())]
     Unreachable {
         /// Address that was dialed.
         address: String,
@@ -210,7 +211,7 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 /// `grace`.
 ///
 /// # Errors
-/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired during the retries.
+/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
 }

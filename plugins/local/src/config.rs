@@ -58,7 +58,7 @@ pub(crate) struct Config {
     pub(crate) currency: String,
     /// Memory limit of an instance in MiB, by cgroup. 0 means no limit.
     pub(crate) max_memory_mib: u64,
-    /// Limit for processors of an instance, by cgroup. 0 means no limit.
+    /// Limit for the number of CPUs of an instance, by cgroup. 0 means no limit.
     pub(crate) max_cpus: f64,
     /// Limit for the number of processes of an instance, by cgroup. 0 means no limit.
     pub(crate) max_processes: u32,
@@ -66,7 +66,7 @@ pub(crate) struct Config {
     pub(crate) prepare_command: Vec<String>,
     /// Program to run on this host after each job. The arguments are those of `prepare_command`.
     pub(crate) finish_command: Vec<String>,
-    /// Seed of the random generator. 0 means a different one for each start.
+    /// Seed of the random generator. 0 means a different seed for each start.
     pub(crate) seed: u64,
 }
 

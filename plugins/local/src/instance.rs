@@ -144,8 +144,8 @@ impl Running {
     }
 }
 
-/// Prepares an instance. A persistent instance is watched before it receives its key, because it then runs independently of
-/// the plugin.
+/// Prepares an instance. A persistent instance is watched before it receives its key, because from then on it runs independently
+/// of the plugin.
 async fn set_up(
     start: &Start<'_>,
     child: &mut Child,

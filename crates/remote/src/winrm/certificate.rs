@@ -21,7 +21,7 @@ pub(super) struct CertificateMismatch {
     pub(super) known: String,
 }
 
-/// Accepts only the certificate of a machine.
+/// Accepts only the known certificate of a machine. If none is known, accepts any certificate, which is then known.
 #[derive(Debug)]
 pub(super) struct PinnedCertificate {
     machine: String,
