@@ -25,7 +25,7 @@ pub(crate) enum OutputError {
     Count { text: String },
     #[error("unknown key `{key}`; use {known}")]
     Key { key: String, known: String },
-    #[error("`{key}`: {value:?} is not a valid {expected}")]
+    #[error("`{key}`: invalid value {value:?}; expected {expected}")]
     Value { key: &'static str, value: String, expected: &'static str },
 }
 
@@ -151,9 +151,9 @@ fn parse_value<T: std::str::FromStr>(
 /// Parses the output of `init`.
 pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
     let table = parse_table(text, &["id", "max_size", "suspend_resume"])?;
-    let max_size = parse_value(&table, "max_size", "number of instances")?;
+    let max_size = parse_value(&table, "max_size", "a number of instances")?;
     if max_size == Some(0) {
-        return Err(OutputError::Value { key: "max_size", value: "0".to_owned(), expected: "number of at least 1" });
+        return Err(OutputError::Value { key: "max_size", value: "0".to_owned(), expected: "a number of at least 1" });
     }
     Ok(InitOutput {
         id: table.get("id").map(value_text).filter(|id| !id.is_empty()),
@@ -187,7 +187,7 @@ pub(crate) fn parse_connect_info(
     let output_value = |key: &str| table.get(key).map(value_text).unwrap_or_default();
     let user_or_output = |value: &str, key: &str| if value.is_empty() { output_value(key) } else { value.to_owned() };
     let port = match user.protocol_port {
-        0 => parse_value(&table, "protocol_port", "port")?.unwrap_or(0),
+        0 => parse_value(&table, "protocol_port", "a port")?.unwrap_or(0),
         port => port,
     };
     let protocol = user_or_output(&user.protocol, "protocol");
@@ -209,7 +209,7 @@ pub(crate) fn parse_connect_info(
         },
         external_addr: output_value("external_addr"),
         internal_addr: output_value("internal_addr"),
-        expires: parse_value(&table, "expires", "number of seconds since 1970")?.filter(|seconds: &i64| *seconds > 0),
+        expires: parse_value(&table, "expires", "a number of seconds since 1970")?.filter(|seconds: &i64| *seconds > 0),
     };
     Ok((info, path))
 }
@@ -241,7 +241,7 @@ mod tests {
         assert!(text(parse_init("max_size 0").unwrap_err()).contains("at least 1"));
         let connect_error =
             |output: &str| parse_connect_info(output, &ConnectorConfig::default()).unwrap_err().to_string();
-        assert_eq!(connect_error("protocol_port 70000"), "`protocol_port`: \"70000\" is not a valid port");
+        assert_eq!(connect_error("protocol_port 70000"), "`protocol_port`: invalid value \"70000\"; expected a port");
         assert!(connect_error("protocol telnet").contains("ssh, winrm"));
         assert!(connect_error("addr 1").contains("internal_addr"));
     }
