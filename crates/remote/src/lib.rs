@@ -103,6 +103,12 @@ pub enum DialError {
         /// Error of the parser.
         cause: String,
     },
+    /// The client for WinRM cannot be set up.
+    #[error("failed to set up TLS for WinRM: {cause}")]
+    Setup {
+        /// Error of the library.
+        cause: String,
+    },
     /// The host key differs from the pinned key, or from that of the first connection.
     #[error(
         "the host key of {address} is {found}, expected {known}; another machine may use this address; no credentials were sent"

@@ -261,10 +261,12 @@ impl Inner {
             }
             if !suspend::set_suspended(pid, suspended) {
                 suspend::set_suspended(pid, !suspended);
-                return Err(PartialFailure {
-                    succeeded,
-                    error: format!("instance {id} starts processes faster than they can be stopped").into(),
-                });
+                let error = if suspended {
+                    format!("instance {id} starts processes faster than they can be stopped")
+                } else {
+                    format!("failed to continue all processes of instance {id}")
+                };
+                return Err(PartialFailure { succeeded, error: error.into() });
             }
             entry.state = if suspended { InstanceState::Suspended } else { InstanceState::Running };
             succeeded.push(id);

@@ -93,7 +93,7 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
     if !is_https && !target.allow_unencrypted {
         return Err(DialError::Unencrypted { user: target.username.clone() });
     }
-    let setup_error = |cause: String| DialError::Key { cause };
+    let setup_error = |cause: String| DialError::Setup { cause };
     let certificate = Arc::new(PinnedCertificate::new(&target.machine, hosts));
     let tls = certificate::tls_config(&certificate).map_err(|error| setup_error(error.to_string()))?;
     let client = Client::builder()
