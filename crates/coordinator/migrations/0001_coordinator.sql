@@ -1,12 +1,12 @@
 -- Instants are milliseconds since the Unix epoch, UTC. Columns named `detail` hold JSON that only the coordinator reads.
 
 CREATE TABLE runners (
-    -- AUTOINCREMENT: the id of a deleted runner is never given again, because jobs name it.
+    -- AUTOINCREMENT: the ID of a deleted runner is never assigned again, because jobs refer to it.
     id               INTEGER PRIMARY KEY AUTOINCREMENT,
     -- SHA-256 of the authentication token, hexadecimal. The token itself is not stored.
     token_hash       TEXT    NOT NULL UNIQUE,
     created_at       INTEGER NOT NULL,
-    -- When the token ends. NULL means never.
+    -- When the token expires. NULL means never.
     token_expires_at INTEGER,
     detail           TEXT    NOT NULL
 ) STRICT;
@@ -21,18 +21,18 @@ CREATE TABLE managers (
 
 CREATE TABLE pipelines (
     id              INTEGER PRIMARY KEY,
-    -- The pipeline at the top: all with the same root are one family.
+    -- The pipeline at the top of the hierarchy. Pipelines with the same root form a family.
     root            INTEGER NOT NULL,
     parent_pipeline INTEGER,
     parent_bridge   INTEGER,
-    -- 1: something of the family may still happen, so it is read at the start.
+    -- 1 if the family can change without a command. Open families are read at the start.
     open            INTEGER NOT NULL,
     status          TEXT    NOT NULL,
     created_at      INTEGER NOT NULL,
     finished_at     INTEGER,
-    -- What changes with the status: warnings, problems.
+    -- Fields that change with the status: warnings and problems.
     detail          TEXT    NOT NULL,
-    -- What never changes: project, commit, context.
+    -- Fields that never change: project, commit and context.
     spec            TEXT    NOT NULL,
     -- The compiled configuration.
     compiled        TEXT    NOT NULL
@@ -73,7 +73,7 @@ CREATE TABLE artifacts (
     size       INTEGER NOT NULL,
     created_at INTEGER NOT NULL,
     expires_at INTEGER,
-    -- 1: the file has expired and was deleted.
+    -- 1 if the file has expired and was deleted.
     deleted    INTEGER NOT NULL,
     PRIMARY KEY (job_id, kind)
 ) STRICT, WITHOUT ROWID;
@@ -81,7 +81,7 @@ CREATE TABLE artifacts (
 CREATE INDEX artifacts_to_expire ON artifacts (expires_at) WHERE deleted = 0 AND expires_at IS NOT NULL;
 
 CREATE TABLE events (
-    -- AUTOINCREMENT: the number of a deleted event is never given again.
+    -- AUTOINCREMENT: the number of a deleted event is never assigned again.
     sequence    INTEGER PRIMARY KEY AUTOINCREMENT,
     at          INTEGER NOT NULL,
     pipeline_id INTEGER NOT NULL,

@@ -205,7 +205,7 @@ impl Actor {
         false
     }
 
-    /// Assigns jobs, writes the batch and sends the answers. Repeats this until no change is left.
+    /// Assigns jobs, writes the batch and sends the answers. Repeats this until no change is left or a write fails.
     async fn commit(&mut self) {
         loop {
             let was_failing = self.storage_problem.is_some();

@@ -133,7 +133,7 @@ impl Actor {
                 self.service_reply(reply, Ok(stored));
             }
             Command::UploadEnded => self.residency.upload_ended(&mut self.state),
-            // The event loop handles `Shutdown`, and `handle` all other commands.
+            // `Shutdown` is handled by the event loop, and every other command by `handle`.
             _ => {}
         }
     }
@@ -150,7 +150,7 @@ impl Actor {
         if let Some(repository) = &new.git.repo_path
             && let Err(error) = write_pipeline_ref(repository, id, &new.git.sha)
         {
-            tracing::warn!(pipeline = %id, %error, "failed to write the ref of a pipeline, managers may not find its commit");
+            tracing::warn!(pipeline = %id, %error, "failed to write the ref of a pipeline; managers may not find its commit");
         }
         let row = PipelineRow {
             id,

@@ -106,7 +106,7 @@ impl Actor {
             to if to.is_complete() => Some(JobChange::Ended { status: to, reason, exit_code: None }),
             // The assignment reports this change, together with the runner.
             JobStatus::Running if row.kind == JobKind::Script => None,
-            to => Some(JobChange::Moved { to }),
+            to => Some(JobChange::StatusChanged { to }),
         };
         if let Some(change) = change {
             self.state.add_event(now, id, change);

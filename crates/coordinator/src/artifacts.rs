@@ -60,7 +60,7 @@ const KINDS: &[&str] = &[
     "secret_detection",
     "terraform",
 ];
-/// Maximum number of bytes to unpack from a dotenv report. The parser allows far fewer.
+/// Maximum number of bytes that are read from a dotenv report, after decompression. The parser allows far fewer.
 const MAX_DOTENV_READ: u64 = 64 * 1024;
 /// Number of locks, which all jobs share.
 const LOCK_COUNT: usize = 64;
@@ -78,8 +78,8 @@ pub(crate) enum Upload {
 /// Reason why a report is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    /// The report cannot be decompressed.
-    #[error("failed to decompress the dotenv report: {0}")]
+    /// The report cannot be read or decompressed.
+    #[error("failed to read the dotenv report: {0}")]
     Damaged(#[source] std::io::Error),
     /// The report violates the rules of its format.
     #[error("invalid dotenv report: {0}")]
@@ -176,7 +176,8 @@ impl ArtifactLocks {
 /// Receives an upload and checks it. Invalid reports are dropped.
 ///
 /// # Errors
-/// [`ServiceError::BadRequest`] for an invalid archive or parameter, [`ServiceError::TooLarge`], and errors of the blob store.
+/// [`ServiceError::BadRequest`] for an invalid archive or parameter or an interrupted upload, [`ServiceError::TooLarge`], and errors of
+/// the blob store.
 pub(crate) async fn receive(
     blobs: &dyn Blobs,
     query: ArtifactQuery,
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sanitized_names_have_no_directories() {
+    fn sanitized_names_have_no_directories_and_a_limited_length() {
         assert_eq!(sanitize_name("../../etc/passwd"), "passwd");
         assert_eq!(sanitize_name("C:\\x\\a.zip"), "a.zip");
         assert_eq!(sanitize_name(".."), "artifact");

@@ -101,7 +101,7 @@ impl Actor {
         Some(prepared.payload)
     }
 
-    /// Returns the job that an earlier request with the same key was assigned.
+    /// Returns the job that was assigned to an earlier request with the same key.
     pub(crate) fn earlier_assignment(&self, request: &JobRequest) -> Option<JobId> {
         let runner = self.state.registry.runner_of(&request.token, self.now())?;
         self.state.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
@@ -126,7 +126,7 @@ impl Actor {
         }
     }
 
-    /// Assigns jobs to held requests. Returns a pipeline that must be read into memory before it can continue.
+    /// Assigns jobs to held requests. Returns a pipeline that must be read into memory before more jobs can be assigned.
     fn assign_ready_jobs(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {
             return None;
@@ -189,7 +189,7 @@ impl Actor {
             tracing::debug!(%job, %rejection, "job was not requeued because it has ended");
             return;
         }
-        tracing::info!(%job, "runner manager did not accept the job in time, job requeued");
+        tracing::info!(%job, "runner manager did not receive or accept the job, job requeued");
         if let Some(row) = self.state.job_mut(job) {
             let key = row.runner.take().zip(row.detail.idempotency_key.take());
             row.system_id = None;

@@ -37,7 +37,7 @@ use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, 
 
 /// Maximum number of commands that wait for the actor.
 const MAX_COMMANDS: usize = 1024;
-/// Number of events that a slow receiver may miss before it must read the pipelines again.
+/// Number of events that are kept for a slow receiver. If it falls further behind, it misses events and must read the pipelines again.
 const MAX_EVENTS: usize = 4096;
 
 /// Holds pipelines and jobs, assigns jobs to runner managers, and stores traces and artifacts.
@@ -62,7 +62,7 @@ impl Coordinator {
     /// Opens the coordinator of a state directory, which is created if necessary. Running jobs continue.
     ///
     /// # Errors
-    /// [`OpenError`] if the directory cannot be written, is on a full disk, or was written by a newer version.
+    /// [`OpenError`] if the directory cannot be written, is on a full disk, or has a database that is damaged or of a newer version.
     pub async fn open(options: Options) -> Result<Arc<Self>, OpenError> {
         let dir = options.dir.clone();
         let (keys, blobs) = prepare_dir(&dir).map_err(|source| unwritable(&dir, source))?;
@@ -74,7 +74,7 @@ impl Coordinator {
     /// Starts a coordinator that stores everything in memory. [`Options::dir`] is not used.
     ///
     /// # Errors
-    /// [`OpenError::InMemory`] if the system has no random bytes.
+    /// [`OpenError::InMemory`] if the system returns no random bytes.
     pub async fn in_memory(options: Options) -> Result<Arc<Self>, OpenError> {
         let signer = keys::random_signer().map_err(|error| OpenError::InMemory(StoreError::Failed(Arc::new(error))))?;
         let (store, blobs) = (Arc::new(MemoryStore::new()), Arc::new(MemoryBlobs::default()));
@@ -160,7 +160,7 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: false, reply }).await
     }
 
-    /// Cancels a pipeline, and ends the jobs that are being canceled gracefully.
+    /// Cancels a pipeline, and immediately ends the jobs that are being canceled gracefully.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -168,7 +168,7 @@ impl Coordinator {
         self.execute(|reply| Command::CancelPipeline { pipeline, force: true, reply }).await
     }
 
-    /// Cancels one job. `force` ends a job that is being canceled gracefully.
+    /// Cancels one job. `force` immediately ends a job that is being canceled gracefully.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -181,7 +181,8 @@ impl Coordinator {
     /// `variables` take precedence over all other variables. They must be empty for a bridge.
     ///
     /// # Errors
-    /// [`CoordinatorError::Rejected`] if the job is not manual or delayed.
+    /// [`CoordinatorError::Rejected`] if the job is neither manual nor delayed, [`CoordinatorError::BridgeVariables`],
+    /// [`CoordinatorError::NotFound`].
     pub async fn play_job(&self, job: JobId, variables: Vec<Variable>) -> Result<JobId, CoordinatorError> {
         self.execute(|reply| Command::PlayJob { job, variables, reply }).await
     }

@@ -68,7 +68,7 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
 
-/// Returns the number in the last match of a line. If the expression has groups, the last group is used.
+/// Returns the number in the last match of a line. If groups of the expression matched, the last of them is used.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn coverage_is_the_last_group_of_a_match() {
+    fn coverage_is_the_number_in_the_last_group() {
         assert_eq!(find(r"TOTAL\s+\d+\s+(\d+)%", "TOTAL 120 87%"), Some(87.0));
     }
 

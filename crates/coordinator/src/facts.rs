@@ -11,7 +11,7 @@ use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Or
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
 
-/// Access to the files of a pipeline, shared between threads. Stored with the pipeline to compile its child configurations.
+/// Access to the files of a pipeline, shared between threads. Kept in memory with the pipeline, to compile its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
 /// The sources of a pipeline without files: it has no child pipelines and no includes.

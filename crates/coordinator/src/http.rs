@@ -24,14 +24,14 @@ pub struct Repository {
     pub project_path: String,
 }
 
-/// A bound address that is not served yet.
+/// A server whose address is bound, but that does not serve requests yet.
 #[derive(Debug)]
-pub struct HttpFront {
+pub struct HttpServer {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-impl HttpFront {
+impl HttpServer {
     /// Binds an address. Port 0 selects any free port.
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl HttpFront {
         format!("http://{}", self.address)
     }
 
-    /// Serves requests until the future is dropped, which closes open connections.
+    /// Serves requests until the future is dropped. Connections are then closed once their current request is answered.
     pub async fn serve(self, coordinator: Arc<Coordinator>, repository: Option<Repository>) {
         let listener = self.listener.tap_io(|stream| {
             // Send small answers immediately, because the start of a job waits for each of them.

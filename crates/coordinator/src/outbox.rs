@@ -74,7 +74,7 @@ pub enum JobChange {
         by: JobId,
     },
     /// Another change of the status: the job waits for a manual start, a delay or a resource group, or is being canceled.
-    Moved {
+    StatusChanged {
         /// New status.
         to: JobStatus,
     },

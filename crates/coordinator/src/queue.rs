@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_version_changes_only_for_new_jobs() {
+    fn adding_a_job_changes_the_queue_version_only_once() {
         let mut queue = Queue::new();
         let before = queue.version();
         queue.add(JobId(1), requirement(&[]), 0);

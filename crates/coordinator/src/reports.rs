@@ -16,7 +16,10 @@ use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 
 impl Actor {
-    /// Checks whether a token is valid for a job whose status allows `token_use` (docs/spec/runner-api.md, section 9.2).
+    /// Checks whether a token is valid for a job, and whether the status of the job allows `token_use` (docs/spec/runner-api.md, section
+    /// 9.2).
+    ///
+    /// The call may also accept the job and count as contact of its manager, as described for each [`TokenUse`].
     pub(crate) fn authorize(
         &mut self,
         job: JobId,
@@ -253,7 +256,7 @@ impl Actor {
         let deadline =
             self.state.last_contact.get(&job).map(|last_contact| *last_contact + self.options.accept_timeout);
         if let Some(deadline) = deadline.filter(|deadline| *deadline > self.now()) {
-            // The assignment was repeated to the same manager in the meantime, which restarted the timeout.
+            // The manager has reported in the meantime, or got the assignment again. Both restart the timeout.
             self.timers.add(deadline, Timer::AcceptTimeout(job, assignment));
             return;
         }

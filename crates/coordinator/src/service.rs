@@ -195,7 +195,7 @@ impl Coordinator {
         task.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Checks the trace of a finished job against the reported checksum, and returns the coverage from it.
+    /// Checks the trace of a finished job against the reported size and checksum, and returns the coverage that the trace shows.
     async fn end_trace(
         &self,
         job: JobId,
@@ -208,7 +208,7 @@ impl Coordinator {
             let wrong_sum = request.output.checksum.as_ref().is_some_and(|reported| *reported != checksum_text(crc));
             if wrong_size || wrong_sum {
                 // As on GitLab, a mismatch is logged, and the report is accepted (docs/spec/runner-api.md, section 4.2).
-                tracing::warn!(%job, size, checksum = checksum_text(crc), reported = ?request.output, "trace does not match the checksum that its runner reported");
+                tracing::warn!(%job, size, checksum = checksum_text(crc), reported = ?request.output, "trace does not match the size or checksum that its runner reported");
             }
         }
         let Some(expression) = authorization.coverage.clone() else { return Ok(None) };

@@ -10,9 +10,9 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Maximum number of timers per job. If there are more, stale timers are removed.
+/// Number of timers for each job in memory above which the timers of other jobs are removed.
 const MAX_PER_JOB: usize = 8;
-/// Number that is added to the jobs in memory for this limit, so that a small heap is never scanned.
+/// Number that is added to the number of jobs in memory for that limit, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// A timer.

@@ -96,7 +96,7 @@ impl UpstreamResolver<'_> {
         Ok(upstream)
     }
 
-    /// Returns the job that a need refers to. `None` if the need does not request artifacts.
+    /// Returns the job that a need refers to. `None` if the need does not request artifacts, or is optional and its job does not exist.
     fn producer_of_need(&self, need: &Need, row: &JobRow, pipeline: &PipelineRow) -> Result<Option<&JobRow>, Obstacle> {
         let missing = |message: String| Undispatchable { reason: FailureReason::MissingDependencyFailure, message };
         match need {
@@ -129,7 +129,9 @@ impl UpstreamResolver<'_> {
         }
     }
 
-    /// Adds the archive and the variables of `producer`. A missing archive is an error if the job lists the producer (case C187).
+    /// Adds the archive and the variables of `producer`.
+    ///
+    /// An archive that has expired or was deleted is an error if the job lists the producer (case C187).
     fn add_producer(
         &self,
         upstream: &mut UpstreamOutputs,

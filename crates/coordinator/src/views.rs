@@ -33,7 +33,7 @@ pub struct PipelineSummary {
     /// Time of the creation.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: Timestamp,
-    /// Time when the last job ended. `None` while the pipeline can make progress without a command.
+    /// Time when the pipeline became complete. `None` while its status is not final.
     #[serde(with = "time::serde::rfc3339::option")]
     pub finished_at: Option<Timestamp>,
     /// Messages from the coordinator, such as a full disk.

@@ -55,7 +55,7 @@ mod suites {
     blob_contract!(memory, ((), MemoryBlobs::default()));
     blob_contract!(directory, {
         let dir = tempfile::tempdir().expect("failed to create a directory");
-        let blobs = DirectoryBlobs::open(dir.path()).expect("failed to create a directory");
+        let blobs = DirectoryBlobs::open(dir.path()).expect("failed to open the blobs");
         (dir, blobs)
     });
 }
@@ -74,7 +74,7 @@ async fn store(blobs: &dyn Blobs, name: &ArtifactName, pieces: &[&str]) {
         incoming.write(piece.as_bytes()).await.expect("failed to write");
     }
     let mut text = String::new();
-    incoming.open().await.expect("opened").read_to_string(&mut text).expect("failed to read");
+    incoming.open().await.expect("failed to open").read_to_string(&mut text).expect("failed to read");
     assert_eq!(text, pieces.concat(), "the content can be read before it is stored");
     incoming.store(name).await.expect("failed to store");
 }
@@ -92,15 +92,18 @@ pub(super) async fn traces(blobs: &dyn Blobs) {
     assert_eq!(append(blobs, 0, "hello ").await, Appended::WrongOffset(6));
     assert_eq!(append(blobs, 7, "gap").await, Appended::WrongOffset(6));
     blobs.close_trace(JobId(1));
-    assert_eq!(append(blobs, 6, "state").await, Appended::Yes(11), "an append reopens a closed trace");
-    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("failed to read"), "state");
+    assert_eq!(append(blobs, 6, "world").await, Appended::Yes(11), "an append reopens a closed trace");
+    assert_eq!(blobs.read_trace(JobId(1), 6).await.expect("failed to read"), "world");
     assert_eq!(blobs.read_trace(JobId(1), 11).await.expect("failed to read"), "");
     assert_eq!(blobs.read_trace(JobId(1), 99).await.expect("failed to read"), "");
-    assert_eq!(blobs.trace_checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello state")));
+    assert_eq!(
+        blobs.trace_checksum(JobId(1)).await.expect("failed to compute the checksum"),
+        (11, crc32fast::hash(b"hello world"))
+    );
     let mut text = String::new();
     let mut file = blobs.open_trace(JobId(1)).await.expect("failed to read").expect("no trace");
     file.read_to_string(&mut text).expect("failed to read");
-    assert_eq!(text, "hello state");
+    assert_eq!(text, "hello world");
 }
 
 pub(super) async fn limited_traces(blobs: &dyn Blobs) {
@@ -140,7 +143,7 @@ pub(super) async fn deleted(blobs: &dyn Blobs) {
     store(blobs, &name, &["content"]).await;
     let mut opened = blobs.open(&name).await.expect("failed to read").expect("no content");
     blobs.delete(&name).await.expect("failed to delete");
-    blobs.delete(&name).await.expect("failed to delete twice");
+    blobs.delete(&name).await.expect("failed to delete again");
     assert!(content(blobs, &name).await.is_none() && blobs.list(JobId(1)).await.expect("failed to list").is_empty());
     let mut text = String::new();
     opened.read_to_string(&mut text).expect("failed to read");

@@ -44,7 +44,7 @@ pub(crate) struct ArtifactName {
     pub(crate) filename: String,
 }
 
-/// The port. All calls are idempotent.
+/// The port. A repeated call has no further effect.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Appends bytes to a trace, if they start at its end and it stays within `max_bytes`.

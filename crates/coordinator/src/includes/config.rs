@@ -22,7 +22,7 @@ pub struct IncludeConfig {
     pub remote: RemotePolicy,
     /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
     pub remote_timeout: Duration,
-    /// Called once if fetching URLs takes long.
+    /// Called if fetching URLs takes longer than one fifteenth of the timeout. At most once per group of URLs that are fetched together.
     pub on_wait: Option<WaitCallback>,
     /// Directory of fetched files, for use without a network. `None` caches no files.
     pub cache: Option<PathBuf>,

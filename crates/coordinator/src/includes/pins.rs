@@ -116,8 +116,8 @@ fn project_at_ref(project: &str, git_ref: &Option<String>) -> String {
     }
 }
 
-/// Writes a file atomically.
-pub(super) fn cache_file(file: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Writes a file atomically. Creates its directory if necessary.
+pub(super) fn write_atomically(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;
     let mut new = tempfile::NamedTempFile::new_in(directory)?;

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::config::{IncludeConfig, RemotePolicy};
-use super::pins::cache_file;
+use super::pins::write_atomically;
 
 /// Maximum size of a remote file in bytes, the same as GitLab's.
 const MAX_REMOTE_BYTES: usize = 2 << 20;
@@ -108,7 +108,7 @@ async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -
     match fetched.await.unwrap_or(Err(RemoteError::TimeOut(config.remote_timeout))) {
         Ok(bytes) => {
             if let Some(file) = &cached
-                && let Err(error) = cache_file(file, &bytes)
+                && let Err(error) = write_atomically(file, &bytes)
             {
                 tracing::debug!(%error, file = %file.display(), "failed to cache an included file");
             }

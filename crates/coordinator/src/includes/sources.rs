@@ -141,7 +141,7 @@ impl SnapshotSources {
         ))
     }
 
-    /// Returns the pin with this name and its content. `None` if files are being pinned again.
+    /// Returns the pin with this name and its content. `None` if there is no such pin, or if files are being pinned again.
     fn pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
@@ -244,7 +244,7 @@ impl SnapshotSources {
         let Some(vendor) = &self.vendor else {
             return Err(SourceError::Unreachable(format!(
                 "template `{name}` comes with a GitLab server, not with Muster; run `muster ci vendor` to fetch and pin it, or get \
-                 GitLab's directory of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\nfolder = \
+                 GitLab's directory of templates (lib/gitlab/ci/templates) and name it in {}:\n[templates]\ndirectory = \
                  \"/path/to/templates\"",
                 self.config.config_file.display()
             )));
@@ -282,7 +282,7 @@ impl SnapshotSources {
         self.remotes.get(url)
     }
 
-    /// Returns the URL to fetch for an include. `None` if its content is on this machine.
+    /// Returns the URL to fetch for an `include:remote`. `None` for other includes, and if the content is on this machine.
     fn url_of(&self, target: &IncludeTarget) -> Option<String> {
         let IncludeTarget::Remote { url } = target else { return None };
         let is_local = self.config.local_replacement(url).is_some()

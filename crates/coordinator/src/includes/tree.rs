@@ -93,7 +93,7 @@ pub(super) fn read_in(directory: &Path, path: &str) -> io::Result<Option<Vec<u8>
     read_file(&directory.join(path))
 }
 
-/// Returns the content of a regular file, truncated slightly above the maximum size. `None` if it does not exist.
+/// Returns the content of a regular file, truncated to [`MAX_FILE_BYTES`]. `None` if it does not exist.
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // Opening a named pipe would block, and reading a device might never end.
     if !path.is_file() {

@@ -9,7 +9,7 @@ use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Ori
 use muster_source::{Git, line};
 use parking_lot::Mutex;
 
-use super::pins::{Pin, cache_file, digest, name_of, name_of_tree};
+use super::pins::{Pin, digest, name_of, name_of_tree, write_atomically};
 use super::tree::{Tree, unreachable};
 use super::versions;
 
@@ -141,7 +141,7 @@ impl Vendor {
 
     fn store_pin(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
         let file = self.options.directory.join(&pin.sha256);
-        cache_file(&file, bytes).map_err(|error| {
+        write_atomically(&file, bytes).map_err(|error| {
             SourceError::Unreachable(format!("failed to store `{}` at `{}`: {error}", pin.include, file.display()))
         })?;
         self.pins.lock().insert(pin.include.clone(), pin);

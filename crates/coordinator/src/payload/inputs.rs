@@ -1,4 +1,4 @@
-//! Job inputs: replaces `${{ job.inputs.name }}` in the same fields of the payload as a runner.
+//! Job inputs: replaces `${{ job.inputs.name }}` in the fields of the payload in which a runner would replace it.
 //!
 //! See docs/spec/runner-api.md, section 2.5.10.
 //!

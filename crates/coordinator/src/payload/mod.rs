@@ -40,7 +40,7 @@ pub struct PayloadInput<'a> {
     pub variables: &'a [Variable],
     /// Archives for the job, in the order in which they are unpacked.
     pub dependencies: &'a [Archive],
-    /// Maximum run time of the job: the minimum of the limits of job, project and runner.
+    /// Maximum run time of the job: its own timeout, or otherwise the project's, but at most the runner's maximum.
     pub timeout: Duration,
     /// Time of the job in the queue, and size of the queue.
     pub queue: QueueFacts,

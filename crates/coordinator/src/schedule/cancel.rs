@@ -41,7 +41,7 @@ impl Engine {
         let gracefully = entry.state.supports_graceful_cancel && !force;
         match entry.state.status {
             status if status.is_complete() => {}
-            _ if entry.state.child.is_some() => self.cancel_waiting_bridge(job, force),
+            _ if entry.state.child.is_some() => self.cancel_bridge_with_child(job, force),
             JobStatus::Running if gracefully => {
                 self.move_to(pipeline, job_index, JobStatus::Canceling, None);
                 self.work.actions.push(Action::CancelOnRunner { job, gracefully: true });
@@ -56,7 +56,7 @@ impl Engine {
     }
 
     /// Cancels a bridge together with its child pipeline. The bridge ends when the child does.
-    fn cancel_waiting_bridge(&mut self, bridge: JobRef, force: bool) {
+    fn cancel_bridge_with_child(&mut self, bridge: JobRef, force: bool) {
         let Some(child) = self.pipelines.local_child(bridge.pipeline, bridge.job_index) else {
             return self.move_to(bridge.pipeline, bridge.job_index, JobStatus::Canceled, None);
         };

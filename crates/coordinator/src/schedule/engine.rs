@@ -125,7 +125,7 @@ impl Engine {
         self.pipelines.ids()
     }
 
-    /// Creates the engine that stored these rows.
+    /// Creates an engine from stored rows.
     ///
     /// Also returns the actions that may not have been carried out before the last stop, and further actions that have become due. The
     /// order of the pipelines does not matter.

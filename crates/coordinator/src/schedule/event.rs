@@ -38,7 +38,7 @@ pub struct JobState {
     ///
     /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
     pub failure_allowed: bool,
-    /// Whether a user named, played or retried the job. Such a job needs no manual start and no delay.
+    /// Whether a user named or played the job, or this record is a retry. Such a job needs no manual start and no delay.
     pub requested_by_user: bool,
     /// Whether this record or an earlier one of the job has run (for `auto_cancel`).
     pub started: bool,
@@ -129,7 +129,8 @@ pub enum Event {
         /// Whether the runner declared `cancel_gracefully`: after a cancel, it still reports the end of the script.
         supports_graceful_cancel: bool,
     },
-    /// The runner manager did not accept the job in time, and the job returns to the queue (docs/spec/life-of-a-job.md, rule R1).
+    /// The runner manager did not receive the job, or did not accept it in time. The job returns to the queue (docs/spec/life-of-a-job.md,
+    /// rule R1).
     JobRequeued {
         /// The requeued job.
         job: JobRef,

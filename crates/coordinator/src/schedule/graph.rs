@@ -9,8 +9,8 @@ use muster_pipeline::model::{
 
 /// Reason why a pipeline cannot be scheduled.
 ///
-/// The compiler reports all of these errors first. This check prevents the engine from waiting indefinitely for a graph that was not
-/// compiled.
+/// The compiler reports all of these errors first. This check prevents jobs from waiting indefinitely in a graph that did not come from
+/// the compiler.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A job needs a job that does not exist.

@@ -95,7 +95,7 @@ impl ResourceGroups {
         self.numbers.is_empty()
     }
 
-    /// Returns the numbers of all groups.
+    /// Returns the numbers of all groups, including removed ones.
     pub(super) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.groups.len()
     }

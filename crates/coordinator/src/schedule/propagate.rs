@@ -32,7 +32,7 @@ impl Engine {
         }
     }
 
-    /// Changes a job in a way that needs no action.
+    /// Changes the state of a job without adding an action.
     pub(super) fn change(&mut self, pipeline: PipelineId, job_index: usize, change: impl FnOnce(&mut JobState)) {
         if let Some(state) = self.pipelines.get_mut(pipeline) {
             state.change(job_index, &mut self.work.wake, change);

@@ -266,7 +266,7 @@ impl PipelineState {
         }
     }
 
-    /// Returns all created jobs that are ready.
+    /// Returns all created jobs that do not wait for other jobs: each can be started, delayed or skipped now.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (PipelineId, usize)> + '_ {
         (0..self.jobs.len())
             .filter(|&job_index| self.readiness(job_index) != Readiness::NotYet)

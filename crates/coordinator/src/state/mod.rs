@@ -34,7 +34,7 @@ pub(crate) struct CoordinatorState {
     pub(crate) contexts: HashMap<PipelineId, Arc<Context>>,
     /// Files of the pipelines, to compile their child configurations.
     pub(crate) sources: HashMap<PipelineId, SharedSources>,
-    /// Priorities in the queue, by pipeline and job index: the length of the remaining path after the job.
+    /// Priorities in the queue, by pipeline and job index: the length of the longest path from the job to the end of the pipeline.
     pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
     /// IDs of the jobs, by the engine's reference.
@@ -141,7 +141,7 @@ impl CoordinatorState {
         all.filter_map(|id| self.jobs.get(id))
     }
 
-    /// Attaches files to a pipeline, and to the pipelines of its family that have none.
+    /// Attaches files to a pipeline, and to its descendants that have none.
     pub(crate) fn attach(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.sources.insert(pipeline, Arc::clone(sources));
         for row in self.pipelines.values() {
@@ -184,7 +184,7 @@ impl CoordinatorState {
         self.add(row);
     }
 
-    /// Adds a record to the indexes.
+    /// Adds a record, also to the indexes.
     fn add(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
         let records = self.records.entry(row.pipeline).or_default();

@@ -25,7 +25,7 @@ pub(crate) use rows::{
     ArtifactRow, JobDetail, JobRow, ManagerRow, PipelineDetail, PipelineRow, PipelineSpec, RunnerRow,
 };
 
-/// The changes of one batch of commands. Rows are written with all columns, so writing a row twice changes nothing.
+/// The changes of one batch of commands. Changed rows are written with all columns that can change, so writing them twice has no effect.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
     /// Runners that were deleted. Their managers are deleted with them.
@@ -96,7 +96,7 @@ pub(crate) enum Member {
     Job(JobId),
 }
 
-/// The port. All calls are idempotent, except that a repeated write adds its events again.
+/// The port. All calls are idempotent except [`Store::write`], which adds its events again and rejects pipelines that are no longer new.
 #[async_trait]
 pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Writes all changes, or none of them. The events get the next sequence numbers, in order.

@@ -119,7 +119,7 @@ async fn job_is_requeued_after_but_not_during_preparation() {
     let assigned = manager.next_job().await;
     for _ in 0..3 {
         bench.clock.advance(Duration::from_secs(50));
-        let answer = manager.update(&assigned, "pending", |_| {}).await.expect("the assignment is still valid");
+        let answer = manager.update(&assigned, "pending", |_| {}).await.expect("the assignment is no longer valid");
         assert_eq!(answer.status, JobStatus::Running, "this status does not stop the runner");
     }
     bench.clock.advance(Duration::from_secs(60));

@@ -20,7 +20,7 @@ async fn artifacts_are_checked_and_passed_to_later_jobs() {
     assert!(matches!(large, Err(ServiceError::TooLarge(_))), "{large:?}");
     let archive = zip_of("out/a.txt", "content");
     manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("failed to store");
-    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("failed to store twice");
+    manager.upload(&build, ("archive", "zip", Some("1 day")), archive.clone()).await.expect("failed to store again");
     let dotenv = manager.upload(&build, ("dotenv", "raw", None), b"no equals sign".to_vec()).await;
     assert!(matches!(dotenv, Err(ServiceError::BadRequest(_))), "{dotenv:?}");
     manager.upload(&build, ("dotenv", "raw", None), b"VERSION=7".to_vec()).await.expect("failed to store");

@@ -249,7 +249,11 @@ async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
     let yaml = "t: {timeout: 2 seconds, script: [sleep 60]}\nu: {script: [x]}";
     let id = bench.create_from(yaml, Files(Vec::new()), &[]).await;
     let (t, u) = (manager.next_job().await, manager.next_job().await);
-    assert_eq!((t.runner_info.timeout, u.runner_info.timeout), (2, 600), "the minimum of job, project and runner");
+    assert_eq!(
+        (t.runner_info.timeout, u.runner_info.timeout),
+        (2, 600),
+        "the timeout of the job or project, but at most the runner's maximum"
+    );
     manager.fail(&t, "job_execution_timeout", None).await;
     let view = bench.job(id, "t").await;
     assert_eq!((view.status, view.failure_reason), (JobStatus::Failed, Some(FailureReason::JobExecutionTimeout)));
@@ -297,7 +301,7 @@ async fn played_and_retried_jobs_get_the_entered_variables() {
     manager.fail(&manager.next_job().await, "script_failure", Some(1)).await;
     let manual = bench.job(id, "m").await;
     assert_eq!(manual.status, JobStatus::Manual);
-    bench.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("played");
+    bench.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("was not started");
     let m = manager.next_job().await;
     assert_eq!(value(&m, "TYPED"), Some("yes"));
     manager.succeed(&m).await;

@@ -234,7 +234,7 @@ fn c212_id_token_is_a_masked_signed_variable() {
 }
 
 #[test]
-fn c213_raw_variables_and_missing_features() {
+fn c213_raw_variables_are_marked_and_missing_features_are_found() {
     let mut fixture = JobFixture::new();
     fixture.job.variables = vec![Variable { raw: true, ..Variable::public("C", "$A") }];
     assert!(fixture.payload().variables.iter().any(|variable| variable.key == "C" && variable.raw));

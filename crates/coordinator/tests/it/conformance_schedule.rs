@@ -1,7 +1,7 @@
 //! Conformance cases of scheduling and state (docs/spec/pipeline-yaml.md, section 8.7) that need only the engine.
 //!
-//! Other cases are tested elsewhere. C187, C191, C193, C194 and C198 also need the compiler or the event loop. C192 and C196 are errors
-//! of the compiler. C197 is tested with the agent, and C200 is measured on the whole program.
+//! Other cases are tested elsewhere. C187, C191, C193, C194, C197 and C198 also need the compiler or the event loop
+//! (`conformance_coordinator`). C192 and C196 are errors of the compiler. C200 is measured on the whole program.
 
 use std::collections::BTreeMap;
 
@@ -365,7 +365,7 @@ fn c186_graceful_cancel_waits_for_the_final_report() {
 }
 
 #[test]
-fn c186_force_cancel_ends_the_job_at_once() {
+fn c186_force_cancel_ends_the_job_immediately() {
     let mut harness = engine_with(pipeline("b: b1 b2"));
     harness.assign_with_graceful_cancel("b1");
     harness.assign_with_graceful_cancel("b2");
@@ -423,7 +423,7 @@ fn only_finished_jobs_that_ran_can_be_retried() {
 }
 
 #[test]
-fn retry_of_a_manual_or_delayed_job_starts_at_once() {
+fn retry_of_a_manual_or_delayed_job_starts_immediately() {
     let mut harness = engine_with(pipeline("b: b1 b2").when("b1", When::Manual).when("b2", When::Delayed));
     harness.play("b1");
     harness.play("b2");

@@ -9,7 +9,7 @@ use muster_pipeline::slug::slug;
 
 use crate::assignments::JobFixture;
 
-/// A repository with the file `Gemfile.lock`, whose content has not changed since its commit.
+/// A repository that has at most one file, `Gemfile.lock`.
 struct Repository {
     has_lock_file: bool,
 }

@@ -182,5 +182,5 @@ async fn in_memory_coordinator_writes_no_files() {
     assert_eq!(coordinator.read_trace(build.id, 0).await.expect("failed to read"), "a log");
     assert!(!coordinator.events_after(0, 1).await.expect("failed to read").is_empty());
     coordinator.shutdown().await;
-    assert_eq!(std::fs::read_dir(dir.path()).expect("failed to create a directory").count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path()).expect("failed to read the directory").count(), 0);
 }

@@ -22,7 +22,7 @@ fn event_types(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
             JobChange::Accepted => "accepted",
             JobChange::Ended { .. } => "ended",
             JobChange::Replaced { .. } => "replaced",
-            JobChange::Moved { .. } => "moved",
+            JobChange::StatusChanged { .. } => "status_changed",
         })
         .collect()
 }
@@ -49,7 +49,10 @@ async fn events_report_all_changes_of_a_job_in_order() {
     assert_eq!(event_types(&events, first.id), ["created", "queued", "assigned", "accepted", "ended", "replaced"]);
     assert_eq!(event_types(&events, retry.id), ["created", "queued", "assigned", "accepted", "ended"]);
     // The cancellation moves the job to `canceling`. The job ends when its manager reports.
-    assert_eq!(event_types(&events, second.id), ["created", "queued", "assigned", "moved", "accepted", "ended"]);
+    assert_eq!(
+        event_types(&events, second.id),
+        ["created", "queued", "assigned", "status_changed", "accepted", "ended"]
+    );
     let ends = events.iter().filter_map(|event| match &event.change {
         JobChange::Ended { status, reason, exit_code } => Some((event.job, *status, *reason, *exit_code)),
         _ => None,
@@ -80,7 +83,7 @@ async fn events_survive_a_kill_until_they_are_acknowledged() {
 }
 
 #[tokio::test]
-async fn unaccepted_job_is_requeued() {
+async fn events_of_a_job_that_is_not_accepted_report_it_as_queued_again() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;
@@ -104,7 +107,7 @@ fn status_from_events(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
         JobChange::Queued => Some(JobStatus::Pending),
         JobChange::Assigned { .. } => Some(JobStatus::Running),
         JobChange::Ended { status, .. } => Some(status),
-        JobChange::Moved { to } => Some(to),
+        JobChange::StatusChanged { to } => Some(to),
         JobChange::Accepted | JobChange::Replaced { .. } => None,
     })
 }

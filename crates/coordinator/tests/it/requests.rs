@@ -15,7 +15,8 @@ use crate::support::{Bench, Manager, TIMEOUT, job};
 /// Sends a job request, and returns once it is in the coordinator's channel.
 async fn send_request(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
     let (coordinator, request) = (Arc::clone(&manager.coordinator), manager.request(None));
-    let pending = tokio::spawn(async move { coordinator.request_job(request).await.expect("a job or 204") });
+    let pending =
+        tokio::spawn(async move { coordinator.request_job(request).await.expect("the request was rejected") });
     // The runtime of the test has one thread, so the request is in the channel before this call.
     tokio::task::yield_now().await;
     manager.coordinator.stuck_jobs().await.expect("the coordinator is not running");
@@ -62,17 +63,29 @@ async fn first_request_is_answered_immediately() {
     let manager = bench.manager().await;
     let first = || JobRequest { last_update: String::new(), ..manager.request(None) };
     let request = |job_request| tokio::time::timeout(TIMEOUT, bench.coordinator.request_job(job_request));
-    let without_job = request(first()).await.expect("an answer although the clock stands still").expect("204");
+    let without_job = request(first()).await.expect("no answer in time").expect("the request was rejected");
     assert!(without_job.job.is_none() && !without_job.last_update.is_empty());
     let held = request(JobRequest { last_update: without_job.last_update, ..manager.request(None) });
     let (held, _) = tokio::join!(held, bench.create(vec![vec![job("a")]]));
     assert_eq!(
-        held.expect("no answer in time").expect("201").job.expect("the held request did not get the job").job_info.name,
+        held.expect("no answer in time")
+            .expect("the request was rejected")
+            .job
+            .expect("the held request did not get the job")
+            .job_info
+            .name,
         "a"
     );
     bench.create(vec![vec![job("b")]]).await;
     assert_eq!(
-        request(first()).await.expect("no answer in time").expect("201").job.expect("no job").job_info.name,
+        request(first())
+            .await
+            .expect("no answer in time")
+            .expect("the request was rejected")
+            .job
+            .expect("no job")
+            .job_info
+            .name,
         "b"
     );
 }
@@ -89,7 +102,7 @@ async fn held_requests_end_without_error_at_the_shutdown() {
     let late = tokio::spawn({
         let (coordinator, request) = (Arc::clone(&bench.coordinator), manager.request(None));
         // This request is in the channel after the shutdown command.
-        async move { coordinator.request_job(request).await.expect("204") }
+        async move { coordinator.request_job(request).await.expect("the request was rejected") }
     });
     assert_eq!([job_name(held).await, job_name(late).await], [None, None]);
     shutdown.await.expect("did not end");

@@ -43,7 +43,7 @@ async fn reports_and_traces_count_as_contact_but_artifacts_do_not() {
 }
 
 #[tokio::test]
-async fn unregistered_manager_can_finish_its_jobs() {
+async fn jobs_of_an_unregistered_runner_can_be_finished() {
     let bench = Bench::open().await;
     let manager = bench.manager().await;
     bench.create(vec![vec![job("a")]]).await;

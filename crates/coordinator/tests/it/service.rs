@@ -52,7 +52,7 @@ async fn held_request_gets_the_next_job() {
     });
     let pipeline = bench.create(vec![vec![job("a")]]).await;
     // The clock stands still, so only the new job can have ended the request.
-    let payload = tokio::time::timeout(TIMEOUT, waiting).await.expect("an immediate answer").expect("panicked");
+    let payload = tokio::time::timeout(TIMEOUT, waiting).await.expect("no answer in time").expect("panicked");
     assert_eq!(payload.job_info.pipeline_id, pipeline.0);
 }
 
@@ -79,7 +79,7 @@ async fn held_request_ends_after_the_long_poll_time() {
     })
     .await
     .expect("did not end")
-    .expect("204");
+    .expect("the request was rejected");
     assert!(answer.job.is_none() && !answer.last_update.is_empty());
 }
 
@@ -87,7 +87,9 @@ async fn held_request_ends_after_the_long_poll_time() {
 async fn queue_version_changes_only_when_a_job_is_added() {
     let bench = Bench::with(|options| options.long_poll = Duration::ZERO).await;
     let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
-    let last_update = || async { bench.coordinator.request_job(tagged.request(None)).await.expect("204").last_update };
+    let last_update = || async {
+        bench.coordinator.request_job(tagged.request(None)).await.expect("the request was rejected").last_update
+    };
     let before = last_update().await;
     assert_eq!(last_update().await, before);
     bench.create(vec![vec![job("untagged")]]).await;
@@ -146,7 +148,10 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
     bench.coordinator.shutdown().await;
     drop(bench);
     drop(manager);
-    tokio::time::timeout(TIMEOUT, monitoring).await.expect("events end").expect("an invariant was violated");
+    tokio::time::timeout(TIMEOUT, monitoring)
+        .await
+        .expect("the events did not end in time")
+        .expect("an invariant was violated");
 }
 
 /// Returns whether a job belongs to the resource group: `j0`, `j2`, ...
@@ -180,7 +185,7 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
     }
     tokio::time::timeout(TIMEOUT, workers.join_all())
         .await
-        .expect("a job of the group and the six jobs outside the group run in parallel");
+        .expect("a job of the group and the six jobs outside the group did not run in parallel");
     let view = bench.view(pipeline).await;
     let (grouped, ungrouped): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
@@ -361,7 +366,8 @@ async fn runners_register_verify_reset_and_unregister() {
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
     let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
     assert!(next.id > runner.id, "ids of deleted runners are not reused");
-    let database = std::fs::read(bench.dir.path().join("coordinator.db-wal")).expect("the log");
+    let database =
+        std::fs::read(bench.dir.path().join("coordinator.db-wal")).expect("failed to read the write-ahead log");
     for token in [&runner.token, &renewed.token, &last.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
     }
@@ -388,7 +394,7 @@ async fn expired_runner_tokens_are_rejected() {
     let renewed = service.reset_token(runner.token).await.expect("failed to reset the token");
     assert!(renewed.token_expires_at.clone().expect("no expiry time") > first);
     bench.clock.advance(day / 2);
-    verify(&renewed.token).await.expect("the renewed token has not expired");
+    verify(&renewed.token).await.expect("the renewed token was rejected");
     let bench = bench.restart_after_kill().await;
     bench.clock.advance(day / 2);
     let verify = bench.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
@@ -409,7 +415,7 @@ async fn paused_and_unknown_runners_get_no_jobs() {
     let bench = Bench::open().await;
     bench.create(vec![vec![job("a")]]).await;
     let paused = bench.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
-    let answer = bench.coordinator.request_job(paused.request(None)).await.expect("204");
+    let answer = bench.coordinator.request_job(paused.request(None)).await.expect("the request was rejected");
     assert!(answer.job.is_none());
     let unknown = Manager::new(Arc::clone(&bench.coordinator), "glrt-unknown".to_owned());
     assert_eq!(forbidden(bench.coordinator.request_job(unknown.request(None)).await), None);

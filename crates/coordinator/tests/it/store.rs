@@ -187,7 +187,7 @@ async fn secrets_are_readable_by_their_owner_only() {
 /// Environment variable with the mount point. It is set in the process that has its own small file system.
 const SMALL_DISK: &str = "MUSTER_TEST_SMALL_DISK";
 
-/// Runs a test of this binary again with a file system of 2 MB in its own mount namespace, if this machine allows that.
+/// Runs a test of this binary again with a file system of 2 MiB in its own mount namespace, if this machine allows that.
 fn on_a_small_disk(test: &str) {
     if !muster_test_needs::mounts() {
         return;
@@ -263,7 +263,7 @@ async fn full_disk(dir: &Path) {
     let full = Coordinator::open(Options::new(dir.join("other"))).await.expect_err("no space for another");
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
-    std::fs::remove_file(&filler).expect("the space was not released");
+    std::fs::remove_file(&filler).expect("failed to delete the filler");
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success, "the repeated report is accepted");
     let next = manager.next_job().await;
     assert_eq!(next.job_info.name, "b");

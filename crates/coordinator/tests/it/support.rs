@@ -213,7 +213,7 @@ impl Bench {
             }
         })
         .await
-        .expect("the predicate is true in time")
+        .expect("the predicate was not true in time")
     }
 }
 
@@ -225,14 +225,14 @@ pub(crate) fn options(dir: &Path, clock: &ManualClock) -> Options {
 }
 
 fn copy(from: &Path, to: &Path) {
-    for entry in std::fs::read_dir(from).expect("failed to create a directory") {
+    for entry in std::fs::read_dir(from).expect("failed to read a directory") {
         let entry = entry.expect("no entry");
         let target = to.join(entry.file_name());
         if entry.file_type().expect("no type").is_dir() {
             std::fs::create_dir_all(&target).expect("failed to create a directory");
             copy(&entry.path(), &target);
         } else {
-            std::fs::copy(entry.path(), target).expect("a copy");
+            std::fs::copy(entry.path(), target).expect("failed to copy");
         }
     }
 }
@@ -299,7 +299,7 @@ impl Manager {
     }
 
     pub(crate) async fn report_running(&self, job: &JobPayload) {
-        self.update(job, "running", |_| {}).await.expect("the job is assigned to this manager");
+        self.update(job, "running", |_| {}).await.expect("the report was rejected");
     }
 
     pub(crate) async fn succeed(&self, job: &JobPayload) -> JobStatus {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_config::{self as config, HostFacts, SettingsContext};
-use muster_coordinator::http::HttpFront;
+use muster_coordinator::http::HttpServer;
 use muster_coordinator::{Coordinator, NewRunner, Options};
 use muster_executor::Directories;
 use muster_executor::deploy::Executable;
@@ -57,7 +57,7 @@ impl DemoStack {
         crate::ci::adopt_orphans();
         let directory = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::TempDir)?;
         let path = |name: &str| directory.path().join(name);
-        let front = HttpFront::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
+        let front = HttpServer::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
         let url = front.url();
         let mut options = Options::new(path("coordinator"));
         options.server_url.clone_from(&url);

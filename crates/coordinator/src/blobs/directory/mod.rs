@@ -146,7 +146,7 @@ impl Blobs for DirectoryBlobs {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&file)(error)),
                 _ => {}
             }
-            // Deletes the directories of the kind and of the job if they are empty now.
+            // Delete the directories of the kind and of the job if they are empty now.
             for directory in file.ancestors().skip(1).take(2) {
                 if std::fs::remove_dir(directory).is_err() {
                     break;

@@ -190,18 +190,21 @@ mod tests {
         let (dir, before) = traces();
         append(&before, 0, "hello ").await;
         let after = Traces::new(dir.path().to_owned());
-        assert_eq!(append(&after, 6, "state").await, Appended::Yes(11));
-        assert_eq!(after.checksum(JobId(1)).await.expect("sum"), (11, crc32fast::hash(b"hello state")));
+        assert_eq!(append(&after, 6, "world").await, Appended::Yes(11));
+        assert_eq!(
+            after.checksum(JobId(1)).await.expect("failed to compute the checksum"),
+            (11, crc32fast::hash(b"hello world"))
+        );
     }
 
     #[tokio::test]
-    async fn trace_append_succeeds_after_a_full_disk() {
+    async fn trace_append_succeeds_again_after_a_full_disk() {
         let (_dir, traces) = traces();
         let path = traces.path(JobId(1));
-        std::os::unix::fs::symlink("/dev/full", &path).expect("a disk that is always full");
+        std::os::unix::fs::symlink("/dev/full", &path).expect("failed to link to a disk that is always full");
         let error = traces.append(JobId(1), 0, Bytes::from_static(b"hello"), 100).await.expect_err("no space");
         assert!(matches!(error, BlobError::Full { .. }), "{error}");
-        std::fs::remove_file(&path).expect("the space was not released");
+        std::fs::remove_file(&path).expect("failed to delete the link");
         assert_eq!(append(&traces, 0, "hello").await, Appended::Yes(5));
     }
 }

@@ -165,7 +165,7 @@ fn templates_come_from_the_configured_directory() {
 
     let sources = fixture.sources(IncludeConfig::default(), &runtime);
     let error = sources.read(&template("Jobs/Build.gitlab-ci.yml")).unwrap_err().to_string();
-    assert!(error.contains("[templates]\nfolder"), "{error}");
+    assert!(error.contains("[templates]\ndirectory"), "{error}");
 
     let config =
         IncludeConfig { templates: Some(directory), remote: RemotePolicy::Offline, ..IncludeConfig::default() };

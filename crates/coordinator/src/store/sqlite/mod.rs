@@ -1,9 +1,8 @@
 //! A store in a SQLite file.
 //!
 //! One connection writes, with one transaction per batch. The journal is a write-ahead log with `synchronous=NORMAL`. If the process is
-//! killed, no acknowledged change is lost. A power failure may lose the changes since the last checkpoint. A second connection reads in
-//! parallel with the writer.
-//! It is opened when it is first needed.
+//! killed, no acknowledged change is lost. A power failure may lose the changes since the last checkpoint. A second connection, which is
+//! opened when it is first needed, reads in parallel with the writer.
 
 mod batch;
 mod events;

@@ -40,7 +40,7 @@ pub(crate) fn pipeline(notation: &str) -> Pipeline {
         excluded: Vec::new(),
     };
     for (index, part) in notation.split(';').enumerate() {
-        let (stage, names) = part.split_once(':').expect("`stage: jobs`");
+        let (stage, names) = part.split_once(':').expect("the notation is not `stage: jobs`");
         model.stages.push(stage.trim().to_owned());
         model.jobs.extend(names.split_whitespace().map(|name| job(name, stage.trim(), index)));
     }
@@ -59,7 +59,7 @@ pub(crate) trait Build: Sized {
 
 impl Build for Pipeline {
     fn with(mut self, name: &str, change: impl FnOnce(&mut Job)) -> Self {
-        change(self.jobs.iter_mut().find(|job| job.name == name).expect("a job of that name"));
+        change(self.jobs.iter_mut().find(|job| job.name == name).expect("no job of that name"));
         self
     }
 
@@ -174,8 +174,9 @@ impl EngineHarness {
             Some((number, name)) => (PipelineId(number.parse().expect("not a number")), name),
             None => (PipelineId(1), name),
         };
-        let job_index = self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("a job of that name");
-        self.engine.newest(id, job_index).expect("a known job")
+        let job_index =
+            self.pipelines[&id].0.jobs.iter().position(|job| job.name == name).expect("no job of that name");
+        self.engine.newest(id, job_index).expect("the job is unknown")
     }
 
     /// Applies an event, checks that the actions are consistent with earlier ones, and records them.
@@ -297,12 +298,12 @@ impl EngineHarness {
 
     pub(crate) fn play(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::Play { job }).expect("a manual or delayed job");
+        self.apply(Event::Play { job }).expect("the job is neither manual nor delayed");
     }
 
     pub(crate) fn retry(&mut self, name: &str) {
         let job = self.job(name);
-        self.apply(Event::RetryJob { job }).expect("a job that has ended");
+        self.apply(Event::RetryJob { job }).expect("the job has not ended");
     }
 
     pub(crate) fn cancel(&mut self, pipeline: i64) {
@@ -310,7 +311,7 @@ impl EngineHarness {
     }
 
     pub(crate) fn status(&self, name: &str) -> JobStatus {
-        self.engine.job(self.job(name)).expect("a newest record").status
+        self.engine.job(self.job(name)).expect("the job has no newest record").status
     }
 
     pub(crate) fn pipeline(&self, number: i64) -> JobStatus {
@@ -321,7 +322,7 @@ impl EngineHarness {
     #[track_caller]
     pub(crate) fn expect(&self, statuses: &str) {
         for entry in statuses.split_whitespace() {
-            let (name, status) = entry.split_once(':').expect("`name:status`");
+            let (name, status) = entry.split_once(':').expect("the notation is not `name:status`");
             let actual = match name.strip_prefix('@') {
                 Some(number) => self.pipeline(number.parse().expect("not a number")),
                 None => self.status(name),

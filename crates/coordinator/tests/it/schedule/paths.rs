@@ -21,7 +21,7 @@ fn priority_is_the_longest_remaining_path() {
 }
 
 #[test]
-fn critical_path_determines_the_end() {
+fn critical_path_lists_the_jobs_that_determined_the_end() {
     let model = pipeline("b: b1 b2; t: t1 t2; d: d1 d2").needs("t1", &["b1"]).needs("d2", &["t1"]);
     let graph = Graph::new(&model).unwrap();
     let interval = |start, end| Some(RunInterval { start, end });

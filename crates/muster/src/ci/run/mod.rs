@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_coordinator::http::{HttpFront, Repository};
+use muster_coordinator::http::{HttpServer, Repository};
 use muster_coordinator::{Coordinator, Options};
 use muster_job::{JobId, PipelineId};
 use muster_pipeline::model::{Need, Pipeline};
@@ -143,7 +143,7 @@ struct ReadyPipeline {
     pipeline: Pipeline,
     /// Names of the manual jobs to start.
     play: Vec<String>,
-    front: HttpFront,
+    front: HttpServer,
     /// Engine for jobs in containers. `None` means that there are none.
     containers: Option<Containers>,
 }
@@ -154,7 +154,7 @@ async fn prepare_run(
     project: super::state::ProjectState,
     run: &Run,
 ) -> Result<Option<ReadyPipeline>, CiError> {
-    let front = HttpFront::open(args.listen).await;
+    let front = HttpServer::open(args.listen).await;
     let front = front.map_err(CiError::system(format!("listen on `{}`", args.listen)))?;
     let url = front.url();
     let target = Target {

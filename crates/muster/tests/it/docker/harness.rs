@@ -24,7 +24,7 @@ pub(crate) const IMAGE: &str = "muster-test/busybox:1";
 /// ID of the job of a test.
 const ID: &str = "1-1";
 /// Timeout that is longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const JOB_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An agent that runs as a separate process, and the engine for its jobs.
 pub(crate) struct Host {
@@ -97,8 +97,8 @@ impl Host {
     /// Waits for the end of the job. Returns the log and the result.
     pub(crate) async fn finish(&self) -> (String, JobResult) {
         let mut log = Vec::new();
-        let following = client::follow_to_end(self, ID, PATIENCE, |bytes| log.extend_from_slice(bytes));
-        let result = tokio::time::timeout(PATIENCE, following).await.unwrap().unwrap();
+        let following = client::follow_to_end(self, ID, JOB_TIMEOUT, |bytes| log.extend_from_slice(bytes));
+        let result = tokio::time::timeout(JOB_TIMEOUT, following).await.unwrap().unwrap();
         (String::from_utf8(log).unwrap(), result)
     }
 
@@ -112,7 +112,7 @@ impl Host {
                 log.push_str(&String::from_utf8_lossy(&chunk.data));
             }
         };
-        assert!(tokio::time::timeout(PATIENCE, reading).await.is_ok(), "{text:?} is not in {log}");
+        assert!(tokio::time::timeout(JOB_TIMEOUT, reading).await.is_ok(), "{text:?} is not in {log}");
     }
 
     /// Cancels the job.
