@@ -55,7 +55,7 @@ impl Diagnostic {
         Self { severity: Severity::Warning, ..Self::error(span, message) }
     }
 
-    /// Adds a hint how to fix the problem.
+    /// Adds a hint on how to fix the problem.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
@@ -90,7 +90,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Returns `text`, truncated to `max_chars` characters.
+/// Returns `text`. If it is longer than `max_chars` characters, it is truncated and `...` is appended.
 pub(crate) fn shortened(text: &str, max_chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(max_chars) {
         None => Cow::Borrowed(text),

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slugs_of_refs_paths_and_jobs() {
+    fn slug_has_only_lower_case_letters_digits_and_inner_hyphens() {
         assert_eq!(slug("Feat/A_1"), "feat-a-1");
         assert_eq!(slug("--Über/main--"), "ber-main");
         assert_eq!(slug(&"x".repeat(80)), "x".repeat(63));

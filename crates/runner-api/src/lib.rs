@@ -6,7 +6,8 @@
 //!
 //! All communication between managers and coordinators uses this crate, also in `muster ci`.
 //!
-//! Invariants: every call is safe to retry. Tokens never appear in errors or logs. The crate keeps no state of jobs.
+//! Invariants: every call for a job is safe to retry. Tokens never appear in errors or logs. The crate keeps no state of
+//! jobs.
 
 pub mod client;
 pub mod payload;

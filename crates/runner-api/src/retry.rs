@@ -1,6 +1,7 @@
 //! Retry policy for calls of the runner API: which errors to retry, and how long to wait.
 //!
-//! Waits double up to a maximum. Jitter in the upper half prevents many callers from retrying at the same time.
+//! Waits double up to a maximum. Each wait is shortened by a random part of up to a half, so that many callers do not
+//! retry at the same time.
 //! `Retry-After` of the server is a minimum. Uses tokio's clock, which tests can pause, and a seeded random generator.
 
 use std::time::Duration;
@@ -25,7 +26,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// A few attempts within about a minute, for calls that someone waits for.
+    /// Eight attempts within about 25 s, unless the server requires longer waits. For calls that someone waits for.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
     /// Unlimited attempts, up to a minute apart, for reports that must not be lost (docs/spec/life-of-a-job.md, rule
     /// R5).

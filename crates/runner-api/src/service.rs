@@ -31,7 +31,7 @@ pub enum ServiceError {
     /// 409: the caller should retry.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// 410: the requested feature is not available anymore.
+    /// 410: the requested feature is no longer available.
     #[error("gone: {0}")]
     Gone(String),
     /// 413.
@@ -99,7 +99,7 @@ pub struct ArtifactDownload {
     pub body: ByteStream,
 }
 
-/// Calls that a coordinator implements for managers. Every call is safe to retry.
+/// Calls that a coordinator implements for managers. Every call for a job is safe to retry.
 #[async_trait]
 pub trait RunnerService: Send + Sync + 'static {
     /// `POST /runners`.

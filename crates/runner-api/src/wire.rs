@@ -113,7 +113,8 @@ pub struct UpdateRequest {
     /// Key by which a later job resumes the environment of this job. Since GitLab 19.4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_environment_key: Option<String>,
-    /// Muster's addition, sent only if the payload requests it: the result tree of the job as JSON.
+    /// Muster's addition, sent only if the payload says that the coordinator accepts it: the result tree of the job as
+    /// JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result_tree: Option<serde_json::Value>,
 }

@@ -6,7 +6,7 @@ use crate::git::{Git, line};
 /// A commit of the user's repository.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Commit {
-    /// Full id of the commit.
+    /// Full ID of the commit.
     pub sha: String,
     /// IDs of its parents, first parent first.
     pub parents: Vec<String>,
@@ -46,7 +46,7 @@ pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     Ok(Commit { sha, parents, author, committed_at, message, tags })
 }
 
-/// Creates the commit of a changed working tree. Its dates are those of `HEAD`, so that equal content has an equal id.
+/// Creates the commit of a changed working tree. Its dates are those of `HEAD`, so that equal content has an equal ID.
 pub(super) fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
     let git = git
         .clone()

@@ -39,8 +39,8 @@ impl Git {
 
     /// Returns the command without starting it.
     ///
-    /// It has no terminal prompts, no optional locks and English messages, and ignores `GIT_*` variables that a hook or an alias of the
-    /// user's git has set.
+    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores `GIT_*`
+    /// variables that a hook or an alias of the user's git has set.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
@@ -71,7 +71,7 @@ impl Git {
         for (name, value) in std::env::vars_os().filter(|(name, _)| is_connection_setting(name)) {
             command.env(name, value);
         }
-        // Abort if the server sends nothing for this long.
+        // Abort if the server sends nothing for 30 s.
         command.env("GIT_HTTP_LOW_SPEED_LIMIT", "1").env("GIT_HTTP_LOW_SPEED_TIME", "30");
         if let Some((url_prefix, login)) = login {
             let count = std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse::<u32>().ok()).unwrap_or(0);

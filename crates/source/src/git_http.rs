@@ -1,6 +1,7 @@
 //! git's smart HTTP protocol for fetches, so that gitlab-runner can clone the snapshot.
 //!
-//! `git upload-pack` implements the protocol. This module has its two HTTP routes, checks the job's token, and connects the streams.
+//! `git upload-pack` implements the protocol. This module has its two HTTP routes, checks the job's token, and connects
+//! the streams.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -146,7 +147,7 @@ impl GitServer {
             TokenCheck::Current => Ok(()),
             TokenCheck::Unknown => Err(unauthorized()),
             TokenCheck::Expired => {
-                let reason = "the job of this token has ended, or was assigned to another runner manager";
+                let reason = "the job of this token has ended, or was assigned again";
                 Err((StatusCode::FORBIDDEN, reason).into_response())
             }
             TokenCheck::Unavailable => Err(StatusCode::SERVICE_UNAVAILABLE.into_response()),

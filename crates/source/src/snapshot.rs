@@ -82,7 +82,7 @@ impl Snapshot {
     /// Takes a snapshot of the working tree around `directory` into the bare repository `store`, which is created if necessary.
     ///
     /// The snapshot contains the current content of tracked files, and untracked files that are not ignored. Submodules are links to
-    /// their commits. The same content on the same commit has the same id.
+    /// their commits. The same content on the same commit has the same ID.
     ///
     /// # Errors
     /// [`SnapshotError`]. Only objects in `store` remain then.
@@ -191,7 +191,8 @@ impl Snapshot {
 
     /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file counts with both names.
     ///
-    /// `None` if `base` does not name a commit.
+    /// If the histories have no common commit, the snapshot is compared with `base` itself. `None` if `base` does not name a
+    /// commit.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let since = match self.merge_base(base) {

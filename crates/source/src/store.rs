@@ -78,7 +78,7 @@ pub(super) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// Returns the error for a file or directory that could not be written.
+/// Returns a function that creates the error for a file or directory that could not be written.
 pub(super) fn store_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
     let path = path.to_owned();
     move |source| SnapshotError::Store { path, source }

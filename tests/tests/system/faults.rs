@@ -65,7 +65,7 @@ async fn run(bench: &Bench, seed: u64, number: u64) {
     println!("seed {seed}: {focus:?}");
     let mut faults_left = rng.random_range(1..8);
     let mut fault_rng = rng.clone();
-    let gitlab_like = bench.coordinator.is_as_gitlab();
+    let gitlab_like = bench.coordinator.imitates_gitlab();
     bench.proxy.select_faults(Box::new(move |kind| {
         let has_fault = faults_left > 0 && focus.is_none_or(|focus| focus == kind) && fault_rng.random_bool(0.6);
         faults_left -= u32::from(has_fault);

@@ -184,7 +184,7 @@ pub(crate) async fn run(
     let (send, mut call_reached) = mpsc::unbounded_channel();
     if let Some((_, Point::Call { kind: wanted, number, is_processed }, _)) = kill {
         let mut calls_left = number;
-        let is_processed = is_processed && !(bench.coordinator.is_as_gitlab() && wanted == ApiCall::Request);
+        let is_processed = is_processed && !(bench.coordinator.imitates_gitlab() && wanted == ApiCall::Request);
         bench.proxy.select_faults(Box::new(move |kind| {
             if kind != wanted || calls_left == 0 {
                 return None;
@@ -219,7 +219,7 @@ pub(crate) async fn run(
                 // The run does not have this point, for example no fourth upload.
                 ended = all_ended => return check(bench, &jobs, ended, None, tally),
             }
-            let is_killed = if victim == Victim::Manager && bench.coordinator.is_as_gitlab() {
+            let is_killed = if victim == Victim::Manager && bench.coordinator.imitates_gitlab() {
                 bench.coordinator.set_forwarding_enabled(false);
                 bench.coordinator.wait_until_assigned_jobs_are_known().await;
                 let is_killed = victim.kill(bench, rng);

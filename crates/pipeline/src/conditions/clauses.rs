@@ -105,7 +105,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Returns the paths that differ from a ref.
+    /// Returns the paths that differ from a ref. Reports an error and returns `None` if the ref does not exist.
     pub(crate) fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
         let cached = self.compared.borrow().get(git_ref).cloned();
         let compared = cached.unwrap_or_else(|| {

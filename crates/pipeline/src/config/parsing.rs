@@ -12,7 +12,8 @@ use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
 use crate::suggest::closest;
 
-/// Maximum depth of nested lists in `script`, `rules`, `stages` and `tags` (docs/spec/pipeline-yaml.md, section 1.0).
+/// Maximum depth of nested lists in keywords that flatten them, such as `script`, `rules` and `stages`
+/// (docs/spec/pipeline-yaml.md, section 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
 
 /// Maximum number of diagnostics to store.
@@ -98,7 +99,7 @@ impl Problems {
         self.push(Diagnostic::error(span, format!("{at} {message}")));
     }
 
-    /// Same as [`Problems::report`], with a hint how to fix the problem.
+    /// Same as [`Problems::report`], with a hint on how to fix the problem.
     pub(crate) fn report_with_help(
         &mut self,
         span: Span,
@@ -125,8 +126,8 @@ impl Problems {
         self.errors
     }
 
-    /// Returns all diagnostics: errors of loading first, since they can cause the others, then ordered by position.
-    /// Diagnostics without a position come first.
+    /// Returns all diagnostics: first the errors of loading, because they can cause the others. Within both groups,
+    /// diagnostics without a position come first, and the others are ordered by position.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
         let mut list = self.list;
         let is_cause = |found: &Diagnostic| {
@@ -174,7 +175,7 @@ impl<'a> Fields<'a> {
                 continue;
             }
             match help(key) {
-                Some(help) => problems.report_with_help(entry.key_span, at, Unknown(key), help),
+                Some(help) => problems.report_with_help(entry.key_span, at, UnknownKeyMessage(key), help),
                 None => unknown_key(key, entry.key_span, at, allowed, problems),
             }
         }
@@ -231,9 +232,9 @@ impl<'a> Fields<'a> {
 }
 
 /// End of the message for an unknown key.
-struct Unknown<'a>(&'a str);
+struct UnknownKeyMessage<'a>(&'a str);
 
-impl fmt::Display for Unknown<'_> {
+impl fmt::Display for UnknownKeyMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "config contains unknown keys: `{}`", self.0)
     }
@@ -245,7 +246,7 @@ pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str],
         Some(known) => format!("did you mean `{known}`?"),
         None => format!("valid keys are: {}", allowed.join(", ")),
     };
-    problems.report_with_help(span, at, Unknown(key), help);
+    problems.report_with_help(span, at, UnknownKeyMessage(key), help);
 }
 
 /// Returns the known word that is closest to an unknown one.

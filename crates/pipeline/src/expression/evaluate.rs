@@ -37,7 +37,7 @@ impl Value {
         !matches!(self, Self::Null | Self::Bool(false))
     }
 
-    /// Returns the value as text. Null and booleans have no text.
+    /// Returns the value as text, or `None` for null.
     fn text(&self) -> Option<&str> {
         match self {
             Self::Null => None,

@@ -63,7 +63,7 @@ pub(super) enum Function {
     PosixEscape,
 }
 
-/// Error in a block, with a hint how to fix it.
+/// Error in a block, with a hint on how to fix it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockError {
     pub(super) message: String,

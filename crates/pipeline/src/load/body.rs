@@ -82,7 +82,8 @@ impl Loader<'_> {
         all
     }
 
-    /// Warns about blocks in a file without a header. GitLab does not replace them, which is rarely intended.
+    /// Reports the first block in a file without a header. `$[[ component.… ]]` is an error. `$[[ inputs.… ]]` causes a
+    /// warning: GitLab does not replace it, which is rarely intended.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();

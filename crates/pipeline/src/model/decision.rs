@@ -69,7 +69,7 @@ pub enum DecisionKind {
     Needs,
 }
 
-/// Explanation why a valid configuration creates no pipeline for an event
+/// Explanation of why a valid configuration creates no pipeline for an event
 /// (`docs/spec/pipeline-yaml.md`, section 2.1, items 10 to 12).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotCreated {

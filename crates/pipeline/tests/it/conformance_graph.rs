@@ -184,7 +184,7 @@ fn c071_need_can_exclude_artifacts() {
 }
 
 #[test]
-fn c072_empty_needs_start_at_once() {
+fn c072_job_with_empty_needs_starts_immediately() {
     let a = job("{p: {S, stage: build}, a: {S, stage: deploy, needs: []}}", "a");
     assert_eq!(a.needs, Some(Vec::new()));
 }

@@ -57,7 +57,7 @@ impl Client {
         timeouts: UploadTimeouts,
     ) -> Result<(), ClientError> {
         const CALL: &str = "artifact upload";
-        // Dropped together with the body, once that is sent.
+        // The guard is dropped together with the body, when the whole body has been sent.
         let sent = CancellationToken::new();
         let guard = sent.clone().drop_guard();
         let body = Body::wrap_stream(body.inspect(move |_| {
@@ -106,8 +106,8 @@ impl Client {
         }
     }
 
-    /// Returns scheme and host of a redirect that may receive the token. The body is consumed, so the caller has to
-    /// follow it.
+    /// Returns scheme and host of a redirect that may receive the token. The body is consumed, so only the caller can
+    /// follow the redirect.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
         let mut to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         to.set_path("/");

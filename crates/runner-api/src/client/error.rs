@@ -8,7 +8,7 @@ use url::Url;
 /// Reason why a call failed. No variant contains a token.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// 401, 403, 404 or 410: the token or the job is not valid, or not anymore. A job must be stopped
+    /// 401, 403, 404 or 410: the token or the job is not, or no longer, valid. A job must be stopped
     /// (docs/spec/runner-api.md, sections 3.1 and 4.2).
     #[error("{call}: the coordinator denied the request: {code} {message}")]
     Forbidden {
@@ -88,7 +88,7 @@ impl ClientError {
         }
     }
 
-    /// Returns the minimum time to wait if a retry may help. `None` if it does not.
+    /// Returns `None` if a retry does not help. Otherwise, returns the minimum time to wait, if the server requires one.
     #[must_use]
     pub fn transient(&self) -> Option<Option<Duration>> {
         match self {
@@ -113,7 +113,7 @@ impl ClientError {
         matches!(self, Self::Transient { code: Some(404), .. })
     }
 
-    /// Returns true for 403: the token is not, or not anymore, that of a runner.
+    /// Returns true for 403: the token is not, or no longer, that of a runner.
     #[must_use]
     pub fn is_unknown_token(&self) -> bool {
         matches!(self, Self::Forbidden { code: 403, .. })

@@ -1,4 +1,4 @@
-//! Tests servers whose response to a job request is endless, slow, incomplete, or not a job.
+//! Tests the client with servers whose response to a job request is endless, slow, incomplete, or not a job.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use crate::wire::JobRequest;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const CREATED: &str = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n";
 
-/// Starts a server that handles one call with `answer`.
+/// Starts a server that reads one request and passes its connection to `answer`.
 async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     answer: impl FnOnce(TcpStream) -> F + Send + 'static,
 ) -> (Client, JoinHandle<T>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move {
-        let (mut call, _) = listener.accept().await.unwrap();
-        // The request, whose body is a JSON object.
+        let (mut connection, _) = listener.accept().await.unwrap();
+        // The body of the request is a JSON object, so the request ends with a brace.
         let mut request = Vec::new();
-        while !request.ends_with(b"}") && call.read_buf(&mut request).await.unwrap() > 0 {}
-        answer(call).await
+        while !request.ends_with(b"}") && connection.read_buf(&mut request).await.unwrap() > 0 {}
+        answer(connection).await
     });
     (Client::new(&url).unwrap(), server)
 }
@@ -165,7 +165,7 @@ async fn job_is_accepted_with_any_content_type() {
 }
 
 #[test]
-fn payload_without_usable_id_and_token_is_an_error() {
+fn payload_with_unusable_id_or_token_is_an_error() {
     for (id, token) in [
         ("-7", r#""t""#),
         ("0", r#""t""#),

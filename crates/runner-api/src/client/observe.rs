@@ -16,17 +16,17 @@ pub struct EndedCall {
     pub method: &'static str,
     /// Status of the response. `None` if there was no response.
     pub status: Option<u16>,
-    /// Time from sending the request to the response headers.
+    /// Time from sending the request to the response headers, or to the failure.
     pub took: Duration,
 }
 
-/// Receives finished calls. Must not block.
+/// Receives finished calls of the endpoints in [`EndedCall::endpoint`]. Must not block.
 pub trait CallObserver: Debug + Send + Sync {
     /// Called when a call has finished.
     fn ended(&self, call: &EndedCall);
 }
 
-/// Name and method of each call.
+// Name and method of each observed call.
 pub(super) const REQUEST_JOB: (&str, &str) = ("request_job", "POST");
 pub(super) const UPDATE_JOB: (&str, &str) = ("update_job", "PUT");
 pub(super) const RESET_TOKEN: (&str, &str) = ("reset_token", "POST");

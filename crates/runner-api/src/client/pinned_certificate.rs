@@ -61,8 +61,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Returns true if the only problem is that the server presents a CA certificate. The validity period is checked before that and
-/// would be a different error.
+/// Returns true if the only problem is that the server presents a CA certificate. The validity period is checked before
+/// that and would be a different error.
 fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

@@ -154,7 +154,8 @@ pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, Cl
     }
 }
 
-/// On an update, 404 is final as well, and no other status (docs/spec/runner-api.md, sections 2.6 and 4.2).
+/// On an update, 401 and 410 without `Job-Status` do not mean that the job must be stopped (docs/spec/runner-api.md,
+/// sections 2.6 and 4.2).
 fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status: None, message } if !matches!(code, 403 | 404) => {
@@ -164,8 +165,8 @@ fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Only 403 and `Job-Status` mean that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may come from
-/// a load balancer, and only a retry can distinguish the two.
+/// Only 403 and `Job-Status` mean that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may also come
+/// from a load balancer, and only a retry shows whether the job is really gone.
 fn only_403_is_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status, message } if code != 403 => {
@@ -176,7 +177,7 @@ fn only_403_is_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Converts any other status to an error.
+/// Returns the error for a status that the caller does not expect.
 pub(super) async fn refusal(call: &'static str, response: Response) -> ClientError {
     let code = response.status();
     let headers = response.headers();
@@ -197,8 +198,8 @@ pub(super) async fn refusal(call: &'static str, response: Response) -> ClientErr
     }
 }
 
-/// Returns the message of the coordinator without the code that GitLab prepends: `{"message": ...}`, or the name of the
-/// status.
+/// Returns the coordinator's message (`message` or `error` in the JSON body) without the code that GitLab prepends.
+/// Returns the name of the status if there is no message.
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
     let name = response.status().canonical_reason().unwrap_or("unknown status");

@@ -100,21 +100,21 @@ async fn runner_can_be_registered_reset_and_deleted() {
 
 #[test]
 fn error_names_invalid_certificate_file_with_reason() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
     std::fs::write(path("host.crt"), "no PEM").unwrap();
     let refused = |tls: &TlsFiles| {
         let url = Url::parse("https://host.example").unwrap();
         Client::with_tls(&url, tls).unwrap_err().to_string()
     };
-    let found = TlsFiles::default().or_from(folder.path(), "host");
+    let found = TlsFiles::default().or_from(directory.path(), "host");
     assert_eq!((found.ca.clone(), found.certificate.clone()), (Some(path("host.crt")), None));
     assert!(refused(&found).contains("host.crt: it contains no certificate"), "{}", refused(&found));
     let absent = TlsFiles { ca: Some(path("absent")), ..TlsFiles::default() };
     assert!(refused(&absent).contains("absent: No such file"), "{}", refused(&absent));
     let without_key = TlsFiles { certificate: Some(path("host.crt")), ..TlsFiles::default() };
     assert!(refused(&without_key).contains("missing key for this certificate"), "{}", refused(&without_key));
-    assert_eq!(without_key.clone().or_from(folder.path(), "host").certificate, without_key.certificate);
+    assert_eq!(without_key.clone().or_from(directory.path(), "host").certificate, without_key.certificate);
 }
 
 #[tokio::test]
@@ -147,7 +147,7 @@ async fn failed_update_is_retried_until_it_succeeds() {
 }
 
 #[tokio::test]
-async fn artifacts_stream_up_and_down() {
+async fn uploaded_artifacts_can_be_downloaded() {
     let (coordinator, _served, client) = with_running_job().await;
     let query = ArtifactQuery { expire_in: Some("1 day".to_owned()), ..ArtifactQuery::default() };
     for length in [None, Some(8)] {
@@ -166,7 +166,7 @@ async fn artifacts_stream_up_and_down() {
 }
 
 #[tokio::test]
-async fn distinguishes_responses_of_other_servers() {
+async fn responses_that_only_other_servers_send_are_interpreted() {
     let (client, server) = server_with_response(429, &[("Retry-After", "60")], r#"{"message":"slow down"}"#).await;
     let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
     assert_eq!(error.transient(), Some(Some(Duration::from_secs(60))), "{error}");
@@ -203,7 +203,7 @@ async fn distinguishes_responses_of_other_servers() {
 }
 
 #[tokio::test]
-async fn unreadable_job_is_kept_and_endless_response_is_not_read() {
+async fn invalid_job_is_kept_and_endless_response_is_rejected() {
     let headers = [("Content-Type", "application/json")];
     let (client, server) = server_with_response(201, &headers, r#"{"id":7,"token":"t","steps":"none"}"#).await;
     let job = client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap();

@@ -98,8 +98,8 @@ impl TlsFiles {
     }
 }
 
-/// Returns a builder of a client that trusts what [`super::Client`] trusts: the system's certificates and those of the files. Many images of
-/// containers have no certificates: there, those that Mozilla trusts are used.
+/// Returns a builder of a client that trusts what [`super::Client`] trusts: the system's certificates and those of the
+/// files. Many container images have no certificates. In them, the certificates that Mozilla trusts are used.
 ///
 /// # Errors
 /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.
@@ -111,7 +111,8 @@ pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError
     })
 }
 
-/// Returns whether the system has certificates of authorities. The first answer is kept, because reading all certificates takes long.
+/// Returns whether the system has certificates of authorities. The result is cached, because reading all certificates
+/// takes long.
 fn has_system_roots() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| !rustls_native_certs::load_native_certs().certs.is_empty())

@@ -1,7 +1,7 @@
 //! Connections of a client. They are replaced when they are too old, or when a certificate file changes.
 //!
-//! Calls in progress keep their connection. If the new files are invalid, an error is logged once and the old
-//! certificates stay in use, because the files may be in the middle of an update.
+//! Calls in progress keep their connection. If the new files are invalid, a warning is logged and the old certificates
+//! stay in use, because the files may be in the middle of an update.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -55,7 +55,7 @@ struct Current {
     stamps: Stamps,
 }
 
-/// How to reach a coordinator.
+/// HTTP client of a coordinator, with the settings to recreate it.
 #[derive(Debug)]
 pub(super) struct Transport {
     base: Url,

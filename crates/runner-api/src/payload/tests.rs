@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Returns a job with a value in every member.
+/// Returns a job with a value in every member except `run`, `suspend_options` and `muster`.
 fn full_payload() -> Value {
     json!({
         "id": 7, "token": "glcbt-1", "allow_git_fetch": true,
@@ -97,7 +97,7 @@ fn decode_error_names_position_and_hides_values() {
     assert_eq!(read.features.failure_reasons, ["unknown_failure"], "the report needs them");
     let reason = read.decode_error().unwrap();
     assert!(reason.contains("`variables[0].value`") && !reason.contains("glpat"), "{reason}");
-    // It is stored in the manager's state like any other job.
+    // The manager stores such a job like any other.
     let stored: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
     assert_eq!(stored, read);
 

@@ -25,7 +25,7 @@ impl From<ServiceError> for Refusal {
 }
 
 impl Refusal {
-    /// Returns the status code of each error.
+    /// Returns the status code of the response.
     ///
     /// A full disk is 507: the HTTP layer of gitlab-runner retries 500, 502 to 504 and 512 or higher within the call,
     /// but not 505 to 511 (docs/spec/runner-api.md, section 6.1). The call fails immediately, and the caller retries it

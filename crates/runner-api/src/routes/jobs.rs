@@ -1,4 +1,4 @@
-//! Jobs: request, update, trace (docs/spec/runner-api.md, section 2 to 4).
+//! Jobs: request, update, trace (docs/spec/runner-api.md, sections 2 to 4).
 
 use axum::Json;
 use axum::body::Bytes;

@@ -1,7 +1,7 @@
 //! Server routes under `/api/v4`, which call the port [`RunnerService`].
 //!
 //! Converts HTTP requests to calls, and results to the statuses, headers and bodies that gitlab-runner 16.6 to 19.4
-//! expects (docs/spec/runner-api.md, section 1 to 5, 9, 11). It has no state and makes no decisions about jobs.
+//! expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11). Has no state and makes no decisions about jobs.
 //!
 //! Depending on the version of the runner, tokens are in `RUNNER-TOKEN`, in `JOB-TOKEN` or in the body.
 //! `PRIVATE-TOKEN`, which some versions send, is ignored (docs/spec/runner-api.md, section 0). An invalid token is 403,
@@ -63,7 +63,7 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
     Router::new().nest("/api/v4", api).with_state(service)
 }
 
-/// Returns the request ID of the caller, so that both logs can be correlated.
+/// Sends the request ID of the caller back in the response, so that both logs can be correlated.
 async fn echo_request_id(request: Request, next: Next) -> Response {
     let id = request.headers().get(&REQUEST_ID).cloned();
     let mut response = next.run(request).await;

@@ -113,7 +113,7 @@ async fn registration_accepts_old_or_new_names_but_not_both() {
 }
 
 #[tokio::test]
-async fn accepts_token_in_header_or_body_and_rejects_wrong_one() {
+async fn token_is_accepted_in_header_or_body_but_not_as_private_token() {
     let server = Server::start().await;
     let header = format!("Runner-Token: {RUNNER_TOKEN}");
     assert_eq!(server.send("POST", "/runners/verify", &[&header], "{}").await.status, 200);
@@ -160,7 +160,7 @@ async fn trace_piece_is_accepted_only_at_the_current_end() {
 }
 
 #[tokio::test]
-async fn wrong_token_or_finished_job_is_403_with_status() {
+async fn wrong_token_is_403_and_finished_job_is_403_with_status() {
     let server = Server::with_job().await;
     for (path, token) in [("/jobs/8/trace", "job-secret"), ("/jobs/7/trace", "other")] {
         let token = format!("JOB-TOKEN: {token}");
@@ -209,7 +209,7 @@ async fn chunked_upload_can_be_downloaded() {
 }
 
 #[tokio::test]
-async fn returns_request_id_and_500_for_faults() {
+async fn internal_error_is_500_with_request_id() {
     let server = Server::with_job().await;
     server.coordinator.fail(Call::AppendTrace, [Fault::FailBefore]);
     let headers = ["JOB-TOKEN: job-secret", "Content-Range: 0-0", "X-Request-Id: 0af"];

@@ -2,8 +2,8 @@
 //! response loses the job.
 //!
 //! The front end holds a request whose `last_update` equals the version of the queue. It answers without a job when the
-//! queue changes, and drops the request if the caller disconnects. Any other request is forwarded and cannot be
-//! canceled: a job is assigned even if the caller has disconnected.
+//! queue changes or the long poll ends, and drops the request if the caller disconnects. Any other request is forwarded
+//! and cannot be canceled: a job is assigned even if the caller has disconnected.
 
 use std::time::Duration;
 
@@ -51,9 +51,9 @@ impl MemoryCoordinator {
         Self { gitlab: Some(JobSearch { time }), ..self }
     }
 
-    /// Returns true if the coordinator behaves like GitLab.
+    /// Returns true if the coordinator behaves like GitLab ([`Self::as_gitlab`]).
     #[must_use]
-    pub fn is_as_gitlab(&self) -> bool {
+    pub fn imitates_gitlab(&self) -> bool {
         self.gitlab.is_some()
     }
 
@@ -67,8 +67,8 @@ impl MemoryCoordinator {
 
     /// Sets whether the front end forwards job requests. Requests that were already forwarded are not affected.
     ///
-    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later: the coordinator
-    /// detects the death of a caller late, and a test that kills a caller must not have jobs assigned to it.
+    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later: the
+    /// coordinator detects the death of a caller late, and a test that kills a caller must not have jobs assigned to it.
     pub fn set_forwarding_enabled(&self, enabled: bool) {
         self.change(|state| state.front.forwarding_disabled = !enabled);
     }
@@ -78,7 +78,7 @@ impl MemoryCoordinator {
         self.change(|state| state.front.assignment_disabled = !enabled);
     }
 
-    /// Waits until this number of requests has been forwarded and not answered.
+    /// Waits until exactly this number of forwarded requests is not answered.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -88,8 +88,8 @@ impl MemoryCoordinator {
         assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
-    /// Waits until no job is being selected and every assigned job has sent something. A manager stores a job before
-    /// that, so every assigned job is known to its manager.
+    /// Waits until no job is being selected, and an update or a part of the trace has arrived for every assigned job. A
+    /// manager stores a job before it sends them, so every assigned job is known to its manager.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -99,10 +99,10 @@ impl MemoryCoordinator {
             state.front.pending == 0 && assigned.all(|job| !job.updates.is_empty() || !job.trace.is_empty())
         };
         let waited = tokio::time::timeout(self.wait_timeout, self.until(known)).await;
-        assert!(waited.is_ok(), "an assigned job has sent nothing");
+        assert!(waited.is_ok(), "a job is still being selected, or nothing has arrived for an assigned job");
     }
 
-    /// Waits until this number of job requests have been received in total.
+    /// Waits until at least this number of job requests has been received in total.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -116,15 +116,15 @@ impl MemoryCoordinator {
         while !wanted(&self.state.lock()) && changes.changed().await.is_ok() {}
     }
 
-    /// Handles a job request.
-    pub(super) async fn request_of_gitlab(
+    /// Handles a job request as GitLab does. `last_update` is the version of the queue that the caller knows.
+    pub(super) async fn request_job_as_gitlab(
         &self,
-        known: &str,
+        last_update: &str,
         search: JobSearch,
     ) -> Result<JobRequestAnswer, ServiceError> {
         let mut changes = self.changed.subscribe();
         let version = self.state.lock().front.version;
-        if known == version.to_string() {
+        if last_update == version.to_string() {
             let changed =
                 async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
             // After a timeout or a change there is neither a job nor a version (docs/spec/runner-api.md, section 2.3).
@@ -166,12 +166,12 @@ mod tests {
         let search = coordinator.gitlab.unwrap();
         coordinator.enqueue(serde_json::from_value(serde_json::json!({ "id": 1, "token": "secret" })).unwrap());
         coordinator.set_forwarding_enabled(false);
-        let (held, ()) = tokio::join!(coordinator.request_of_gitlab("", search), async {
+        let (held, ()) = tokio::join!(coordinator.request_job_as_gitlab("", search), async {
             tokio::task::yield_now().await;
             coordinator.set_forwarding_enabled(true);
         });
         assert!(held.unwrap().job.is_none());
-        let next = coordinator.request_of_gitlab("", search).await.unwrap();
+        let next = coordinator.request_job_as_gitlab("", search).await.unwrap();
         assert_eq!(next.job.unwrap().id.0, 1);
     }
 }

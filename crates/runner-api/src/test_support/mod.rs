@@ -1,7 +1,7 @@
 //! An in-memory coordinator with fault injection, for tests of other crates.
 //!
 //! It is as strict as GitLab: it rejects trace pieces at the wrong position, wrong tokens, and calls for finished jobs.
-//! A fault applies to one call, either before it takes effect or after, so that its response is lost.
+//! A fault applies to one call: before the call takes effect, or after it, so that only the response is lost.
 
 mod gitlab;
 mod runners;
@@ -67,7 +67,7 @@ pub struct Job {
     pub status: JobStatus,
     /// Received bytes of the trace.
     pub trace: Vec<u8>,
-    /// All updates in order.
+    /// All accepted updates in order.
     pub updates: Vec<UpdateRequest>,
     /// Uploaded files by name.
     pub artifacts: BTreeMap<String, Bytes>,
@@ -172,7 +172,7 @@ impl MemoryCoordinator {
         tokio::time::timeout(self.wait_timeout, used).await.unwrap_or_else(|_| panic!("{} faults remain", now()));
     }
 
-    /// Waits for this number of further events. A call is at least one event, and a change by the test is one.
+    /// Waits for this number of further events. A call is at least one event, and so is a change by the test.
     ///
     /// # Panics
     /// Panics after the wait timeout.
@@ -188,7 +188,7 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.clear());
     }
 
-    /// Rejects all runner tokens from now on.
+    /// Rejects all job requests from now on, as if the runner tokens were invalid. Other calls are not affected.
     pub fn refuse_runners(&self) {
         self.change(|state| state.refuses_runners = true);
     }
@@ -210,7 +210,7 @@ impl MemoryCoordinator {
         });
     }
 
-    /// Returns a job whose assignment was revoked to the queue.
+    /// Appends a job to the queue again, after [`Self::take_back`].
     pub fn offer_again(&self, id: JobId) {
         self.change(|state| {
             state.queue.push_back(id);

@@ -36,7 +36,7 @@ impl State {
 }
 
 impl MemoryCoordinator {
-    /// Applies the next fault to a call.
+    /// Performs a call with the next injected fault, if there is one.
     fn with_faults<T>(
         &self,
         call: Call,
@@ -51,7 +51,7 @@ impl MemoryCoordinator {
         })
     }
 
-    /// Never returns if the next fault of the call is that it gets no response.
+    /// Removes the next fault of the call if it is [`Fault::Hung`]. Then never returns.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;
@@ -114,7 +114,7 @@ impl RunnerService for MemoryCoordinator {
         }
         if let Some(search) = self.gitlab {
             self.change(|state| state.requests += 1);
-            return self.request_of_gitlab(&request.last_update, search).await;
+            return self.request_job_as_gitlab(&request.last_update, search).await;
         }
         let mut changes = self.changed.subscribe();
         {
@@ -233,6 +233,7 @@ impl RunnerService for MemoryCoordinator {
     }
 }
 
+/// A held job request. Counted as waiting until dropped.
 struct Waiting<'a>(&'a MemoryCoordinator);
 
 impl Drop for Waiting<'_> {

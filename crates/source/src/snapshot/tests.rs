@@ -151,7 +151,7 @@ fn snapshot_never_changes_the_users_repository() {
     let second = repository.take();
 
     assert!(first.dirty);
-    assert_eq!(first.sha, second.sha, "equal content has an equal id");
+    assert_eq!(first.sha, second.sha, "equal content has an equal ID");
     assert_eq!(bytes_of(&repository.path()), before);
 }
 

@@ -98,11 +98,11 @@ fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Cert
     (params.self_signed(&key).unwrap(), key)
 }
 
-/// Sends a job request to a server with a certificate, with `named` in `tls-ca-file`.
+/// Sends a job request to a server with `certificate`. `tls-ca-file` contains `named`.
 async fn request_job_with_ca(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
     let (url, server) = server(certificate.der().clone(), key).await;
-    let folder = tempfile::tempdir().unwrap();
-    let ca = folder.path().join("ca.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
     std::fs::write(&ca, named.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
     let answer = client.request_job(&JobRequest::default(), &Progress::default()).await;
@@ -133,8 +133,8 @@ async fn server_certificate_is_accepted_only_if_configured() {
 async fn certificates_are_reloaded_and_invalid_files_are_ignored() {
     let (url, right, server) = server_with_authority().await;
     let (_, wrong, other) = server_with_authority().await;
-    let folder = tempfile::tempdir().unwrap();
-    let ca = folder.path().join("ca.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
     let write_ca = |text: &str| replace(&ca, text);
     write_ca(&wrong);
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
@@ -157,8 +157,8 @@ async fn certificates_are_reloaded_and_invalid_files_are_ignored() {
 #[tokio::test]
 async fn deferred_tls_client_waits_for_its_certificates() {
     let (url, authority, server) = server_with_authority().await;
-    let folder = tempfile::tempdir().unwrap();
-    let ca = folder.path().join("ca.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
     let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
     Client::with_tls(&url, &tls).unwrap_err();
     let client = Client::with_deferred_tls(&url, &tls, ConnectionAge::Any).unwrap();
@@ -172,15 +172,15 @@ async fn deferred_tls_client_waits_for_its_certificates() {
 /// rejected.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
-    let folder = tempfile::tempdir().unwrap();
-    let [fifo, large] = ["fifo", "large"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().unwrap();
+    let [fifo, large] = ["fifo", "large"].map(|name| directory.path().join(name));
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
     let url = Url::parse("https://127.0.0.1:1").unwrap();
     for (path, expected) in [
         (fifo.as_path(), "it is a FIFO"),
         (Path::new("/dev/zero"), "it is a device"),
-        (folder.path(), "it is a directory"),
+        (directory.path(), "it is a directory"),
         (large.as_path(), "it is larger than 1048576 bytes"),
     ] {
         let at = |path: &Path| Some(path.to_owned());
@@ -191,7 +191,10 @@ async fn certificates_are_read_from_regular_files_only() {
             let url = url.clone();
             // In a separate thread, so that the test fails if it hangs.
             let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
-            let created = tokio::time::timeout(Duration::from_secs(60), created).await.expect("it hangs").unwrap();
+            let created = tokio::time::timeout(Duration::from_secs(60), created)
+                .await
+                .expect("creating the client hangs")
+                .unwrap();
             let error = created.unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains(&path.display().to_string()), "{error}");
         }
@@ -203,8 +206,8 @@ async fn request_that_waits_for_connection_can_be_canceled() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = Url::parse(&format!("https://{}", listener.local_addr().unwrap())).unwrap();
     let (certificate, key) = self_signed_certificate(|_| {});
-    let folder = tempfile::tempdir().unwrap();
-    let ca = folder.path().join("ca.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
     std::fs::write(&ca, certificate.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
     for cancels in [true, false] {
