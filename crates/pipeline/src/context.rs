@@ -102,7 +102,7 @@ pub struct Context {
     pub project_path: String,
     /// Paths that the event changed. `None` if the event has no commit to compare with; `changes` then always matches.
     pub changed_paths: Option<Vec<String>>,
-    /// Human-readable commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, where it left
+    /// Human-readable commit that [`Context::changed_paths`] is relative to, such as ``1a2b3c4d, the merge base with
     /// `origin/main` ``.
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
@@ -122,7 +122,7 @@ pub struct Context {
 pub struct Changes {
     /// The changed paths.
     pub paths: Vec<String>,
-    /// Human-readable commit that was compared, such as ``1a2b3c4d, where it left `origin/main` ``.
+    /// Human-readable commit that was compared, such as ``1a2b3c4d, the merge base with `origin/main` ``.
     pub since: String,
 }
 

@@ -49,7 +49,7 @@ impl std::fmt::Display for MergeBase {
         if self.commit.starts_with(&self.name) {
             return f.write_str(short);
         }
-        write!(f, "{short}, where it left `{}`", self.name)
+        write!(f, "{short}, the merge base with `{}`", self.name)
     }
 }
 

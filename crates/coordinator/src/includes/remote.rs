@@ -30,7 +30,7 @@ pub(super) enum RemoteError {
     Status(reqwest::StatusCode),
     #[error("the file is larger than {} MiB", MAX_REMOTE_BYTES >> 20)]
     TooLarge,
-    #[error("no answer within {} seconds, the timeout for all remote files together", .0.as_secs_f32())]
+    #[error("no answer within {} s, the timeout for all remote files together", .0.as_secs_f32())]
     TimeOut(Duration),
     #[error("{0}")]
     Http(String),

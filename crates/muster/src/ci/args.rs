@@ -134,7 +134,7 @@ pub(super) struct RunArgs {
     /// Timeout for jobs without one: seconds, or a duration such as `1h 30m`.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(super) timeout: Option<std::time::Duration>,
-    /// Logs to show [default: `tail`, or `live` if one job runs; `failed` with --output json or junit].
+    /// Logs to show [default: `live` if one job runs; otherwise `tail`, or `failed` with --output json or junit].
     #[arg(long, value_enum)]
     pub(super) log: Option<LogMode>,
     /// Show the time of each log line.

@@ -162,7 +162,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the local replacements for includes of other projects, templates and URLs.
+    /// Returns the settings for includes: local replacements, pins, and whether and how long to download.
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
         let home = |path: &PathBuf| expand_home(path);
         let expanded =

@@ -92,7 +92,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Returns the line of a position. `None`, as for an implicit table, gives the line of its parent.
+    /// Returns the line of a position. Without a position, as for an implicit table, returns the line of its parent.
     fn line(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
         before.map_or(parent, |before| 1 + before.matches('\n').count())

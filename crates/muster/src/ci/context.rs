@@ -139,7 +139,11 @@ fn event_facts(
     let event = match (args.event, &args.mr_target) {
         (Event::Push, Some(_)) => Event::MergeRequest,
         (Event::MergeRequest, _) | (_, None) => args.event,
-        _ => return Err(usage("`--mr-target` requires `--event merge_request_event`; omit one of them")),
+        _ => {
+            return Err(usage(
+                "`--mr-target` works only with `--event merge_request_event`; omit `--event` or `--mr-target`",
+            ));
+        }
     };
     let tag = match (&args.tag, event) {
         (Some(_), Event::MergeRequest) => {

@@ -151,7 +151,7 @@ impl CiError {
         }
     }
 
-    /// Creates the error for a full file system of `directory`.
+    /// Creates the error for a full file system that contains `directory`.
     pub(crate) fn no_storage(directory: &Path, problem: impl Into<String>) -> Self {
         Self::NoStorage { mount: mount_point(directory), problem: problem.into() }
     }

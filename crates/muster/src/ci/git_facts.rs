@@ -14,7 +14,7 @@ pub(super) struct ProjectIdentity {
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
     /// Prefix of repository URLs before a project's path, such as `git@host:` or `https://host/`.
-    pub(super) clone_start: Option<String>,
+    pub(super) clone_url_prefix: Option<String>,
     /// `user:password` of the remote's HTTP URL.
     pub(super) login: Option<Secret>,
     /// The default branch.
@@ -59,7 +59,7 @@ impl ProjectIdentity {
             .unwrap_or_else(|| "main".to_owned());
         Self {
             server_url: remote.as_ref().map(|remote| remote.web.clone()),
-            clone_start: remote.as_ref().map(|remote| remote.start.clone()),
+            clone_url_prefix: remote.as_ref().map(|remote| remote.start.clone()),
             login: remote.as_ref().and_then(|remote| remote.login.clone()),
             ssh: remote.and_then(|remote| remote.ssh_port.map(|port| (remote.host, port))),
             path,

@@ -51,7 +51,7 @@ fn csv(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     text
 }
 
-/// Quotes a value that contains a separator.
+/// Quotes a value that contains a separator or a quotation mark.
 fn cell_text(text: &str) -> String {
     let text = ui::plain(text);
     if text.contains([';', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
@@ -144,7 +144,7 @@ pub(super) fn need_name(need: &Need) -> String {
     }
 }
 
-/// Returns a job as JSON. `needs` is absent if the job has none, so it follows the order of stages.
+/// Returns a job as JSON. `needs` is absent if the job has no such keyword and therefore follows the order of stages.
 fn entry(job: &Job) -> Value {
     let mut entry = json!({
         "name": job.name,

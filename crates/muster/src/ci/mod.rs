@@ -56,7 +56,7 @@ pub(crate) fn run(args: CiArgs) -> ExitCode {
     crate::logging::init_command(LOG);
     crate::runtime::block_on(async {
         match dispatch(args).await {
-            Ok(code) => with_output(code),
+            Ok(code) => report_output_error(code),
             Err(error) => {
                 ui::report(&error);
                 error.exit_status().into()
@@ -67,19 +67,19 @@ pub(crate) fn run(args: CiArgs) -> ExitCode {
 
 /// Prints a text, and returns the exit code: failure if the output could not be written.
 pub(crate) fn print(text: &[u8]) -> ExitCode {
-    // A write error is reported by `with_output`.
+    // A write error is reported by `report_output_error`.
     let _ = ui::out_raw_while_read(text);
-    with_output(ExitCode::SUCCESS)
+    report_output_error(ExitCode::SUCCESS)
 }
 
 /// Prints a styled text as [`print`] does. Colors are removed unless stdout is a terminal.
 pub(crate) fn print_styled(text: &str) -> ExitCode {
     ui::out(text);
-    with_output(ExitCode::SUCCESS)
+    report_output_error(ExitCode::SUCCESS)
 }
 
 /// Reports an error of writing stdout, and turns success into failure in that case, because the output is incomplete.
-pub(crate) fn with_output(code: ExitCode) -> ExitCode {
+pub(crate) fn report_output_error(code: ExitCode) -> ExitCode {
     let Some(error) = ui::output_error() else { return code };
     let problem = CiError::Output(error);
     ui::report(&problem);

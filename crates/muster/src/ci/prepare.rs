@@ -172,7 +172,7 @@ fn report_pins(pins: &[Pin]) {
 /// The pipeline configuration file.
 struct ConfigFile {
     path: PathBuf,
-    /// Path from the top of the repository, if it is inside: `CI_CONFIG_PATH`.
+    /// Value of `CI_CONFIG_PATH`: the path from the top of the repository, or the given path if the file is outside.
     name: String,
 }
 
@@ -181,7 +181,7 @@ impl ConfigFile {
         let Some(file) = &args.file else {
             return Ok(Self { path: worktree.join(CONFIG_FILE), name: CONFIG_FILE.to_owned() });
         };
-        // The path is relative to the current directory, or to that of `--directory`.
+        // The path is relative to the current directory, or to `--directory`.
         let path = args.repository.directory.join(file);
         let found = std::fs::canonicalize(&path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => CiError::NoConfiguration { path: path.clone() },

@@ -1,4 +1,4 @@
-//! `run.json`: what later commands need to know about a run and the data of the coordinator does not contain.
+//! `run.json`: facts about a run that later commands need, and that the coordinator's data does not contain.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -42,7 +42,9 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let pipelines = pipelines(&history).await?;
     let Some(name) = job else {
         if args.log || args.timestamps || args.raw || args.extract.is_some() {
-            return Err(CiError::Usage(format!("these flags require a job, as in `muster ci show {run} JOB`")));
+            return Err(CiError::Usage(format!(
+                "`--log`, `--timestamps`, `--raw` and `--extract` require a job, as in `muster ci show {run} JOB`"
+            )));
         }
         ui::out(&run_text(run, &pipelines, project.is_active(run)));
         return Ok(ExitStatus::Passed);

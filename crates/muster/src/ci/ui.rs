@@ -40,7 +40,7 @@ pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
     write_all(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
-/// Prints bytes to standard output without changing them, as [`out_while_read`].
+/// Prints bytes to standard output unchanged. Otherwise same as [`out_while_read`].
 pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
     write_all(&mut std::io::stdout().lock(), bytes)
 }

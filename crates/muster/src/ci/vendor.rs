@@ -43,7 +43,7 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
     let lock = Lock::new(directory.clone(), Vec::new());
     let identity = &pipeline.identity;
     let options = VendorOptions {
-        projects: identity.clone_start.clone(),
+        projects: identity.clone_url_prefix.clone(),
         login: identity.login.clone(),
         server: pipeline.server.clone(),
         templates: pipeline.config.template_url(),

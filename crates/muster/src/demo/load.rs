@@ -35,7 +35,7 @@ const SINGLE_JOB_PAUSE: Duration = Duration::from_millis(900);
 const DURATION_MS: (u64, u64) = (400, 1400);
 
 impl Load {
-    /// Creates a load of `jobs` jobs in total, with bursts of `burst` jobs. `None` means no limit.
+    /// Creates a load of `jobs` jobs in total (`None` means no limit), with bursts of `burst` jobs.
     pub(super) fn new(seed: u64, jobs: Option<usize>, burst: usize) -> Self {
         Self { random_state: seed.wrapping_add(1), wave: 0, remaining: jobs, burst: burst.max(1) }
     }

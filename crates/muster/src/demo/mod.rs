@@ -344,7 +344,7 @@ impl Outcome {
         if self.instances_left > 0 || counts.failed > 0 || (self.headless && !complete) {
             return ExitCode::FAILURE;
         }
-        crate::ci::with_output(ExitCode::SUCCESS)
+        crate::ci::report_output_error(ExitCode::SUCCESS)
     }
 }
 

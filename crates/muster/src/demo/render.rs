@@ -76,18 +76,21 @@ fn header(frame: &Frame, width: usize) -> Vec<String> {
     let Waits { p50, p95, max } = frame.waits;
     let seconds = frame.elapsed.as_secs();
     let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+    let s = |count: usize| if count == 1 { "" } else { "s" };
     let bar = |count: usize| "█".repeat(count.min(width.saturating_sub(40)));
     vec![
         format!(
-            "muster demo  {}:{:02}   {created} jobs: {succeeded} succeeded, {running} running{failed}",
+            "muster demo  {}:{:02}   {created} job{}: {succeeded} succeeded, {running} running{failed}",
             seconds / 60,
-            seconds % 60
+            seconds % 60,
+            s(created)
         ),
         format!("waiting    {waiting:>3} {}", bar(waiting)),
         format!(
-            "slots      {:>3} in use, {} idle, on {instances} instances  {}",
+            "slots      {:>3} in use, {} idle, on {instances} instance{}  {}",
             slots.acquired,
             slots.idle,
+            s(instances),
             bar(instances)
         ),
         format!("waits      p50 {}, p95 {}, max {}", text(p50), text(p95), text(max)),

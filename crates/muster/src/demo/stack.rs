@@ -1,4 +1,4 @@
-//! The demo's processes: a coordinator and a manager with instances, in a temporary directory.
+//! The parts of the demo: a coordinator and a manager with instances, in a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -57,8 +57,9 @@ impl DemoStack {
         crate::ci::adopt_orphans();
         let directory = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::TempDir)?;
         let path = |name: &str| directory.path().join(name);
-        let front = HttpServer::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
-        let url = front.url();
+        let http_server =
+            HttpServer::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await.map_err(DemoError::Listen)?;
+        let url = http_server.url();
         let mut options = Options::new(path("coordinator"));
         options.server_url.clone_from(&url);
         options.limits.trace_interval = TRACE_INTERVAL;
@@ -67,7 +68,7 @@ impl DemoStack {
         let coordinator = Coordinator::in_memory(options).await?;
         let new = NewRunner { description: "demo".to_owned(), run_untagged: true, ..NewRunner::default() };
         let token = coordinator.create_runner(new).await?.token;
-        let server = tokio::spawn(front.serve(Arc::clone(&coordinator), None));
+        let server = tokio::spawn(http_server.serve(Arc::clone(&coordinator), None));
 
         let text = configuration(size, &url, &token, &path("machines"));
         let loaded = config::parse(&text, &HostFacts::default());

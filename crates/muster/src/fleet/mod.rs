@@ -44,7 +44,7 @@ pub(crate) enum Command {
     Delete(Box<operate::DeleteArgs>),
     /// Simulate scaling policies on recorded or generated jobs, and compare waiting times and cost.
     ///
-    /// Runs the engine that scales real fleets against a modeled cloud. Policy files are in TOML and have the keys of
+    /// Runs the engine that scales real fleets, but with a simulated cloud. Policy files are in TOML and have the keys of
     /// `[runners.autoscaler]`. Several policies are compared side by side, on the same jobs.
     Simulate(Box<simulate::SimulateArgs>),
 }

@@ -11,7 +11,7 @@ use muster_taskscaler::operator::{OperatorAction, OperatorReply, OperatorRequest
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
-use super::query::{QueryError, instances};
+use super::query::{QueryError, ledger_directory};
 use crate::ci::{self, ui};
 use crate::config_file::ConfigArg;
 use crate::flags;
@@ -138,7 +138,7 @@ async fn send_request(args: &OperateArgs, action: OperatorAction) -> Result<Oper
         user: ["SUDO_USER", "USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok()),
         reason: args.reason.clone(),
     };
-    let socket = operator_socket_path(&instances(&state))?;
+    let socket = operator_socket_path(&ledger_directory(&state))?;
     let stream = UnixStream::connect(&socket).await.map_err(|source| match (source.kind(), missing) {
         (io::ErrorKind::PermissionDenied, _) => OperateError::NotAllowed { socket: socket.clone(), source },
         (_, Some(path)) => QueryError::NoSuchConfiguration(path).into(),

@@ -107,12 +107,12 @@ impl ManagerTarget {
         if let Some(directory) = flags::non_empty(&self.state_dir) {
             match Store::exists(&directory) {
                 Ok(true) => {}
-                Ok(false) if instances(&directory).is_dir() => {}
+                Ok(false) if ledger_directory(&directory).is_dir() => {}
                 Ok(false) if directory.is_dir() => return Err(QueryError::NoState(directory)),
                 Ok(false) => return Err(QueryError::NoSuchState(directory)),
                 Err(source) => return Err(QueryError::State { directory, source }),
             }
-            return from_disk(&instances(&directory));
+            return from_disk(&ledger_directory(&directory));
         }
         for endpoint in self.endpoints()? {
             match endpoint {
@@ -141,13 +141,13 @@ impl ManagerTarget {
             ui::note("`listen_address` is not set, so the manager cannot be queried; showing its state on disk");
         }
         let path = std::path::absolute(&path).unwrap_or(path);
-        let disk = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(instances(&directory)));
+        let disk = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(ledger_directory(&directory)));
         Ok(address.map(StatusEndpoint::Manager).into_iter().chain(disk).collect())
     }
 }
 
 /// Returns the directory with the ledgers of a manager's scalers.
-pub(super) fn instances(state: &Path) -> PathBuf {
+pub(super) fn ledger_directory(state: &Path) -> PathBuf {
     state.join(crate::runner::INSTANCES)
 }
 

@@ -136,22 +136,22 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
     }
 }
 
-/// Formats the resource usage of an instance, such as `12.3 s cpu, 120 of 512 MiB, 4 processes`.
+/// Formats the resource usage of an instance, such as `12.3 s CPU, 120 of 512 MiB, 4 processes`.
 fn usage_text(usage: &InstanceUsage) -> String {
     const MIB: u64 = 1024 * 1024;
     let limit = usage.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));
     let processes =
         if usage.processes == 1 { "1 process".to_owned() } else { format!("{} processes", usage.processes) };
-    format!("{:.1} s cpu, {}{limit} MiB, {processes}", usage.cpu_seconds, usage.memory_bytes / MIB)
+    format!("{:.1} s CPU, {}{limit} MiB, {processes}", usage.cpu_seconds, usage.memory_bytes / MIB)
 }
 
 fn instances(status: &ScalerStatus, report: &Report) -> String {
     if status.instances.is_empty() {
         return String::new();
     }
-    let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USES", "SLOTS"];
+    let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USAGE", "SLOTS"];
     // Most plugins do not report resource usage.
-    let is_shown = |name: &&str| *name != "USES" || !report.resources.is_empty();
+    let is_shown = |name: &&str| *name != "USAGE" || !report.resources.is_empty();
     let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {
         let InstanceStatus { group, id, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;

@@ -1,4 +1,4 @@
-//! SVG chart of simulations: one panel per policy, with machines, running jobs and waiting jobs over time.
+//! SVG chart of simulations: one panel per policy, with instances, running jobs and waiting jobs over time.
 
 use std::fmt::Write as _;
 
@@ -16,9 +16,9 @@ const PANEL_GAP: u32 = 46;
 const LEFT_MARGIN: u32 = 56;
 
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1f2937}.name{font-weight:600}\
-    .machines{fill:#dbeafe;stroke:#3b82f6}.running{fill:#86efac;stroke:#16a34a;fill-opacity:.7}\
+    .instances{fill:#dbeafe;stroke:#3b82f6}.running{fill:#86efac;stroke:#16a34a;fill-opacity:.7}\
     .waiting{fill:none;stroke:#dc2626;stroke-width:1.5}.axis{stroke:#9ca3af;fill:none}\
-    @media(prefers-color-scheme:dark){text{fill:#e5e7eb}.machines{fill:#1e3a8a}.running{fill:#166534}}";
+    @media(prefers-color-scheme:dark){text{fill:#e5e7eb}.instances{fill:#1e3a8a}.running{fill:#166534}}";
 
 /// Draws the chart.
 pub(super) fn svg(outcomes: &[Outcome]) -> String {
@@ -43,7 +43,7 @@ pub(super) fn svg(outcomes: &[Outcome]) -> String {
         );
         let _ = writeln!(svg, "<text class=\"name\" x=\"{LEFT_MARGIN}\" y=\"{}\">{}</text>", top - 8, escaped(&title));
         for (class, value, closed) in [
-            ("machines", (|point| point.machines) as fn(&Point) -> u32, true),
+            ("instances", (|point| point.machines) as fn(&Point) -> u32, true),
             ("running", |point| point.running, true),
             ("waiting", |point| point.waiting, false),
         ] {
@@ -53,7 +53,7 @@ pub(super) fn svg(outcomes: &[Outcome]) -> String {
         axes(&mut svg, top, end_s, max_count);
         top += PANEL_HEIGHT + PANEL_GAP;
     }
-    svg.push_str("<text x=\"60\" y=\"12\">blue: machines, green: running jobs, red: waiting jobs</text>\n</svg>\n");
+    svg.push_str("<text x=\"60\" y=\"12\">blue: instances, green: running jobs, red: waiting jobs</text>\n</svg>\n");
     svg
 }
 

@@ -94,9 +94,9 @@ pub(crate) fn run(command: Command) -> ExitCode {
         Command::Verify(args) => exit_code(async { verify::run(&args) }),
         Command::Remove(args) => exit_code(remove::run(&args)),
         Command::LookPath(args) => exit_code(async { look_path::run(&args) }),
-        Command::Test(args) => {
-            crate::runtime::block_on_one_thread(async { crate::ci::with_output(Box::pin(test::run(&args)).await) })
-        }
+        Command::Test(args) => crate::runtime::block_on_one_thread(async {
+            crate::ci::report_output_error(Box::pin(test::run(&args)).await)
+        }),
         Command::New(args) => exit_code(async { new::run(&args) }),
         Command::Serve(args) => serve::run(&args),
     }
@@ -122,6 +122,6 @@ fn exit_code(work: impl Future<Output = Result<bool, PluginError>>) -> ExitCode 
                 ExitCode::FAILURE
             }
         };
-        crate::ci::with_output(code)
+        crate::ci::report_output_error(code)
     })
 }

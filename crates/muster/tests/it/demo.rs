@@ -41,7 +41,7 @@ fn demo_finishes_all_jobs_and_deletes_all_instances() {
     let arguments = ["--jobs", "14", "--instances", "3", "--boot-time-ms", "200"];
     let mut demo = demo(directory.path(), &arguments);
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let path = std::env::split_paths(&path).filter(|folder| !folder.join("docker-machine").exists());
+    let path = std::env::split_paths(&path).filter(|directory| !directory.join("docker-machine").exists());
     let output = demo.env("PATH", std::env::join_paths(path).unwrap()).output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stdout}{stderr}");
@@ -99,9 +99,10 @@ async fn interrupted_demo_exits_cleanly() {
     let mut running = demo(directory.path(), &["--jobs", "400", "--boot-time-ms", "100"]).spawn().unwrap();
     // An instance exists, so jobs are running.
     let has_instance = || {
-        let folders = std::fs::read_dir(directory.path()).unwrap().flatten();
+        let directories = std::fs::read_dir(directory.path()).unwrap().flatten();
         // The plugin creates its own directory for instances before the first instance.
-        let plugins = folders.filter_map(|folder| std::fs::read_dir(folder.path().join("machines")).ok()).flatten();
+        let plugins =
+            directories.filter_map(|directory| std::fs::read_dir(directory.path().join("machines")).ok()).flatten();
         plugins.flatten().any(|plugin| {
             std::fs::read_dir(plugin.path())
                 .is_ok_and(|machines| machines.flatten().any(|machine| machine.path().is_dir()))

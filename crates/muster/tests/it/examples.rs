@@ -39,7 +39,7 @@ impl Example {
     fn run(&self, arguments: &[&str]) -> (Vec<serde_json::Value>, bool) {
         let home = self.directory.path().join("home");
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))
-            // A machine with an engine would pull the images of the examples.
+            // With the default executor, a machine with an engine would pull the images of the examples.
             .args(["ci", "run", "--executor", "host", "--output", "json"])
             .args(arguments)
             .current_dir(self.project())

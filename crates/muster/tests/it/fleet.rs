@@ -43,8 +43,8 @@ fn simulate_compares_and_draws_policies() {
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let metric = |policy: usize, pointer: &str| result["policies"][policy].pointer(pointer).unwrap().as_f64().unwrap();
     assert_eq!(metric(0, "/report/done"), result["jobs"].as_f64().unwrap());
-    assert!(metric(1, "/wait_s/mean") < metric(0, "/wait_s/mean") / 2.0, "idle machines must reduce the waits");
-    assert!(metric(1, "/report/cost") > metric(0, "/report/cost"), "idle machines must increase the cost");
+    assert!(metric(1, "/wait_s/mean") < metric(0, "/wait_s/mean") / 2.0, "idle instances must reduce the waits");
+    assert!(metric(1, "/report/cost") > metric(0, "/report/cost"), "idle instances must increase the cost");
     let picture = std::fs::read_to_string(directory.path().join("picture.svg")).unwrap();
     assert!(picture.contains(">floor: wait p95") && picture.ends_with("</svg>\n"));
     let second_output = muster(directory.path(), &arguments);
@@ -101,7 +101,7 @@ fn simulate_applies_a_quota_until_the_last_job() {
     }
 }
 
-/// Effect of `request_ahead`: shorter waits with the same number of machines.
+/// Effect of `request_ahead`: shorter waits with the same number of instances.
 #[test]
 fn simulate_shows_the_effect_of_request_ahead() {
     let directory = policies();
@@ -198,7 +198,7 @@ fn missing_manager_or_subject_is_an_error() {
 }
 
 #[test]
-fn simulate_rejects_misleading_comparisons() {
+fn simulate_rejects_unusable_input_and_names_equal_files_by_path() {
     let directory = policies();
     let write = |name: &str, text: &[u8]| std::fs::write(directory.path().join(name), text).unwrap();
     std::fs::create_dir(directory.path().join("other")).unwrap();

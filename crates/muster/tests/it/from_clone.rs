@@ -77,7 +77,12 @@ fn need_script_installs_or_names_missing_tools() {
         _ => None,
     };
     for pair in lines.windows(2) {
-        assert!(needs(pair[1]).is_none_or(|need| need == pair[0]), "`{}` comes before `{}`", pair[0], pair[1]);
+        assert!(
+            needs(pair[1]).is_none_or(|need| need == pair[0]),
+            "`{}` comes before `{}`, instead of the line that installs its tool",
+            pair[0],
+            pair[1]
+        );
     }
     assert!(lines.iter().filter_map(|line| needs(line)).count() >= 3, "{text}");
 }

@@ -52,7 +52,7 @@ fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     if values.is_empty() { format!("if {text}") } else { format!("if {text} ({})", values.join(", ")) }
 }
 
-/// Returns text such as `changes src/** (1 file differs from 1a2b3c4d, where it left `main`: docs/x.md)`.
+/// Returns text such as `changes src/** (1 file differs from 1a2b3c4d, the merge base with `main`: docs/x.md)`.
 fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> String {
     let tests = patterns(&changes.paths, scope);
     let context = clauses.context();

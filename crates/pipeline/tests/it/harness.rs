@@ -191,7 +191,7 @@ impl Sources for TestProject {
 
     fn changed_since(&self, compare_to: &str) -> Option<Changes> {
         let paths = self.refs.get(compare_to)?.clone();
-        Some(Changes { paths, since: format!("1a2b3c4d, where it left `{compare_to}`") })
+        Some(Changes { paths, since: format!("1a2b3c4d, the merge base with `{compare_to}`") })
     }
 
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String> {

@@ -120,7 +120,7 @@ fn changes_of_a_push_are_relative_to_the_upstream_branch() {
 }
 
 #[test]
-fn merge_request_sets_no_branch_and_uses_its_own_diff() {
+fn merge_request_sets_no_branch_and_compares_with_the_merge_base() {
     let repository = Repository::new();
     let base = repository.git(&["rev-parse", "HEAD"]);
     repository.git(&["checkout", "-q", "-b", "topic"]);

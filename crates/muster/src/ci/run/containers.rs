@@ -1,4 +1,4 @@
-//! Chooses whether jobs run in containers, and reports it.
+//! Chooses whether jobs run in containers, and reports the choice.
 
 use muster_builtins::find_engine;
 use muster_pipeline::model::{Pipeline, ScriptWork, Work};
@@ -88,7 +88,7 @@ struct Jobs {
     with_image: Vec<String>,
     without_image: Vec<String>,
     with_services: Vec<String>,
-    only_services: Vec<String>,
+    services_without_image: Vec<String>,
     has_child_pipelines: bool,
 }
 
@@ -109,7 +109,7 @@ impl Jobs {
         if !work.services.is_empty() {
             self.with_services.push(name.clone());
             if !has_image {
-                self.only_services.push(name.clone());
+                self.services_without_image.push(name.clone());
             }
         }
         if has_image { &mut self.with_image } else { &mut self.without_image }.push(name);
@@ -128,7 +128,7 @@ impl Jobs {
     }
 
     fn report_services_without_image(&self) {
-        if let Some(jobs) = named(&self.only_services) {
+        if let Some(jobs) = named(&self.services_without_image) {
             ui::note(&format!(
                 "`services:` of job {jobs} are ignored: jobs without `image:` run directly on this machine"
             ));

@@ -1,4 +1,4 @@
-//! Finds, signals and reaps the descendants of this process. On systems other than Linux, only direct children are handled.
+//! Finds, signals and reaps the descendants of this process. On systems other than Linux, no descendants are found.
 
 pub(crate) use sys::adopt_orphans;
 pub(super) use sys::{all, kill, reap, terminate};
@@ -16,7 +16,7 @@ mod sys {
         }
     }
 
-    /// Returns all running descendants, children before grandchildren.
+    /// Returns all running descendants, each process before its children.
     pub(in super::super) fn all() -> Vec<u32> {
         descendants_of(std::process::id())
     }
@@ -105,7 +105,7 @@ mod sys {
             let name = || std::fs::read(format!("/proc/{}/comm", child.id())).unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
             while name() != b"\xff\xfe\n" || descendants_of(child.id()).is_empty() {
-                assert!(std::time::Instant::now() < deadline, "the grandchild was not found");
+                assert!(std::time::Instant::now() < deadline, "the process did not change its name or start its child");
                 std::thread::yield_now();
             }
             let (found, grandchildren) = (all(), descendants_of(child.id()));

@@ -33,7 +33,7 @@ pub(super) struct RunView {
 }
 
 impl RunView {
-    /// Whether every pipeline has finished.
+    /// Whether every pipeline has finished, and no job is on a runner.
     pub(super) fn is_finished(&self) -> bool {
         !self.pipelines.is_empty()
             && self.pipelines.values().all(|found| found.status.is_complete())

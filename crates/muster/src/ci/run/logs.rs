@@ -113,7 +113,8 @@ impl Logs {
         omitted += keep_last(&mut tail, rest);
         if omitted > 0 {
             let s = if omitted == 1 { "" } else { "s" };
-            let hint = format!("… {omitted} more line{s}: `muster ci show {} {} --log`", self.run, job_argument(job));
+            let hint =
+                format!("… {omitted} earlier line{s}: `muster ci show {} {} --log`", self.run, job_argument(job));
             tail.push_front(ui::paint(ui::DIM, &hint));
         }
         report(reporter, job, tail.make_contiguous());

@@ -143,7 +143,7 @@ struct ReadyPipeline {
     pipeline: Pipeline,
     /// Names of the manual jobs to start.
     play: Vec<String>,
-    front: HttpServer,
+    server: HttpServer,
     /// Engine for jobs in containers. `None` means that there are none.
     containers: Option<Containers>,
 }
@@ -154,9 +154,9 @@ async fn prepare_run(
     project: super::state::ProjectState,
     run: &Run,
 ) -> Result<Option<ReadyPipeline>, CiError> {
-    let front = HttpServer::open(args.listen).await;
-    let front = front.map_err(CiError::system(format!("listen on `{}`", args.listen)))?;
-    let url = front.url();
+    let server = HttpServer::open(args.listen).await;
+    let server = server.map_err(CiError::system(format!("listen on `{}`", args.listen)))?;
+    let url = server.url();
     let target = Target {
         store: &run.directory.join("store.git"),
         server_url: Some(&url),
@@ -169,7 +169,7 @@ async fn prepare_run(
     let Some(pipeline) = prepared.compiled.pipeline.take() else {
         let reason = prepared.compiled.not_created.as_ref().map(|cause| cause.reason.to_string()).unwrap_or_default();
         if args.jobs.is_empty() {
-            ui::note(&format!("nothing to run for this event: {reason}"));
+            ui::note(&format!("no pipeline for this event: {reason}"));
             return Ok(None);
         }
         return Err(CiError::Usage(format!("failed to run the jobs: no pipeline for this event: {reason}")));
@@ -180,7 +180,7 @@ async fn prepare_run(
     let (mut pipeline, play) = select(pipeline, args)?;
     skip_other_projects(&mut pipeline);
     let containers = containers::choose(args, &pipeline).await?;
-    Ok(Some(ReadyPipeline { prepared, pipeline, play, front, containers }))
+    Ok(Some(ReadyPipeline { prepared, pipeline, play, server, containers }))
 }
 
 /// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here. Prints a note about it.
@@ -234,7 +234,7 @@ async fn with_coordinator(
     tasks: &mut Tasks,
 ) -> Result<ExitStatus, CiError> {
     let number = i64::try_from(run.number).unwrap_or(i64::MAX / JOBS_PER_RUN);
-    let url = ready.front.url();
+    let url = ready.server.url();
     let external = args.executor == Executor::External;
     let mut options = Options::new(run.directory.join("coordinator"));
     options.first_pipeline_id = PipelineId(number * PIPELINES_PER_RUN);
@@ -273,7 +273,7 @@ async fn with_coordinator(
     let repository =
         Repository { path: prepared.snapshot.repository.clone(), project_path: prepared.context.project_path.clone() };
     let ready_containers = ready.containers.clone();
-    tasks.server = Some(tokio::spawn(ready.front.serve(Arc::clone(&coordinator), Some(repository))));
+    tasks.server = Some(tokio::spawn(ready.server.serve(Arc::clone(&coordinator), Some(repository))));
     match registration {
         Some(token) => print_registration(args.output, &url, &token, pipeline),
         None => {

@@ -23,7 +23,8 @@ use super::containers::Containers;
 use super::descendants;
 use crate::unpack::UnpackArgs;
 
-/// Delays before restarts of a manager that exits without progress, and their maximum number.
+/// Delays before restarts of a manager that exits without progress, and the number of such exits after which the run
+/// fails.
 const RESTARTS: Policy =
     Policy { first: Duration::from_millis(100), cap: Duration::from_secs(5), attempts: Some(MAX_FAILED_STARTS) };
 const MAX_FAILED_STARTS: u32 = 6;

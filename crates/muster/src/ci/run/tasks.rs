@@ -24,7 +24,7 @@ pub(super) struct Tasks {
 impl Tasks {
     /// Waits until the manager was restarted, and returns its exit status. Returns only the first one.
     ///
-    /// Returns an error if the manager is not restarted anymore. Waits forever if there is no manager. Cancel-safe.
+    /// Returns an error if the manager is no longer restarted. Waits forever if there is no manager. Cancel-safe.
     pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {
         let Some(manager) = &mut self.manager else { return std::future::pending().await };
         let restarts = &mut self.restarts;

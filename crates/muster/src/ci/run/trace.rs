@@ -21,7 +21,7 @@ const TIME_LENGTH: usize = 27;
 /// A line of the trace, without its timestamp.
 #[derive(Debug, Default)]
 struct Line {
-    /// When it was written, and by which stream: `01O`. Empty without stamps.
+    /// When the line was written, and its stream, such as `01O`. Empty without timestamps.
     stamp: Vec<u8>,
     /// Whether the line continues the last line of its stream.
     is_continuation: bool,

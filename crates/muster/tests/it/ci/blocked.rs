@@ -20,7 +20,7 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn manual_gate_blocks_later_jobs() {
+fn required_manual_job_blocks_later_jobs() {
     let project = Project::new(
         "stages: [a, b]\ngate: {stage: a, rules: [{when: manual, allow_failure: false}], script: 'true'}\nlate: {stage: b, script: 'true'}\n",
     );
@@ -32,7 +32,7 @@ fn manual_gate_blocks_later_jobs() {
 }
 
 #[test]
-fn failure_next_to_a_gate_fails_the_run() {
+fn failure_next_to_a_manual_job_fails_the_run() {
     let project = Project::new(
         "gate: {rules: [{when: manual, allow_failure: false}], script: 'true'}\nbad: {script: 'exit 1'}\n",
     );
@@ -44,7 +44,7 @@ fn failure_next_to_a_gate_fails_the_run() {
 }
 
 #[test]
-fn delayed_job_next_to_a_gate_runs() {
+fn delayed_job_next_to_a_manual_job_runs() {
     let project = Project::new(
         "gate: {rules: [{when: manual, allow_failure: false}], script: 'true'}\nsoon: {when: delayed, start_in: 1 second, script: 'true'}\n",
     );

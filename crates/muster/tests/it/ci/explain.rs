@@ -20,7 +20,7 @@ fn c229_newer_upstream_is_used_for_comparison() {
     // The local branch `main` is still at the first commit.
     let output = project.ci(&["list", "--mr-target", "main"]).code(0);
     output.prints("code").lacks("docs").lacks("to ");
-    let compared = format!("{}, where it left `origin/main`", &upstream[..8]);
+    let compared = format!("{}, the merge base with `origin/main`", &upstream[..8]);
     project.ci(&["explain", "code", "--mr-target", "main"]).code(0).prints(&compared).prints("src/a.rs");
     project
         .ci(&["explain", "to", "--mr-target", "main"])
@@ -39,7 +39,7 @@ fn c229_local_branch_with_all_upstream_commits_is_compared() {
     project.write("src/a.rs", "mine");
     project.commit("Code");
     project.ci(&["list", "--mr-target", "main"]).code(0).lacks("docs");
-    project.ci(&["explain", "docs", "--mr-target", "main"]).code(0).prints("where it left `main`");
+    project.ci(&["explain", "docs", "--mr-target", "main"]).code(0).prints("the merge base with `main`");
 }
 
 const MANUAL_NEED: &str = "

@@ -5,8 +5,8 @@ use super::{CommandOutput, Project};
 #[test]
 fn directory_without_repository_is_an_error() {
     let project = Project::empty();
-    let folder = tempfile::tempdir().unwrap();
-    let output = project.ci(&["-C", folder.path().to_str().unwrap()]).code(2);
+    let directory = tempfile::tempdir().unwrap();
+    let output = project.ci(&["-C", directory.path().to_str().unwrap()]).code(2);
     output.warns("not in a git repository").warns("git init");
     project.ci(&["-C", "/nowhere/at/all"]).code(2).warns("/nowhere/at/all");
 }
@@ -79,7 +79,7 @@ fn pipe_from_the_shell_is_read() {
 #[test]
 fn event_without_pipeline_succeeds() {
     let project = Project::new("workflow: {rules: [{if: $CI_COMMIT_TAG}]}\na: {script: ['true']}\n");
-    project.ci(&[]).code(0).warns("nothing to run for this event");
+    project.ci(&[]).code(0).warns("no pipeline for this event");
     project.ci(&["run", "a"]).code(2).warns("no pipeline for this event");
     project.ci(&["--tag", "v1"]).code(0).prints("1 passed");
 }

@@ -67,7 +67,7 @@ fn c240_silent_servers_are_named_and_share_one_timeout() {
     project.configure("[remote]\ntimeout = 1\n");
     let output = project.ci(&["list"]).code(2);
     output.warns(&format!("waiting for {url}/a.yml, {url}/b.yml (at most "));
-    output.warns("no answer within 1 seconds, the timeout for all remote files together");
+    output.warns("no answer within 1 s, the timeout for all remote files together");
     project.configure("[remote]\ntimeout = 0\n");
     project.ci(&["list"]).code(2).warns("line 2: `remote.timeout` is 0; expected a number of seconds above 0");
 }
@@ -120,13 +120,13 @@ impl Forge {
 
     /// Makes the server of repositories reachable or not.
     fn set_reachable(&self, reachable: bool) {
-        let folder = if reachable { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
-        let folder = folder.parent().unwrap().display().to_string();
+        let project = if reachable { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
+        let directory = project.parent().unwrap().display().to_string();
         std::fs::create_dir_all(self.project.home()).unwrap();
         // The projects are next to each other, and their directories have no `.git` suffix.
         let config = format!(
-            "[url \"file://{folder}/lib\"]\n\tinsteadOf = https://git.example.org/group/lib.git\n\
-             [url \"file://{folder}/kit\"]\n\tinsteadOf = https://git.example.org/group/kit.git\n"
+            "[url \"file://{directory}/lib\"]\n\tinsteadOf = https://git.example.org/group/lib.git\n\
+             [url \"file://{directory}/kit\"]\n\tinsteadOf = https://git.example.org/group/kit.git\n"
         );
         std::fs::write(self.project.home().join(".gitconfig"), config).unwrap();
     }

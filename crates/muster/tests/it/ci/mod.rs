@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// A repository with its own home directory.
 pub(crate) struct Project {
-    folder: Arc<tempfile::TempDir>,
+    directory: Arc<tempfile::TempDir>,
     name: String,
 }
 
@@ -37,12 +37,12 @@ impl Project {
 
     /// Creates a repository without commits.
     pub(crate) fn empty() -> Self {
-        Self { folder: Arc::new(tempfile::tempdir().unwrap()), name: "app".to_owned() }.initialized()
+        Self { directory: Arc::new(tempfile::tempdir().unwrap()), name: "app".to_owned() }.initialized()
     }
 
     /// Creates another repository of the same user, without commits.
     pub(crate) fn checkout(&self, name: &str) -> Self {
-        Self { folder: Arc::clone(&self.folder), name: name.to_owned() }.initialized()
+        Self { directory: Arc::clone(&self.directory), name: name.to_owned() }.initialized()
     }
 
     fn initialized(self) -> Self {
@@ -53,17 +53,17 @@ impl Project {
 
     /// Writes the user's `ci.toml`.
     pub(crate) fn configure(&self, text: &str) {
-        let folder = self.home().join("config/muster");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("ci.toml"), text).unwrap();
+        let directory = self.home().join("config/muster");
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join("ci.toml"), text).unwrap();
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.folder.path().join(&self.name)
+        self.directory.path().join(&self.name)
     }
 
     pub(crate) fn home(&self) -> PathBuf {
-        self.folder.path().join("home")
+        self.directory.path().join("home")
     }
 
     pub(crate) fn write(&self, path: &str, text: &str) {
@@ -106,8 +106,8 @@ impl Project {
     }
 }
 
-fn collect(folder: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
-    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
+fn collect(directory: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
         if entry.file_type().unwrap().is_dir() {
             collect(&entry.path(), found);
         } else {

@@ -70,7 +70,7 @@ fn c200_many_jobs_run_stage_by_stage() {
 }
 
 #[test]
-fn with_one_worker_one_job_runs_at_a_time() {
+fn with_concurrent_1_jobs_run_one_after_the_other() {
     let job =
         |name: &str| format!("{name}: {{script: ['mkdir \"$HOME/turn\"', 'sleep 0.05', 'rmdir \"$HOME/turn\"']}}\n");
     let project = Project::new(&["a", "b", "c", "d"].map(job).concat());
@@ -80,7 +80,7 @@ fn with_one_worker_one_job_runs_at_a_time() {
 }
 
 #[test]
-fn jobs_get_correct_variables() {
+fn jobs_get_variables_of_commit_configuration_and_command_line() {
     let project = Project::new(
         "a:\n  variables: {MINE: job}\n  script: ['echo \"[$CI_COMMIT_BRANCH $CI_COMMIT_TITLE $CI_COMMIT_SHA $MINE $GIVEN $CI_JOB_NAME]\"']\n",
     );
@@ -102,15 +102,15 @@ fn long_log_shows_its_tail_and_a_hint() {
         "good: {script: ['true']}\nbad: {script: ['seq 100001 100200; exit 7']}\n'b d': {script: ['seq 70; false']}\n",
     );
     let output = project.ci(&[]).code(1);
-    output.prints("100200\n").lacks("100101\n").prints("more lines: `muster ci show 1 bad --log`");
+    output.prints("100200\n").lacks("100101\n").prints("earlier lines: `muster ci show 1 bad --log`");
     assert_eq!(
         output.out.lines().filter(|line| line.starts_with("bad ") && line.contains('│')).count(),
         51,
         "{output:#?}"
     );
-    output.prints("more lines: `muster ci show 1 100002 --log`");
+    output.prints("earlier lines: `muster ci show 1 100002 --log`");
     project.ci(&["show", "1", "bad", "--log"]).code(0).prints("100001\n").prints("100200\n");
-    project.ci(&["--log", "failed"]).code(1).prints("100001\n").lacks("more lines");
+    project.ci(&["--log", "failed"]).code(1).prints("100001\n").lacks("earlier lines");
     project.ci(&["--output", "junit"]).code(1).prints("100001").prints("100200");
 }
 
@@ -361,7 +361,7 @@ fn shell_opens_in_the_workspace_with_variables() {
     in_shell(&project, &["shell", "a"], "kill -KILL $$\n", 137);
 }
 
-/// Sends a line to `muster ci shell`.
+/// Runs `muster ci shell` with this input, and checks its exit code.
 fn in_shell(project: &Project, arguments: &[&str], line: &str, code: i32) -> CommandOutput {
     let mut command = project.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -109,7 +109,7 @@ async fn exceeded_memory_limit_is_named_in_the_failure() {
     let limit = 64 * 1024 * 1024;
     job.build.host_config.insert("Memory".to_owned(), json!(limit));
     job.build.host_config.insert("MemorySwap".to_owned(), json!(limit));
-    // The agent itself is killed, too, because it is the largest process that can be.
+    // The agent itself is killed, too, because it is the largest process that can be killed.
     let fill = "x=aaaaaaaaaaaaaaaa; while true; do x=$x$x; done";
     let (log, result) = host.run(&job, vec![script(&[fill])]).await;
     assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");

@@ -93,7 +93,7 @@ async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
 }
 
 #[tokio::test]
-async fn output_of_services_is_in_the_log_if_they_are_debugged() {
+async fn output_of_services_is_in_the_log_with_log_services() {
     let Some(host) = Host::start().await else { return };
     let mut job = with_service(&host, "debugged", SERVER);
     job.log_services = true;

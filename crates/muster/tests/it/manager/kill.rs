@@ -29,7 +29,7 @@ async fn killed_manager_loses_no_job_and_no_byte() {
     let bench = Bench::start().await;
     bench.push(1, &[SCRIPT], json!({}));
     let mut manager = bench.manager(&[]);
-    // Kill it before its first request, while it requests a job, starts the job, or streams the log.
+    // Kill the manager before its first request, or while it requests a job, starts the job or sends the log.
     for _ in 0..6 {
         let events = rng.random_range(0..8);
         println!("after {events} events at the coordinator");

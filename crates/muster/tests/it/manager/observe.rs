@@ -85,7 +85,10 @@ pub(crate) async fn scrape_until(address: &str, series: &str, value: &str) -> St
 }
 
 fn value(text: &str, series: &str) -> f64 {
-    let line = text.lines().find(|line| line.starts_with(series)).unwrap_or_else(|| panic!("{series} in:\n{text}"));
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(series))
+        .unwrap_or_else(|| panic!("`{series}` is missing in:\n{text}"));
     line.rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
@@ -145,7 +148,7 @@ async fn metrics_count_running_and_finished_jobs() {
     {
         let series = format!("gitlab_runner_api_request_statuses_total{{endpoint=\"{endpoint}\",method=\"{method}\"");
         let of_status = |line: &&str| line.starts_with(&series) && line.contains(&format!("status=\"{status}\""));
-        assert!(after.lines().any(|line| of_status(&line)), "{series} {status} in:\n{after}");
+        assert!(after.lines().any(|line| of_status(&line)), "`{series}` with status {status} is missing in:\n{after}");
     }
     let age = value(&after, "muster_last_contact_age_seconds{");
     assert!((0.0..60.0).contains(&age), "the last contact must be recent: {age}");
@@ -193,7 +196,7 @@ async fn log_has_job_fields_at_start_and_end() {
         " runner_name=muster",
         " time_in_queue_seconds=2.5",
     ] {
-        assert!(added.contains(field), "`{field}` in: {added}");
+        assert!(added.contains(field), "`{field}` is missing in: {added}");
     }
     let removed = record("Removed job from processing list");
     for field in [
@@ -205,7 +208,7 @@ async fn log_has_job_fields_at_start_and_end() {
         " cpu_s=",
         " memory_bytes=",
     ] {
-        assert!(removed.contains(field), "`{field}` in: {removed}");
+        assert!(removed.contains(field), "`{field}` is missing in: {removed}");
     }
 }
 
@@ -243,7 +246,7 @@ async fn recovered_job_is_counted_with_its_whole_duration() {
     std::fs::write(bench.path("go"), "").unwrap();
     assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
     let text = wait_for_log(&log, "Removed job from processing list").await;
-    let (_, after) = text.split_once("duration_s=").expect("the duration");
+    let (_, after) = text.split_once("duration_s=").expect("the log has no duration");
     let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();
     // Wall-clock times are stored with a precision of milliseconds.
     assert!(seconds + 0.002 >= elapsed.as_secs_f64(), "the metric has {seconds} s, but {elapsed:?} have passed");

@@ -42,8 +42,10 @@ impl Collector {
 
     /// Waits for the spans of one request, and returns them with the name of the service.
     async fn spans(&mut self) -> (Vec<Span>, String) {
-        let request =
-            tokio::time::timeout(Duration::from_secs(20), self.requests.recv()).await.expect("spans").unwrap();
+        let request = tokio::time::timeout(Duration::from_secs(20), self.requests.recv())
+            .await
+            .expect("no spans arrived")
+            .unwrap();
         let resource = &request.resource_spans[0];
         let service = text(&resource.resource.as_ref().unwrap().attributes[0].value.as_ref().unwrap().value);
         (resource.scope_spans[0].spans.clone(), service)
@@ -69,7 +71,7 @@ fn hex(bytes: &[u8]) -> String {
 /// Checks that each span is within its parent, and that all are one tree below the first.
 fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
-        let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("no parent");
+        let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a span has no parent");
         assert_eq!(span.trace_id, parent.trace_id);
         assert!(span.start_time_unix_nano >= parent.start_time_unix_nano, "{} starts before its parent", span.name);
         assert!(span.end_time_unix_nano <= parent.end_time_unix_nano, "{} ends after its parent", span.name);
@@ -90,11 +92,12 @@ async fn job_is_one_trace_that_its_script_can_join() {
     let root = &spans[0];
     assert_eq!((root.name.as_str(), root.parent_span_id.len()), ("job_execution", 0));
     let parent = format!("parent is 00-{}-{}-01\n", hex(&root.trace_id), hex(&root.span_id));
-    assert!(job.text().contains(&parent), "`{parent}` in:\n{}", job.text());
+    assert!(job.text().contains(&parent), "`{parent}` is missing in:\n{}", job.text());
     let of_root = |span: &&Span| span.parent_span_id == root.span_id;
     let stages: Vec<_> = spans.iter().filter(of_root).map(|span| span.name.as_str()).collect();
-    let position =
-        |name: &str| stages.iter().position(|stage| *stage == name).unwrap_or_else(|| panic!("{name} in {stages:?}"));
+    let position = |name: &str| {
+        stages.iter().position(|stage| *stage == name).unwrap_or_else(|| panic!("{name} is missing in {stages:?}"))
+    };
     let order = ["retrieval", "pre_checks", "prepare_executor", "get_sources", "step_script", "report", "cleanup"];
     assert!(order.map(position).is_sorted(), "{stages:?}");
     // In addition to the agent's stages:
@@ -136,7 +139,7 @@ async fn each_job_stage_has_a_span_and_a_duration() {
     for stage in stages {
         let of_stage: Vec<_> = spans.iter().filter(|span| span.name == stage).collect();
         assert_eq!(of_stage.len(), 1, "spans of {stage}");
-        assert_eq!(of_stage[0].parent_span_id, spans[0].span_id, "{stage} is a stage of the job");
+        assert_eq!(of_stage[0].parent_span_id, spans[0].span_id, "the parent of {stage} is not the job");
         let series = format!("muster_job_stage_seconds_count{{stage=\"{stage}\"}}");
         scrape_until(&address, &series, "1").await;
     }
@@ -157,7 +160,7 @@ async fn recovered_job_remains_one_trace() {
     let (spans, _) = collector.spans().await;
     check_tree(&spans);
     let parent = format!("parent is 00-{}-{}-01\n", hex(&spans[0].trace_id), hex(&spans[0].span_id));
-    assert!(job.text().contains(&parent), "`{parent}` in:\n{}", job.text());
+    assert!(job.text().contains(&parent), "`{parent}` is missing in:\n{}", job.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]

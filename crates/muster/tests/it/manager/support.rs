@@ -126,7 +126,7 @@ impl Bench {
     }
 }
 
-/// Whether any directory of a job, named `<id>-<attempt>`, exists below.
+/// Whether any directory of a job's first attempt, named `<id>-1`, exists below.
 fn has_jobs(spool: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(spool) else { return false };
     entries.flatten().any(|entry| {

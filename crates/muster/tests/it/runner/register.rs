@@ -74,7 +74,7 @@ async fn registration_token_sends_all_server_settings() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn server_settings_are_rejected_for_server_side_runners() {
+async fn server_settings_are_rejected_for_runners_created_on_the_server() {
     let bench = Bench::start().await;
     bench
         .run("register", &[&REGISTER_FLAGS[..], &["--locked=false"]].concat())

@@ -233,7 +233,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     until(async || {
         let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =
-            |line: &str| [&instance, " s cpu, ", " MiB, ", " processes"].iter().all(|part| line.contains(part));
+            |line: &str| [&instance, " s CPU, ", " MiB, ", " processes"].iter().all(|part| line.contains(part));
         if status_text.lines().any(is_line) { Ok(()) } else { Err(status_text) }
     })
     .await;
