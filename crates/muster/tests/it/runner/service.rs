@@ -119,7 +119,7 @@ fn temporary_directory_survives_service_restarts() {
 }
 
 #[test]
-fn systemd_rates_the_hardening() {
+fn systemd_reports_the_private_temporary_directory() {
     if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
         return;
     }

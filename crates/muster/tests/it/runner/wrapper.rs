@@ -22,7 +22,7 @@ struct StatusResponse {
     failure: String,
 }
 
-/// Wire format of a request with a callback. Without one, it is that of every request.
+/// Wire format of a request with a callback. Without the callback, this is the wire format of every other request.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ShutdownRequest {
     #[prost(message, optional, tag = "1")]

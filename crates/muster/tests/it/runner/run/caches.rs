@@ -141,11 +141,11 @@ async fn job_succeeds_with_warnings_if_the_store_is_killed() {
 }
 
 /// gitlab-runner. It is killed when it is dropped.
-struct Stock(Child);
+struct GitlabRunner(Child);
 
-impl Stock {
+impl GitlabRunner {
     fn run(program: &Path, bench: &Bench, store: &Server) -> Self {
-        let (home, config_file) = (bench.home.path("stock"), bench.home.path("stock.toml"));
+        let (home, config_file) = (bench.home.path("gitlab-runner"), bench.home.path("gitlab-runner.toml"));
         std::fs::create_dir(&home).unwrap();
         std::fs::write(&config_file, config(bench, store, "").replace("\"sh\"", "\"bash\"")).unwrap();
         let mut command = Command::new(program);
@@ -155,7 +155,7 @@ impl Stock {
     }
 }
 
-impl Drop for Stock {
+impl Drop for GitlabRunner {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -164,10 +164,10 @@ impl Drop for Stock {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
-    let Some(stock) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else { return };
+    let Some(program) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else { return };
     let Some(store) = store().await else { return };
     let theirs = Bench::start(1).await;
-    let _stock = Stock::run(Path::new(&stock), &theirs, &store);
+    let _gitlab_runner = GitlabRunner::run(Path::new(&program), &theirs, &store);
     let (ours, _run) = machine(&store, "").await;
     for (index, (from, to)) in [(&theirs, &ours), (&ours, &theirs)].into_iter().enumerate() {
         let id = i64::try_from(index).unwrap() * 10;

@@ -1,4 +1,4 @@
-//! Jobs of the custom executor with a stock driver: bash scripts that run each script on this host.
+//! Jobs of the custom executor with a typical driver: bash scripts that run each script on this host.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ impl Driver {
         let mut table = String::new();
         for (name, commands) in programs {
             let path = bench.home.path(format!("{name}.sh"));
-            // The working directory of a program is its own for each job.
+            // The programs have a separate working directory for each job.
             let commands = commands
                 .replace(">>calls", ">>HOME_DIR/calls")
                 .replace("HOME_DIR", home.to_str().unwrap().trim_end_matches('/'));

@@ -69,7 +69,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
 
     let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
     for expected in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
-        assert!(status_text.contains(expected), "{expected}: {status_text}");
+        assert!(status_text.contains(expected), "`{expected}` is missing in {status_text}");
     }
     let metrics_text = metrics(&address).await;
     let labels = "runner=\"glrt-test\",runner_name=\"runner-0\"";
@@ -104,8 +104,8 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
             (r"\(idle:[^)]*\)", "([counts])"),
             (r" {2,}", "  "),
             // The plugin reports the usage only after its second sample.
-            (r"  USES\b", ""),
-            (r"  \S+ cpu, \S+ \w+, \d+ process(es)?", ""),
+            (r"  USAGE\b", ""),
+            (r"  \S+ CPU, \S+ \w+, \d+ process(es)?", ""),
         ];
         insta::with_settings!({ filters => filters, omit_expression => true }, { insta::assert_snapshot!(name, text) });
     };
@@ -135,7 +135,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     };
     let explanation = offline(&["instance", &instance]).await;
     for expected in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
-        assert!(explanation.contains(&expected), "{expected}: {explanation}");
+        assert!(explanation.contains(&expected), "`{expected}` is missing in {explanation}");
     }
     // A manager that accepts no more jobs needs no idle instance, unless its scaler has stopped before.
     let reasons =
@@ -242,7 +242,7 @@ async fn instance_usage_is_in_metrics_and_status() {
         let line = metrics_text
             .lines()
             .find(|line| line.starts_with(name))
-            .unwrap_or_else(|| panic!("{name}: {metrics_text}"));
+            .unwrap_or_else(|| panic!("{name} is missing in {metrics_text}"));
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
     assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
@@ -254,7 +254,10 @@ async fn instance_usage_is_in_metrics_and_status() {
                 && line.contains(&format!("rpc=\"{rpc}\""))
                 && line.contains("result=\"ok\"")
         };
-        let line = metrics_text.lines().find(is_call).unwrap_or_else(|| panic!("{rpc}: {metrics_text}"));
+        let line = metrics_text
+            .lines()
+            .find(is_call)
+            .unwrap_or_else(|| panic!("a call of {rpc} is missing in {metrics_text}"));
         assert!(!line.ends_with(" 0"), "{line}");
     }
     bench.release_job(3);
@@ -292,7 +295,7 @@ async fn jobs_are_requested_for_all_booting_instances() {
     })
     .await;
     let begun = |job: &i64| bench.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
-    assert!(jobs.clone().filter(begun).count() <= 2, "two instances are ready");
+    assert!(jobs.clone().filter(begun).count() <= 2, "more jobs have begun than the two ready instances can run");
 
     std::fs::write(bench.home.path("open"), "").unwrap();
     jobs.clone().for_each(|job| bench.release_job(job));

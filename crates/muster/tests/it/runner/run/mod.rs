@@ -41,7 +41,7 @@ async fn sigquit_waits_for_jobs_of_all_coordinators() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn agent_runs_the_jobs_and_not_the_manager() {
+async fn jobs_run_in_the_agent_and_not_in_the_manager() {
     let bench = Bench::start(1).await;
     bench.configure(&bench.entry(0));
     let run = bench.run();

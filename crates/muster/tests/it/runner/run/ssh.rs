@@ -64,7 +64,7 @@ impl Machine {
             }
         });
         let machine = Self { directory, port, stopping, server: Some(server) };
-        machine.know("ed25519");
+        machine.write_known_hosts("ed25519");
         Some(machine)
     }
 
@@ -77,7 +77,7 @@ impl Machine {
     }
 
     /// Writes a known_hosts file with the key of this name.
-    fn know(&self, key: &str) {
+    fn write_known_hosts(&self, key: &str) {
         let key = std::fs::read_to_string(self.path(&format!("{key}.pub"))).unwrap();
         std::fs::write(self.path("known_hosts"), format!("[127.0.0.1]:{} {key}", self.port)).unwrap();
     }
@@ -225,14 +225,14 @@ async fn canceled_job_is_stopped_on_the_machine() {
 async fn machine_is_refused_unless_its_host_key_is_known() {
     let Some(machine) = Machine::start() else { return };
     // A key that the server has, but would not present first.
-    machine.know("ecdsa");
+    machine.write_known_hosts("ecdsa");
     let (bench, _run) = machine.runner().await;
     push(&bench, 1, &["echo it ran"], json!({}));
     let job = bench.wait_for_end(0, 1).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     machine.wait_until_only_agent_remains().await;
 
-    machine.know("other");
+    machine.write_known_hosts("other");
     let (entry, file) = (format!("[127.0.0.1]:{}", machine.port), machine.path("known_hosts"));
     push(&bench, 2, &["echo it ran"], json!({}));
     let job = bench.wait_for_end(0, 2).await;
