@@ -22,6 +22,7 @@ mod plugin;
 mod runner;
 mod runtime;
 mod startup;
+mod step;
 mod step_runner;
 mod unpack;
 
@@ -52,6 +53,9 @@ enum Command {
     /// Execute the steps of jobs. Started by managers.
     #[command(subcommand)]
     Agent(agent::Command),
+    /// Run, test and debug the steps that you write.
+    #[command(subcommand)]
+    Step(step::StepCommand),
     /// Run a command of GitLab's step-runner.
     StepRunner(step_runner::Cli),
     /// Print shell completions, for example: `source <(muster completions bash)`.
@@ -103,6 +107,7 @@ fn main() -> ExitCode {
         Command::Fleet(command) => fleet::run(command),
         Command::Demo(args) => demo::run(args),
         Command::Agent(command) => agent::run(command),
+        Command::Step(command) => step::run(command),
         Command::StepRunner(cli) => step_runner::run(cli),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -1,0 +1,139 @@
+//! `muster step run`: runs a step, or the scripts of a saved job.
+
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use muster_agent_api::plan::JobPlan;
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::step_runner::RunRequest;
+use muster_job::{Variable, error_chain};
+
+use super::local::{LocalAgent, LocalError, cancel_on_interrupt};
+use super::request::{self, Pair, RequestError, StepCall};
+
+/// ID of the job at the agent, which has no other job.
+pub(super) const JOB_ID: &str = "step";
+
+/// Arguments of `muster step run`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// File for the result tree, as JSON. It contains inputs, environment and outputs of each step, without sensitive values.
+    #[arg(long, value_name = "FILE")]
+    results: Option<PathBuf>,
+}
+
+/// Arguments that select what to run.
+#[derive(Debug, clap::Args)]
+pub(super) struct TargetArgs {
+    /// Directory of a step, step file, or reference of a step.
+    #[arg(value_name = "STEP", required_unless_present = "job", conflicts_with = "job")]
+    step: Option<String>,
+    /// Input of the step. A value is read as YAML, unless the step declares it as a string. Can be repeated.
+    #[arg(long = "input", value_name = "NAME=VALUE", conflicts_with = "job")]
+    inputs: Vec<Pair>,
+    /// Environment variable of the step. Can be repeated.
+    #[arg(long, value_name = "NAME=VALUE", conflicts_with = "job")]
+    env: Vec<Pair>,
+    /// Variable of the job, for expressions such as `${{ vars.NAME }}`. Can be repeated.
+    #[arg(long = "variable", value_name = "NAME=VALUE")]
+    variables: Vec<Pair>,
+    /// Run the scripts of a saved job instead: a file with the server's answer to a job request. They run in the current directory, without
+    /// checkout, cache, artifacts, image and services.
+    #[arg(long, value_name = "FILE")]
+    job: Option<PathBuf>,
+}
+
+/// Error that ends a command before or after its steps.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CommandError {
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("failed to read the path of the working directory; change to a directory that exists")]
+    WorkDir(#[source] io::Error),
+    #[error("failed to write the results to {}", path.display())]
+    Results { path: PathBuf, source: io::Error },
+}
+
+impl TargetArgs {
+    /// Returns the plan and the variables of the job to run in the current directory.
+    pub(super) fn plan(&self, agent: &LocalAgent) -> Result<(JobPlan, Vec<Variable>), CommandError> {
+        let work_dir = std::env::current_dir().map_err(CommandError::WorkDir)?;
+        let (plan, mut variables) = match (&self.job, &self.step) {
+            (Some(path), _) => request::saved_job(path, &work_dir, &agent.temp_dir().join("cache"))?,
+            (None, step) => {
+                let call = StepCall::new(step.as_deref().unwrap_or_default(), &self.inputs, &self.env)?;
+                (call.plan(&work_dir), Vec::new())
+            }
+        };
+        variables.extend(self.variables.iter().map(|Pair { name, value }| Variable::public(name, value)));
+        Ok((plan, variables))
+    }
+}
+
+/// Runs `muster step run`.
+pub(super) fn run(args: RunArgs) -> ExitCode {
+    crate::runtime::block_on(async {
+        match Box::pin(run_target(&args)).await {
+            Ok(code) => code,
+            Err(error) => super::fail(error_chain(&error)),
+        }
+    })
+}
+
+async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
+    let agent = LocalAgent::start().await?;
+    let (mut plan, variables) = args.target.plan(&agent)?;
+    plan.development.record_calls = args.results.is_some();
+    let result = run_to_end(&agent, request::request(JOB_ID, &plan, &variables)?, print_log).await;
+    agent.stop().await;
+    let result = result?;
+    if let Some(path) = &args.results {
+        write_results(path, &result).map_err(|source| CommandError::Results { path: path.clone(), source })?;
+    }
+    Ok(report(&result))
+}
+
+/// Runs a request to its end. An interrupt of this process cancels it.
+pub(super) async fn run_to_end(
+    agent: &LocalAgent,
+    request: RunRequest,
+    log: impl FnMut(&[u8]),
+) -> Result<JobResult, LocalError> {
+    let id = request.id.clone();
+    tokio::select! {
+        result = agent.run(request, log) => result,
+        error = cancel_on_interrupt(&agent.connection, &id) => Err(error),
+    }
+}
+
+/// Prints a part of the log.
+pub(super) fn print_log(bytes: &[u8]) {
+    let mut stdout = io::stdout().lock();
+    // A reader that stops reading, such as `head`, does not end the steps.
+    let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
+}
+
+/// Writes the result tree as JSON. Only the user can read a new file.
+fn write_results(path: &std::path::Path, result: &JobResult) -> io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let text = serde_json::to_vec_pretty(&result.to_tree())?;
+    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(&text)
+}
+
+/// Prints the error of steps that failed. Returns the exit code: that of the process that failed, or 1.
+pub(super) fn report(result: &JobResult) -> ExitCode {
+    match &result.outcome {
+        Outcome::Success => ExitCode::SUCCESS,
+        Outcome::Failed { exit_code, .. } => {
+            let code = exit_code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
+            super::fail(&result.message);
+            ExitCode::from(code.unwrap_or(1))
+        }
+    }
+}
