@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[expect(clippy::disallowed_methods, reason = "a build script writes its output")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler.include_imports(true).open_files(["step_runner.proto", "agent.proto"])?;
+    compiler.include_imports(true).open_files(["step_runner.proto", "agent.proto", "debugger.proto"])?;
     tonic_prost_build::configure().compile_fds(compiler.file_descriptor_set())?;
     let descriptors = PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin");
     fs::write(descriptors, compiler.encode_file_descriptor_set())?;

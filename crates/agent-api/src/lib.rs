@@ -9,6 +9,7 @@
 pub mod builtin;
 pub mod client;
 pub mod container;
+pub mod development;
 pub mod plan;
 pub mod result;
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits};
+use crate::development::Development;
 
 /// Reference of the built-in step that executes a job.
 pub const JOB: &str = "builtin://job";
@@ -124,6 +125,9 @@ pub struct JobPlan {
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
+    /// Options for authors of steps.
+    #[serde(skip_serializing_if = "Development::is_default")]
+    pub development: Development,
 }
 
 /// Endpoint for artifacts.

@@ -2,7 +2,7 @@
 
 use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Key of the job's resource usage in the human-readable tree.
 const USAGE_KEY: &str = "used";
@@ -128,6 +128,69 @@ pub struct StepNode {
     /// Steps inside this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,
+    /// Call of an author's step, if the job recorded the calls.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<Box<CallRecord>>,
+}
+
+/// Parameters and results of a step that an author wrote. Sensitive and masked values are replaced.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CallRecord {
+    /// Text reference of the step, before its expressions are evaluated. `script` for a script.
+    pub step: String,
+    /// Inputs, with their defaults.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub inputs: Map<String, Value>,
+    /// Environment variables of the step. In a result tree, without those that all steps of the job have.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub env: Map<String, Value>,
+    /// Program and arguments of its process.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// Working directory of its process.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub work_dir: String,
+    /// Outputs that it returned.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub outputs: Map<String, Value>,
+    /// Variables that it exported.
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub exports: Map<String, Value>,
+}
+
+impl CallRecord {
+    /// Returns the record with all its texts masked by `mask`.
+    #[must_use]
+    pub fn masked(&self, mask: &dyn Fn(&str) -> String) -> Self {
+        let map = |map: &Map<String, Value>| {
+            map.iter().map(|(key, value)| (key.clone(), masked_value(value, mask))).collect::<Map<_, _>>()
+        };
+        Self {
+            step: mask(&self.step),
+            inputs: map(&self.inputs),
+            env: map(&self.env),
+            command: self.command.iter().map(|word| mask(word)).collect(),
+            work_dir: mask(&self.work_dir),
+            outputs: map(&self.outputs),
+            exports: map(&self.exports),
+        }
+    }
+}
+
+/// Returns a value with the texts and numbers in it masked by `mask`.
+pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
+    match value {
+        Value::String(text) => Value::String(mask(text)),
+        Value::Number(number) => {
+            let text = number.to_string();
+            let masked = mask(&text);
+            if masked == text { value.clone() } else { Value::String(masked) }
+        }
+        Value::Array(items) => items.iter().map(|item| masked_value(item, mask)).collect(),
+        Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), masked_value(value, mask))).collect(),
+        other => other.clone(),
+    }
 }
 
 /// How a step ended.

@@ -81,7 +81,8 @@ impl Agent {
         let parsed = run_job::parse(&request)?;
         let journal = entry.create(&request).map_err(RequestError::Spool)?;
         let log = entry.log().map_err(RequestError::Spool)?;
-        let job = Arc::new(Job::new(entry, journal, log, None));
+        let debugger = run_job::debugger(&request, &parsed.plan);
+        let job = Arc::new(Job::new(entry, journal, log, None).with_debugger(debugger));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
         state.tasks.spawn(run_job::execute(Arc::clone(&self.context), job, request, parsed));
         Ok(())

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use muster_agent_api::result::JobResult;
 use muster_builtins::AgentResources;
-use muster_steps::engine::JobCancellation;
+use muster_steps::engine::{Debugger, JobCancellation};
 use muster_steps::process::ProcessManager;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -33,6 +33,8 @@ pub(crate) struct Job {
     pub(crate) log: Arc<LogFile>,
     pub(crate) cancellation: JobCancellation,
     pub(crate) gate: StartGate,
+    /// Debugger of the job. `None` means that its request did not ask for one, so that no client can pause it.
+    pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
     /// Result of the job, as soon as it is in the spool.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
@@ -57,10 +59,16 @@ impl Job {
             log: Arc::new(log),
             cancellation: JobCancellation::default(),
             gate: StartGate::default(),
+            debugger: None,
             started,
             result: watch::Sender::new(finished.map(Arc::new)),
             removed: Mutex::new(false),
         }
+    }
+
+    /// Returns the job with a debugger.
+    pub(crate) fn with_debugger(self, debugger: Option<Debugger>) -> Self {
+        Self { debugger: debugger.map(Arc::new), ..self }
     }
 
     /// Deletes the entry of the job, once. Blocks.

@@ -15,6 +15,7 @@
 
 mod agent;
 mod connections;
+mod debugger;
 mod gate;
 mod job;
 mod panics;

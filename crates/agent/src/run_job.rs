@@ -16,7 +16,7 @@ use muster_builtins::{Context, JobVariable, OnUserCode, Variables, registry, sha
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::{Call, PlanError, Step};
-use muster_steps::engine::StartTime;
+use muster_steps::engine::{Debugger, StartTime};
 use muster_steps::failure::Failure;
 use muster_steps::style;
 use rand::Rng;
@@ -87,6 +87,12 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     persist_result(&agent, &job, outcome, &secrets);
 }
 
+/// Returns the debugger that a request asks for.
+pub(crate) fn debugger(request: &RunRequest, plan: &JobPlan) -> Option<Debugger> {
+    let options = plan.development.debug.as_ref()?;
+    Some(Debugger::new(options, secrets(plan, &Variables::new(variables(request.clone())))))
+}
+
 /// Returns the values that must not appear in the log or in the result.
 fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
@@ -126,6 +132,9 @@ pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcom
 fn mask(node: &mut StepNode, secrets: &Secrets) {
     node.name = secrets.mask(&node.name);
     node.message = secrets.mask(&node.message);
+    if let Some(call) = &mut node.call {
+        **call = call.masked(&|text| secrets.mask(text));
+    }
     node.steps.iter_mut().for_each(|step| mask(step, secrets));
 }
 
@@ -177,6 +186,7 @@ async fn run(
     if parsed.is_step_file() {
         context.temp_dir = job.entry.temp_dir();
     }
+    context.debugger.clone_from(&job.debugger);
     let context = Arc::new(context);
     if logged_bytes > 0 {
         context.print(&style::warning(

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent_api::agent::agent_server::AgentServer;
+use muster_agent_api::agent::debugger_server::DebuggerServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
 use muster_builtins::{AgentResources, Templates};
 use muster_job::TerminationCause;
@@ -147,7 +148,8 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let server = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(CatchPanics))
         .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
-        .add_service(AgentServer::new(service))
+        .add_service(AgentServer::new(service.clone()))
+        .add_service(DebuggerServer::new(service))
         .serve_with_incoming_shutdown(
             Box::pin(Arc::clone(&connections).accept(listener)),
             closed.clone().cancelled_owned(),

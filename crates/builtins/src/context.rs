@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::future::BoxFuture;
 use muster_agent_api::builtin::{Tls, UnpackLimits};
+use muster_agent_api::development::Development;
 use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
 use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
@@ -121,6 +122,8 @@ pub struct Context {
     pub shared: Arc<AgentResources>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
+    /// Debugger of the job. `None` means that the job cannot be paused.
+    pub debugger: Option<Arc<engine::Debugger>>,
     /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a file.
     pub on_results: Option<engine::OnResults>,
     on_user_code: OnUserCode,
@@ -168,6 +171,7 @@ impl Context {
             trace,
             shared,
             driver: Mutex::default(),
+            debugger: None,
             on_results: None,
             on_user_code,
             user_code_started: tokio::sync::Mutex::new(false),
@@ -284,6 +288,18 @@ impl engine::Job for Context {
         self.on_results.clone()
     }
 
+    fn step_environment(&self) -> Vec<(OsString, OsString)> {
+        self.environment()
+    }
+
+    fn development(&self) -> Option<&Development> {
+        Some(&self.plan.development).filter(|development| !development.is_default())
+    }
+
+    fn debugger(&self) -> Option<&Arc<engine::Debugger>> {
+        self.debugger.as_ref()
+    }
+
     fn set_status(&self, status: &'static str) {
         self.variables.set("CI_JOB_STATUS", status);
     }
@@ -301,6 +317,8 @@ impl engine::Job for Context {
             timeout_ms: 0,
             require_start_approval: false,
             share: None,
+            // The debugger is attached to this agent, not to the second one.
+            development: Development { debug: None, ..self.plan.development.clone() },
             ..self.plan.clone()
         };
         let steps = job_steps(&plan).map_err(|error| Failure::System(format!("failed to write a plan: {error}")))?;

@@ -108,6 +108,7 @@ mod tests {
             message: String::new(),
             cause: None,
             steps: Vec::new(),
+            call: None,
         };
         JobResult { outcome, message: String::new(), log_bytes: 5, log_crc32: 0xab, tree, used: None }
     }

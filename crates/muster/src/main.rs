@@ -13,6 +13,7 @@ mod flags;
 mod fleet;
 #[cfg(test)]
 mod help_tests;
+mod junit;
 mod logging;
 mod manager;
 mod observe;

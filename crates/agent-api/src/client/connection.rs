@@ -14,6 +14,7 @@ use tower::{Service, service_fn};
 
 use crate::agent::GetInfoRequest;
 use crate::agent::agent_client::AgentClient;
+use crate::agent::debugger_client::DebuggerClient;
 use crate::step_runner::step_runner_client::StepRunnerClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -171,6 +172,12 @@ impl AgentConnection {
     #[must_use]
     pub fn agent(&self) -> AgentClient<Channel> {
         AgentClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    /// Returns a client of the debugger of jobs.
+    #[must_use]
+    pub fn debugger(&self) -> DebuggerClient<Channel> {
+        DebuggerClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 }
 

@@ -18,6 +18,7 @@ fn result() -> JobResult {
         message: String::new(),
         cause: None,
         steps: Vec::new(),
+        call: None,
     };
     JobResult { outcome: Outcome::Success, message: String::new(), log_bytes: 3, log_crc32: 4, tree, used: None }
 }

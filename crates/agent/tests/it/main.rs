@@ -6,6 +6,7 @@ mod artifacts;
 mod caches;
 mod checkout;
 mod conformance;
+mod debugger;
 mod delegation;
 mod harness;
 mod hostile_archives;

@@ -121,6 +121,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
         message: String::new(),
         cause: None,
         steps: Vec::new(),
+        call: None,
     };
     let message = String::new();
     JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree, used: None }

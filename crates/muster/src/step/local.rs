@@ -7,8 +7,8 @@ use std::time::Duration;
 use muster_agent_api::client::{AgentConnection, AgentError, Unreachable};
 use muster_agent_api::result::JobResult;
 use muster_agent_api::step_runner::RunRequest;
-use muster_executor::{Directories, ExecutorError};
 use muster_executor::host::{HostOptions, find_or_start_agent};
+use muster_executor::{Directories, ExecutorError};
 use muster_steps::process::Watched;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -71,11 +71,7 @@ impl LocalAgent {
     }
 
     /// Runs the steps of a request to their end. Passes their log to `log`.
-    pub(super) async fn run(
-        &self,
-        request: RunRequest,
-        mut log: impl FnMut(&[u8]),
-    ) -> Result<JobResult, LocalError> {
+    pub(super) async fn run(&self, request: RunRequest, mut log: impl FnMut(&[u8])) -> Result<JobResult, LocalError> {
         let id = request.id.clone();
         self.connection.run(request).await?;
         let mut chunks = self.connection.follow(&id, 0).await?;
@@ -101,7 +97,7 @@ impl LocalAgent {
 
 /// Cancels a job at the first interrupt of this process, and stops it at the second. Returns only on errors.
 pub(super) async fn cancel_on_interrupt(connection: &AgentConnection, id: &str) -> LocalError {
-    let watched = || Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?));
+    let watched = || -> io::Result<_> { Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) };
     let (mut interrupt, mut terminate) = match watched() {
         Ok(signals) => signals,
         Err(error) => return LocalError::Signals(error),

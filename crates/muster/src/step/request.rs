@@ -13,6 +13,7 @@ use muster_manager::lower::{Certificates, DockerFiles, JobContext, LowerError, l
 use muster_runner_api::payload::JobPayload;
 use muster_steps::definition::{Kind, StepFile, StepFileError, parse_value};
 use serde_json::{Map, Value, json};
+use url::Url;
 
 /// Names of the step file in a directory.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
@@ -24,19 +25,19 @@ pub(super) enum RequestError {
     Pair(String),
     #[error("failed to read {}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("{}: {source}", path.display())]
+    #[error("{} is not a valid step file", path.display())]
     StepFile { path: PathBuf, source: StepFileError },
     #[error("{0} is not a valid value: {1}")]
     Value(String, StepFileError),
     #[error("{} is not a valid job payload: {message}", path.display())]
     Payload { path: PathBuf, message: String },
-    #[error("failed to prepare the job: {0}")]
+    #[error("failed to prepare the job")]
     Lower(#[from] LowerError),
     #[error("{}: the path is not UTF-8; rename it", .0.display())]
     NotUtf8(PathBuf),
     #[error("{} is neither a directory with a step nor a step file; name a directory, or a file that ends with .yml", .0.display())]
     NotStepFile(PathBuf),
-    #[error("failed to write the request: {0}")]
+    #[error("failed to write the request")]
     Json(#[from] serde_json::Error),
 }
 
@@ -91,7 +92,9 @@ impl StepCall {
         let value = |Pair { name, value }: &Pair| {
             let value = match is_string(name) {
                 true => Value::String(value.clone()),
-                false => parse_value(name, value).map_err(|error| RequestError::Value(format!("{name}={value}"), error))?,
+                false => {
+                    parse_value(name, value).map_err(|error| RequestError::Value(format!("{name}={value}"), error))?
+                }
             };
             Ok((name.clone(), value))
         };
@@ -170,7 +173,7 @@ pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Resul
 /// Returns the plan and the variables of a saved job: the body of the answer to a job request.
 ///
 /// The sources, caches and artifacts stay where they are: the scripts run in `work_dir`, on this machine.
-pub(super) fn saved_job(path: &Path, work_dir: &Path, cache: &Path) -> Result<(JobPlan, Vec<Variable>), RequestError> {
+pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), RequestError> {
     let body = std::fs::read(path).map_err(|source| RequestError::File { path: path.to_owned(), source })?;
     let invalid = |message| RequestError::Payload { path: path.to_owned(), message };
     let mut payload = JobPayload::read(&body).map_err(invalid)?;
@@ -185,18 +188,21 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path, cache: &Path) -> Result<(J
     payload.hooks.clear();
     let work_dir_text = work_dir.to_str().ok_or_else(|| RequestError::NotUtf8(work_dir.to_owned()))?;
     for (key, value) in [("GIT_STRATEGY", "none"), ("GIT_CLONE_PATH", work_dir_text)] {
-        payload.variables.push(Variable { key: key.to_owned(), value: value.to_owned(), raw: true, ..Variable::default() });
+        payload.variables.push(Variable::public(key, value));
     }
+    let url =
+        coordinator_url(&payload).map_err(|error| invalid(format!("CI_SERVER_URL is not a valid URL: {error}")))?;
     let runner = RunnerSettings {
         executor: "shell".to_owned(),
         custom_build_dir: Some(true),
         output_limit: u64::MAX,
-        ..RunnerSettings::new(payload_url(&payload), Secret::new("local"), 0)
+        ..RunnerSettings::new(url, Secret::new("local"), 0)
     };
     let builds = work_dir.parent().unwrap_or(work_dir).to_owned();
     let key = SlotKey { runner: "local".to_owned(), project_id: payload.job_info.project_id };
     let context = JobContext {
-        directories: Directories { builds, cache: cache.to_owned(), shared: false },
+        // The job has no caches.
+        directories: Directories { cache: builds.clone(), builds, shared: false },
         slot: Slot { id: 0, project_slot: 0, key },
         runner: Arc::new(runner),
         host_name: "localhost".to_owned(),
@@ -212,8 +218,8 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path, cache: &Path) -> Result<(J
     Ok((job.plan, job.variables))
 }
 
-/// Returns the URL of the job's coordinator.
-fn payload_url(payload: &JobPayload) -> String {
-    let value = |name: &str| payload.variables.iter().rev().find(|variable| variable.key == name);
-    value("CI_SERVER_URL").map(|variable| variable.value.clone()).unwrap_or_default()
+/// Returns the URL of the job's coordinator. The scripts do not reach it through Muster.
+fn coordinator_url(payload: &JobPayload) -> Result<Url, url::ParseError> {
+    let variable = payload.variables.iter().rev().find(|variable| variable.key == "CI_SERVER_URL");
+    Url::parse(variable.map_or("http://localhost", |variable| &variable.value))
 }

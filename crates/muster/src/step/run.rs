@@ -1,7 +1,7 @@
 //! `muster step run`: runs a step, or the scripts of a saved job.
 
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use muster_agent_api::plan::JobPlan;
@@ -9,8 +9,10 @@ use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::RunRequest;
 use muster_job::{Variable, error_chain};
 
+use super::deterministic::{Comparison, run_twice};
 use super::local::{LocalAgent, LocalError, cancel_on_interrupt};
 use super::request::{self, Pair, RequestError, StepCall};
+use crate::ci::ui;
 
 /// ID of the job at the agent, which has no other job.
 pub(super) const JOB_ID: &str = "step";
@@ -23,6 +25,10 @@ pub(crate) struct RunArgs {
     /// File for the result tree, as JSON. It contains inputs, environment and outputs of each step, without sensitive values.
     #[arg(long, value_name = "FILE")]
     results: Option<PathBuf>,
+    /// Run the step twice, in two copies of the current directory, and fail if this file or directory, or an output of a step, differs. Can be
+    /// repeated.
+    #[arg(long, value_name = "PATH")]
+    verify_deterministic: Vec<PathBuf>,
 }
 
 /// Arguments that select what to run.
@@ -55,19 +61,27 @@ pub(super) enum CommandError {
     Request(#[from] RequestError),
     #[error("failed to read the path of the working directory; change to a directory that exists")]
     WorkDir(#[source] io::Error),
+    #[error("interrupted")]
+    Interrupted,
+    #[error("failed to copy or compare {}", path.display())]
+    Copy { path: PathBuf, source: io::Error },
     #[error("failed to write the results to {}", path.display())]
     Results { path: PathBuf, source: io::Error },
 }
 
 impl TargetArgs {
     /// Returns the plan and the variables of the job to run in the current directory.
-    pub(super) fn plan(&self, agent: &LocalAgent) -> Result<(JobPlan, Vec<Variable>), CommandError> {
-        let work_dir = std::env::current_dir().map_err(CommandError::WorkDir)?;
+    pub(super) fn plan(&self) -> Result<(JobPlan, Vec<Variable>), CommandError> {
+        self.plan_in(&std::env::current_dir().map_err(CommandError::WorkDir)?)
+    }
+
+    /// Returns the plan and the variables of the job to run in `work_dir`.
+    pub(super) fn plan_in(&self, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), CommandError> {
         let (plan, mut variables) = match (&self.job, &self.step) {
-            (Some(path), _) => request::saved_job(path, &work_dir, &agent.temp_dir().join("cache"))?,
+            (Some(path), _) => request::saved_job(path, work_dir)?,
             (None, step) => {
                 let call = StepCall::new(step.as_deref().unwrap_or_default(), &self.inputs, &self.env)?;
-                (call.plan(&work_dir), Vec::new())
+                (call.plan(work_dir), Vec::new())
             }
         };
         variables.extend(self.variables.iter().map(|Pair { name, value }| Variable::public(name, value)));
@@ -86,16 +100,45 @@ pub(super) fn run(args: RunArgs) -> ExitCode {
 }
 
 async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
+    let (mut plan, variables) = args.target.plan()?;
     let agent = LocalAgent::start().await?;
-    let (mut plan, variables) = args.target.plan(&agent)?;
+    if !args.verify_deterministic.is_empty() {
+        let compared = Box::pin(run_twice(&agent, &args.target, &args.verify_deterministic)).await;
+        agent.stop().await;
+        return report(&compared?, args.results.as_deref());
+    }
     plan.development.record_calls = args.results.is_some();
     let result = run_to_end(&agent, request::request(JOB_ID, &plan, &variables)?, print_log).await;
     agent.stop().await;
-    let result = result?;
-    if let Some(path) = &args.results {
-        write_results(path, &result).map_err(|source| CommandError::Results { path: path.clone(), source })?;
+    finish(&result?, args.results.as_deref())
+}
+
+/// Prints the differences between two runs. They are a failure.
+fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
+    let code = finish(&compared.result, results)?;
+    for difference in &compared.differences {
+        ui::out(&format!("{difference}\n"));
     }
-    Ok(report(&result))
+    Ok(match compared.differences.len() {
+        0 => code,
+        1 => super::fail("the step is not deterministic: 1 difference"),
+        count => super::fail(format!("the step is not deterministic: {count} differences")),
+    })
+}
+
+/// Writes the results of a job, and prints the error of steps that failed. Returns the exit code: that of the process that failed, or 1.
+pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitCode, CommandError> {
+    if let Some(path) = results {
+        write_results(path, result).map_err(|source| CommandError::Results { path: path.to_owned(), source })?;
+    }
+    Ok(match &result.outcome {
+        Outcome::Success => ExitCode::SUCCESS,
+        Outcome::Failed { exit_code, .. } => {
+            let code = exit_code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
+            super::fail(&result.message);
+            ExitCode::from(code.unwrap_or(1))
+        }
+    })
 }
 
 /// Runs a request to its end. An interrupt of this process cancels it.
@@ -119,21 +162,9 @@ pub(super) fn print_log(bytes: &[u8]) {
 }
 
 /// Writes the result tree as JSON. Only the user can read a new file.
-fn write_results(path: &std::path::Path, result: &JobResult) -> io::Result<()> {
+fn write_results(path: &Path, result: &JobResult) -> io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt as _;
     let text = serde_json::to_vec_pretty(&result.to_tree())?;
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.write_all(&text)
-}
-
-/// Prints the error of steps that failed. Returns the exit code: that of the process that failed, or 1.
-pub(super) fn report(result: &JobResult) -> ExitCode {
-    match &result.outcome {
-        Outcome::Success => ExitCode::SUCCESS,
-        Outcome::Failed { exit_code, .. } => {
-            let code = exit_code.and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0);
-            super::fail(&result.message);
-            ExitCode::from(code.unwrap_or(1))
-        }
-    }
 }

@@ -17,4 +17,5 @@ mod manager;
 mod plugin;
 mod process;
 mod runner;
+mod step;
 mod step_runner;

@@ -4,6 +4,7 @@ mod error;
 mod parse;
 
 use indexmap::IndexMap;
+use muster_agent_api::development::FakeStep;
 use serde_json::{Map, Value};
 
 pub use error::StepFileError;
@@ -87,6 +88,8 @@ pub enum Body {
     },
     /// Runs the input `script` in a shell. Only the bundled step `dist://script` has this action.
     Script,
+    /// Returns fixed outputs. Only fake steps of tests have this action.
+    Fake(Box<FakeStep>),
     /// Runs steps in order.
     Run {
         /// Steps to run.

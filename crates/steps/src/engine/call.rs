@@ -3,45 +3,50 @@
 use std::path::{Path, PathBuf};
 
 use indexmap::IndexMap;
+use muster_agent_api::development::{FakeStep, matches_path};
 use muster_agent_api::result::StepNode;
 use muster_files::Limit;
 use serde_json::{Map, Value};
 
+use super::exec::ValueFiles;
 use super::reference::{ReferenceError, Target, is_dynamic};
-use super::results::{ExecResult, RESULTS_FILE, StepCall, StepResult, reference, spec_definition, write};
+use super::results::{ExecResult, reference};
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
 use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, is_identifier};
 use crate::expression::{Dialect, Scope, to_text};
 use crate::log::{Log, Stream};
-use crate::style;
 
 const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
 /// Step that is called, with its evaluated inputs.
-struct Invocation<'i> {
-    file: &'i StepFile,
+pub(super) struct Invocation<'i> {
+    pub(super) file: &'i StepFile,
     dir: &'i Path,
     /// Inputs with their defaults.
-    inputs: Map<String, Value>,
+    pub(super) inputs: Map<String, Value>,
     /// Names of the inputs that the caller gives.
-    given_inputs: Vec<String>,
+    pub(super) given_inputs: Vec<String>,
     /// Environment variables of the layers above the exports, without the `env` of the file.
     env: IndexMap<String, String>,
     depth: usize,
     /// Name of the step. Empty if no other step calls it.
-    name: &'i str,
-    reference: Value,
+    pub(super) name: &'i str,
+    /// Path of the step, as in [`Frame::path`].
+    pub(super) path: &'i str,
+    pub(super) reference: Value,
+    /// Text reference of the step, with its expressions.
+    pub(super) text: &'i str,
 }
 
 /// Details of a step for the results file. The environments do not contain the exports of the step.
 #[derive(Default)]
-struct Details {
+pub(super) struct Details {
     /// Environment without the `env` of the file.
-    call_env: IndexMap<String, String>,
-    env: IndexMap<String, String>,
-    exec: Option<ExecResult>,
-    exports: IndexMap<String, String>,
-    inner: Record,
+    pub(super) call_env: IndexMap<String, String>,
+    pub(super) env: IndexMap<String, String>,
+    pub(super) exec: Option<ExecResult>,
+    pub(super) exports: IndexMap<String, String>,
+    pub(super) inner: Record,
 }
 
 impl UserSteps<'_> {
@@ -49,6 +54,7 @@ impl UserSteps<'_> {
     pub(super) async fn run_entry(
         &self,
         entry: &StepEntry,
+        path: &str,
         frame: &Frame<'_>,
         record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
@@ -60,12 +66,20 @@ impl UserSteps<'_> {
             Call::Script(text) => Map::from_iter([("script".to_owned(), Value::String(text.clone()))]),
             _ => expand_keys(&entry.inputs, &scope)?,
         };
-        let (file, dir) = match self.target(entry, &scope, frame.dir)? {
-            Target::Script => (script_file(), PathBuf::new()),
-            Target::File { dir, names } => (load(&dir, &names).await?, dir),
+        let fake = self.fake(entry, path, &scope)?;
+        let (file, dir) = match fake {
+            Some(fake) => (fake_file(fake), PathBuf::new()),
+            None => match self.target(entry, &scope, frame.dir)? {
+                Target::Script => (script_file(), PathBuf::new()),
+                Target::File { dir, names } => (load(&dir, &names).await?, dir),
+            },
         };
         let given_inputs = inputs.keys().cloned().collect();
-        let inputs = checked_inputs(&file, &inputs, &scope)?;
+        let inputs = match fake {
+            // Its specification is not known.
+            Some(_) => expanded_inputs(&inputs, &scope)?,
+            None => checked_inputs(&file, &inputs, &scope)?,
+        };
         let invocation = Invocation {
             file: &file,
             dir: &dir,
@@ -74,9 +88,30 @@ impl UserSteps<'_> {
             env: self.entry_env(entry, frame, &scope)?,
             depth: frame.depth + 1,
             name: &entry.name,
+            path,
             reference: reference(&entry.call, self.settings.dialect),
+            text: match &entry.call {
+                Call::Script(_) => "script",
+                Call::Step(text) => text,
+                Call::Unsupported(kind) => kind,
+            },
         };
         self.call(invocation, record).await
+    }
+
+    /// Returns the fake step that replaces a step. `None` means that the step is not replaced.
+    fn fake(&self, entry: &StepEntry, path: &str, scope: &Scope) -> Result<Option<&FakeStep>, StepError> {
+        if self.fakes().is_empty() {
+            return Ok(None);
+        }
+        let Call::Step(text) = &entry.call else { return Ok(find_fake(self.fakes(), path, None)) };
+        let site = "failed to load: fetching step: interpolating reference";
+        let reference = scope.expand_text(text).map_err(expression_error(site))?;
+        Ok(find_fake(self.fakes(), path, Some(&reference)))
+    }
+
+    fn fakes(&self) -> &[FakeStep] {
+        self.development.map(|development| development.fakes.as_slice()).unwrap_or_default()
     }
 
     /// Returns the step that an entry calls.
@@ -97,8 +132,10 @@ impl UserSteps<'_> {
     ///
     /// # Errors
     /// The reference is not of a form that can be called. Whether the step exists is checked right before it runs.
-    pub(super) fn check_reference(&self, entry: &StepEntry) -> Result<(), StepError> {
+    pub(super) fn check_reference(&self, entry: &StepEntry, path: &str) -> Result<(), StepError> {
+        let reference = if let Call::Step(text) = &entry.call { Some(&**text) } else { None };
         match &entry.call {
+            _ if find_fake(self.fakes(), path, reference).is_some() => Ok(()),
             Call::Unsupported(kind) => Err(ReferenceError::Unsupported(kind).into()),
             Call::Step(text) if !is_dynamic(text) => match Target::parse(text, Path::new(""), self.settings.dialect) {
                 Err(error @ (ReferenceError::NoRevision(_) | ReferenceError::Remote(_))) => Err(error.into()),
@@ -112,7 +149,12 @@ impl UserSteps<'_> {
     ///
     /// # Errors
     /// An input has no default, or the step fails.
-    pub(super) async fn run_file(&self, file: &StepFile, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
+    pub(super) async fn run_file(
+        &self,
+        path: &str,
+        file: &StepFile,
+        nodes: &mut Vec<StepNode>,
+    ) -> Result<(), StepError> {
         let invocation = Invocation {
             file,
             dir: self.work_dir,
@@ -121,7 +163,9 @@ impl UserSteps<'_> {
             env: IndexMap::new(),
             depth: 0,
             name: "",
+            path,
             reference: Value::Null,
+            text: "",
         };
         let mut record = Record::default();
         let result = self.call(invocation, &mut record).await;
@@ -145,6 +189,10 @@ impl UserSteps<'_> {
             self.mask_sensitive(declared, outputs);
         }
         record.nodes.append(&mut details.inner.nodes);
+        if self.development.is_some_and(|development| development.record_calls) {
+            let outputs = result.as_ref().ok().cloned().unwrap_or_default();
+            record.call = Some(self.call_record(&invocation, &details, &outputs));
+        }
         if self.records_results() {
             let outputs = result.as_ref().cloned().unwrap_or_default();
             record.results.push(self.step_result(invocation, details, result.is_ok(), outputs));
@@ -157,7 +205,7 @@ impl UserSteps<'_> {
         invocation: &Invocation<'_>,
         details: &mut Details,
     ) -> Result<Map<String, Value>, StepError> {
-        let Invocation { file, dir, inputs, env, depth, .. } = invocation;
+        let Invocation { file, dir, inputs, env, depth, path, .. } = invocation;
         let files = self
             .value_files()
             .map_err(|error| StepError::System(format!("failed to create the output file: {error}")))?;
@@ -169,6 +217,7 @@ impl UserSteps<'_> {
             output_file: files.output.path(),
             export_file: files.export.path(),
             depth: *depth,
+            path: (*path).to_owned(),
         };
         if !matches!(file.body, Body::Run { .. }) {
             self.announce(invocation.name);
@@ -180,24 +229,62 @@ impl UserSteps<'_> {
             let value = scope.expand_text(value).map_err(expression_error(&site))?;
             frame.env.insert(key, value);
         }
-        if self.records_results() {
+        if self.records_results() || self.development.is_some() {
             details.env = self.full_env(&frame.env);
         }
+        if let Some(result) = self.pause_before(invocation, &frame, details).await {
+            return result;
+        }
+        let result = self.run_body(invocation, &mut frame, &files, details).await;
+        self.pause_after(invocation, &frame, details, result).await
+    }
+
+    async fn run_body(
+        &self,
+        invocation: &Invocation<'_>,
+        frame: &mut Frame<'_>,
+        files: &ValueFiles,
+        details: &mut Details,
+    ) -> Result<Map<String, Value>, StepError> {
+        let Invocation { file, inputs, .. } = invocation;
         match &file.body {
             Body::Script => {
                 let text = inputs.get("script").map(to_text).unwrap_or_default();
                 self.script(&text, &frame.env, &mut details.exec).await.map(|()| Map::new())
             }
             Body::Exec { command, work_dir } => {
-                self.exec(command, work_dir.as_deref(), &frame, &mut details.exec).await?;
-                self.collect(file, &files, &mut details.exports).await
+                self.exec(command, work_dir.as_deref(), frame, &mut details.exec).await?;
+                self.collect(file, files, &mut details.exports).await
             }
+            Body::Fake(fake) => self.run_fake(fake, &mut details.exports),
             Body::Run { entries, .. } => {
-                let inner = Frame { env: frame.env.clone(), inputs: frame.inputs.clone(), steps: Map::new(), ..frame };
+                let inner = Frame {
+                    env: frame.env.clone(),
+                    inputs: frame.inputs.clone(),
+                    steps: Map::new(),
+                    path: frame.path.clone(),
+                    ..*frame
+                };
                 frame.steps = self.run_sequence(entries, inner, &mut details.inner).await?;
-                self.sequence_outputs(file, &frame)
+                self.sequence_outputs(file, frame)
             }
         }
+    }
+
+    /// Prints the output of a fake step, and returns its outputs.
+    fn run_fake(
+        &self,
+        fake: &FakeStep,
+        exported: &mut IndexMap<String, String>,
+    ) -> Result<Map<String, Value>, StepError> {
+        self.log.write(Stream::Output, fake.log.as_bytes());
+        self.log.end_lines();
+        if fake.exit_code != 0 {
+            return Err(StepError::Exit(fake.exit_code));
+        }
+        exported.extend(fake.exports.clone());
+        self.exports.lock().extend(exported.clone());
+        Ok(fake.outputs.clone())
     }
 
     fn sequence_outputs(&self, file: &StepFile, frame: &Frame<'_>) -> Result<Map<String, Value>, StepError> {
@@ -233,62 +320,6 @@ impl UserSteps<'_> {
         let sensitive = parameters.iter().filter(|(_, parameter)| parameter.is_sensitive);
         sensitive.filter_map(|(name, _)| values.get(name)).for_each(|value| self.log.add(value));
     }
-
-    fn step_result(
-        &self,
-        invocation: Invocation<'_>,
-        details: Details,
-        succeeded: bool,
-        outputs: Map<String, Value>,
-    ) -> StepResult {
-        let Invocation { file, inputs, given_inputs, name, reference, .. } = invocation;
-        let values = |env: IndexMap<String, String>| {
-            env.into_iter().map(|(key, value)| (key, Value::String(value))).collect::<Map<_, _>>()
-        };
-        let is_called = !reference.is_null();
-        StepResult {
-            step: StepCall {
-                name: name.to_owned(),
-                reference,
-                env: if is_called { values(details.call_env) } else { Map::new() },
-                inputs: inputs.into_iter().filter(|(name, _)| given_inputs.contains(name)).collect(),
-            },
-            spec_definition: spec_definition(file, self.settings.dialect, !is_called),
-            status: if succeeded { "success" } else { "failure" },
-            outputs,
-            exports: details.exports,
-            env: values(details.env),
-            exec_result: details.exec,
-            sub_step_results: details.inner.results,
-        }
-    }
-
-    fn records_results(&self) -> bool {
-        self.settings.is_debug || self.on_results.is_some()
-    }
-
-    /// Reports the results, or else writes them to the results file, without sensitive values. A failure does not change the result of the
-    /// job.
-    async fn write_results(&self, result: &StepResult) {
-        let dir = self.work_dir.to_owned();
-        let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));
-        let written = match (value, &self.on_results) {
-            (Ok(value), Some(on_results)) => {
-                on_results(value);
-                Ok(())
-            }
-            (Ok(value), None) => {
-                tokio::task::spawn_blocking(move || write(&dir, &value)).await.unwrap_or_else(|error| Err(error.into()))
-            }
-            (Err(error), _) => Err(error.into()),
-        };
-        if let Err(error) = written {
-            let path = self.work_dir.join(RESULTS_FILE);
-            let message =
-                format!("failed to write `{}`: {error}; the result of the job is not affected", path.display());
-            self.log.write(Stream::Runner, style::warning(&message).as_bytes());
-        }
-    }
 }
 
 /// Returns the bundled step that runs a script.
@@ -296,6 +327,17 @@ fn script_file() -> StepFile {
     let script = Parameter { kind: Kind::String, default: None, is_sensitive: false };
     let spec = Spec { inputs: IndexMap::from_iter([("script".to_owned(), script)]), outputs: Outputs::default() };
     StepFile { spec, body: Body::Script, env: IndexMap::new() }
+}
+
+/// Returns the fake for a step with this path and reference.
+fn find_fake<'f>(fakes: &'f [FakeStep], path: &str, reference: Option<&str>) -> Option<&'f FakeStep> {
+    let reference = reference.map(str::trim);
+    fakes.iter().find(|fake| reference == Some(&*fake.step) || matches_path(&fake.step, path))
+}
+
+/// Returns a step file that replaces a called step.
+fn fake_file(fake: &FakeStep) -> StepFile {
+    StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
 }
 
 /// Evaluates the inputs for a step file, and adds its defaults.
@@ -307,9 +349,12 @@ fn checked_inputs(
     if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
         return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
     }
-    let inputs = expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))?;
-    with_defaults(file, inputs)
+    with_defaults(file, expanded_inputs(inputs, scope)?)
         .map_err(|error| StepError::Step(format!("failed to load: failed to parse spec definition: {error}")))
+}
+
+fn expanded_inputs(inputs: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
+    expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))
 }
 
 fn expand_values(

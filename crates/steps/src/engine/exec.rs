@@ -96,9 +96,7 @@ impl UserSteps<'_> {
         stdin: Option<Vec<u8>>,
         result: &mut Option<ExecResult>,
     ) -> Result<(), StepError> {
-        let mut environment = self.environment.clone();
-        let exports = self.exports.lock().clone();
-        environment.extend(exports.iter().chain(env).map(|(key, value)| (key.into(), value.into())));
+        let environment = self.process_env(env);
         let command = Command { program, args, env: environment, work_dir: Some(dir.clone()), stdin, stdout: None };
         let log: Arc<dyn Log> = Arc::<MaskedLog>::clone(&self.log);
         let ended = self.processes.run(command, &log, self.stop, self.grace).await;
@@ -118,6 +116,13 @@ impl UserSteps<'_> {
                 }
             }
         }
+    }
+
+    /// Returns the environment of a process with these layers above the exports.
+    pub(super) fn process_env(&self, env: &IndexMap<String, String>) -> Vec<(OsString, OsString)> {
+        let exports = self.exports.lock();
+        let own = exports.iter().chain(env).map(|(key, value)| (key.into(), value.into()));
+        self.environment.iter().cloned().chain(own).collect()
     }
 
     /// Reads the files of a process that succeeded. Its exports take effect only if its outputs are valid.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use muster_agent_api::result::masked_value;
 use muster_job::mask::{Masker, Secrets};
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -45,19 +46,17 @@ impl MaskedLog {
         if state.masker.is_some() { state.secrets.mask(text) } else { text.to_owned() }
     }
 
-    /// Returns a value without the sensitive values in its strings.
+    /// Returns a log that writes to `inner`, without the values that are sensitive now.
+    pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
+        let state = self.state.lock();
+        let secrets = state.secrets.clone();
+        let masker = state.masker.is_some().then(|| Masker::new(&secrets));
+        Self { inner, state: Mutex::new(State { values: state.values.clone(), secrets, masker }) }
+    }
+
+    /// Returns a value without the sensitive values in its strings and numbers.
     pub(super) fn mask_value(&self, value: &Value) -> Value {
-        match value {
-            Value::String(text) => Value::String(self.mask(text)),
-            Value::Number(number) => {
-                let text = number.to_string();
-                let masked = self.mask(&text);
-                if masked == text { value.clone() } else { Value::String(masked) }
-            }
-            Value::Array(items) => items.iter().map(|item| self.mask_value(item)).collect(),
-            Value::Object(object) => object.iter().map(|(key, value)| (key.clone(), self.mask_value(value))).collect(),
-            other => other.clone(),
-        }
+        masked_value(value, &|text| self.mask(text))
     }
 
     /// Writes the output that was held back because it could be the start of a sensitive value.

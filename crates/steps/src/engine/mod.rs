@@ -9,10 +9,12 @@
 //! ```
 
 mod call;
+mod debug;
 mod delegate;
 mod exec;
 mod masked_log;
 mod node;
+mod pauses;
 mod policy;
 mod progress;
 mod reference;
@@ -20,21 +22,25 @@ mod results;
 mod settings;
 mod user_steps;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_agent_api::development::Development;
 use muster_agent_api::plan::{self, JobPlan, When};
 use muster_agent_api::result::{ResourceUsage, StepNode};
 use muster_agent_api::step_runner::RunRequest;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::builtin::{Role, Step};
+use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::process::Processes;
-use crate::stop::StopToken;
+use crate::stop::{StopToken, wait_until};
+use debug::StepState;
+pub use debug::{Attached, CommandEvent, CommandOutput, DebugError, Debugger, PauseInfo, Resume, Snapshot};
 pub use node::{StartTime, StepEnd};
 use progress::JobProgress;
 pub use reference::ReferenceError;
@@ -68,6 +74,21 @@ pub trait Job: Send + Sync + 'static {
     /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a
     /// file.
     fn on_results(&self) -> Option<OnResults> {
+        None
+    }
+
+    /// Returns the environment of the processes of a step of the plan.
+    fn step_environment(&self) -> Vec<(OsString, OsString)> {
+        self.processes().environment().to_vec()
+    }
+
+    /// Returns the options for authors of steps. `None` means that there are none.
+    fn development(&self) -> Option<&Development> {
+        None
+    }
+
+    /// Returns the debugger of the job. `None` means that the job cannot be paused.
+    fn debugger(&self) -> Option<&Arc<Debugger>> {
         None
     }
 
@@ -143,6 +164,9 @@ impl<J: Job> Engine<J> {
 
     /// Runs the steps whose condition is met, in order.
     pub async fn run(&self, steps: &[Step<J>], cancellation: &JobCancellation) -> StepsResult {
+        if let Some(debugger) = self.job.debugger() {
+            debugger.add_steps("", names(steps));
+        }
         let mut progress = JobProgress::default();
         let mut nodes = Vec::new();
         for step in steps {
@@ -168,13 +192,16 @@ impl<J: Job> Engine<J> {
         if !progress.allows(step) {
             // For some steps a plan has two variants: one for a job that succeeded, and one for a job that failed. If the variant for a
             // failed job is skipped, the result does not list it.
+            self.set_state(step, StepState::Skipped);
             let is_listed = is_in_result && step.policy.when != When::OnFailure;
             return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Vec::new()));
         }
         progress.begin_step(step);
+        self.set_state(step, StepState::Running);
         self.job.set_status(progress.ci_job_status(step));
         let StepsResult { failure, nodes } =
             self.run_in_section(step, cancellation, progress.is_cancelable(step)).await;
+        self.set_state(step, StepState::from_end(failure.is_none()));
         let node = start.node(&step.name, failure.as_ref().into(), nodes);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
@@ -182,7 +209,33 @@ impl<J: Job> Engine<J> {
         is_in_result.then_some(node)
     }
 
+    fn set_state(&self, step: &Step<J>, state: StepState) {
+        if let Some(debugger) = self.job.debugger() {
+            debugger.set_state(&step.name, state);
+        }
+    }
+
+    /// Waits until a time. It moves by the time for which the job is paused meanwhile.
+    async fn wait_until(&self, deadline: Option<Instant>) {
+        match (self.job.debugger(), deadline) {
+            (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
+            _ => wait_until(deadline).await,
+        }
+    }
+
     fn print(&self, line: &str) {
         self.job.log().write(Stream::Runner, line.as_bytes());
     }
+}
+
+/// Returns the names of the steps and the steps inside them. The steps of a step file have their own paths.
+fn names<J>(steps: &[Step<J>]) -> Vec<String> {
+    let mut found = Vec::new();
+    for step in steps.iter().filter(|step| !step.is_idle() && !matches!(step.call, Call::StepFile(_))) {
+        found.push(step.name.clone());
+        if let Call::Steps(inner) = &step.call {
+            found.extend(names(inner));
+        }
+    }
+    found
 }

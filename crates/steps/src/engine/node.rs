@@ -49,6 +49,7 @@ impl StartTime {
             message,
             cause,
             steps,
+            call: None,
         }
     }
 }

@@ -13,7 +13,7 @@ use super::user_steps::UserSteps;
 use super::{Engine, Job, JobCancellation, StepsResult};
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
-use crate::stop::{StopToken, wait_until};
+use crate::stop::StopToken;
 use crate::style;
 
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
@@ -83,6 +83,7 @@ impl<J: Job> Engine<J> {
                 }
             }
         };
+        let work = self.run_with_pauses(step, &stop, work);
         self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
     }
 
@@ -125,6 +126,8 @@ impl<J: Job> Engine<J> {
         let step_deadline = if step_timeout.is_zero() { None } else { Instant::now().checked_add(step_timeout) };
         // A cleanup step has only its own timeout, because it also runs after the job's deadline.
         let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
+        let debugger = self.job.debugger();
+        let job_deadline = job_deadline.map(|deadline| debugger.map_or(deadline, |debugger| debugger.moved(deadline)));
         let step_expires_first = match (step_deadline, job_deadline) {
             (Some(step), Some(job)) => step < job,
             (step, _) => step.is_some(),
@@ -136,7 +139,7 @@ impl<J: Job> Engine<J> {
                 None => std::future::pending().await,
             }
         };
-        let (mut work, mut canceled) = (pin!(work), pin!(canceled));
+        let (mut work, mut canceled, mut expired) = (pin!(work), pin!(canceled), pin!(self.wait_until(deadline)));
         let mut timed_out = false;
         let mut is_canceled = false;
         loop {
@@ -154,7 +157,7 @@ impl<J: Job> Engine<J> {
                         other => other,
                     };
                 }
-                () = wait_until(deadline), if !timed_out => {
+                () = &mut expired, if !timed_out => {
                     timed_out = true;
                     stop.stop(TerminationCause::TimedOut);
                 }
@@ -197,8 +200,8 @@ impl<J: Job> Engine<J> {
         let user_steps =
             UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
         let result = match &step.call {
-            Call::Run(list) => user_steps.run(list, nodes).await,
-            Call::StepFile(file) => user_steps.run_file(file, nodes).await,
+            Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
+            Call::StepFile(file) => user_steps.run_file("", file, nodes).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
         result.map_err(|error| user_steps.failure(&error))

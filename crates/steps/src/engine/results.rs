@@ -7,18 +7,23 @@ use std::path::Path;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use muster_agent_api::result::CallRecord;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use super::call::{Details, Invocation};
 use super::reference::{is_dynamic, split};
+use super::user_steps::UserSteps;
 use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
 use crate::expression::Dialect;
+use crate::log::{Log, Stream};
+use crate::style;
 
 /// Receiver of the `StepResult` of the outermost step, as JSON.
 pub type OnResults = Arc<dyn Fn(Value) + Send + Sync>;
 
 /// Name of the file in the job's directory.
-pub(super) const RESULTS_FILE: &str = "step-results.json";
+const RESULTS_FILE: &str = "step-results.json";
 
 /// Result of a step that was loaded.
 #[derive(Debug, Clone, Serialize)]
@@ -72,8 +77,90 @@ fn is_zero(code: &i32) -> bool {
     *code == 0
 }
 
+impl UserSteps<'_> {
+    /// Returns the record of a call. Its environment is without the variables that all steps have.
+    pub(super) fn call_record(
+        &self,
+        invocation: &Invocation<'_>,
+        details: &Details,
+        outputs: &Map<String, Value>,
+    ) -> CallRecord {
+        let is_inherited = |key: &str, value: &str| {
+            let last = self.environment.iter().rev().find(|(name, _)| name == key);
+            last.is_some_and(|(_, inherited)| inherited == value)
+        };
+        let env = details.env.iter().filter(|(key, value)| !is_inherited(key, value));
+        let text = |(key, value): (&String, &String)| (key.clone(), Value::String(value.clone()));
+        CallRecord {
+            step: invocation.text.to_owned(),
+            inputs: invocation.inputs.clone(),
+            env: env.map(text).collect(),
+            command: details.exec.as_ref().map(|exec| exec.command.clone()).unwrap_or_default(),
+            work_dir: details.exec.as_ref().map(|exec| exec.work_dir.clone()).unwrap_or_default(),
+            outputs: outputs.clone(),
+            exports: details.exports.iter().map(text).collect(),
+        }
+    }
+
+    pub(super) fn step_result(
+        &self,
+        invocation: Invocation<'_>,
+        details: Details,
+        succeeded: bool,
+        outputs: Map<String, Value>,
+    ) -> StepResult {
+        let Invocation { file, inputs, given_inputs, name, reference, .. } = invocation;
+        let values = |env: IndexMap<String, String>| {
+            env.into_iter().map(|(key, value)| (key, Value::String(value))).collect::<Map<_, _>>()
+        };
+        let is_called = !reference.is_null();
+        StepResult {
+            step: StepCall {
+                name: name.to_owned(),
+                reference,
+                env: if is_called { values(details.call_env) } else { Map::new() },
+                inputs: inputs.into_iter().filter(|(name, _)| given_inputs.contains(name)).collect(),
+            },
+            spec_definition: spec_definition(file, self.settings.dialect, !is_called),
+            status: if succeeded { "success" } else { "failure" },
+            outputs,
+            exports: details.exports,
+            env: values(details.env),
+            exec_result: details.exec,
+            sub_step_results: details.inner.results,
+        }
+    }
+
+    pub(super) fn records_results(&self) -> bool {
+        self.settings.is_debug || self.on_results.is_some()
+    }
+
+    /// Reports the results, or else writes them to the results file, without sensitive values. A failure does not change the result of the
+    /// job.
+    pub(super) async fn write_results(&self, result: &StepResult) {
+        let dir = self.work_dir.to_owned();
+        let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));
+        let written = match (value, &self.on_results) {
+            (Ok(value), Some(on_results)) => {
+                on_results(value);
+                Ok(())
+            }
+            (Ok(value), None) => {
+                tokio::task::spawn_blocking(move || write(&dir, &value)).await.unwrap_or_else(|error| Err(error.into()))
+            }
+            (Err(error), _) => Err(error.into()),
+        };
+        if let Err(error) = written {
+            let path = self.work_dir.join(RESULTS_FILE);
+            let message =
+                format!("failed to write `{}`: {error}; the result of the job is not affected", path.display());
+            self.log.write(Stream::Runner, style::warning(&message).as_bytes());
+        }
+    }
+}
+
 /// Writes the results to a file. Replaces the file, even if it is a symbolic link.
-pub(super) fn write(dir: &Path, result: &Value) -> io::Result<()> {
+fn write(dir: &Path, result: &Value) -> io::Result<()> {
     let permissions = Permissions::from_mode(0o640);
     let mut file = tempfile::Builder::new().prefix(RESULTS_FILE).permissions(permissions).tempfile_in(dir)?;
     file.write_all(result.to_string().as_bytes())?;
@@ -81,7 +168,7 @@ pub(super) fn write(dir: &Path, result: &Value) -> io::Result<()> {
 }
 
 /// Returns a step file as a `SpecDefinition`. The outermost step file declares no outputs.
-pub(super) fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Value {
+fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Value {
     let mut spec = fields([("inputs", parameters(&file.spec.inputs))]);
     match &file.spec.outputs {
         Outputs::Declared(outputs) if is_outermost && outputs.is_empty() => {}
@@ -96,7 +183,7 @@ pub(super) fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: b
             let exec = fields([("command", json!(command)), ("workDir", json!(work_dir))]);
             fields([("type", json!("exec")), ("exec", exec.into())])
         }
-        Body::Script => fields([("type", json!("exec"))]),
+        Body::Script | Body::Fake(_) => fields([("type", json!("exec"))]),
         Body::Run { entries, outputs, delegate } => fields([
             ("type", json!("steps")),
             ("steps", entries.iter().map(|item| entry(item, dialect)).collect()),

@@ -15,11 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use muster_agent_api::result::StepNode;
+use muster_agent_api::development::Development;
+use muster_agent_api::result::{CallRecord, StepNode};
 use muster_job::{TerminationCause, error_chain};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use super::debug::{Debugger, StepState};
 use super::masked_log::MaskedLog;
 use super::reference::ReferenceError;
 use super::results::{OnResults, StepResult};
@@ -132,6 +134,9 @@ pub(super) struct UserSteps<'a> {
     is_step_file: bool,
     /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
     pub(super) on_results: Option<OnResults>,
+    /// Options for authors of steps.
+    pub(super) development: Option<&'a Development>,
+    pub(super) debugger: Option<&'a Arc<Debugger>>,
 }
 
 /// Results of the steps that were started.
@@ -140,6 +145,8 @@ pub(super) struct Record {
     pub(super) nodes: Vec<StepNode>,
     /// Results for the results file. Empty if the file is not written.
     pub(super) results: Vec<StepResult>,
+    /// Call of the step itself. `None` if calls are not recorded, or if the step could not be loaded.
+    pub(super) call: Option<CallRecord>,
 }
 
 /// Values that expressions and calls of one sequence or step can use, like a stack frame.
@@ -154,6 +161,8 @@ pub(super) struct Frame<'f> {
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
+    /// Path of the step: the names of the steps from the outermost one to it. Empty for the list that contains all steps of a step file.
+    pub(super) path: String,
 }
 
 /// Maximum depth of steps that call steps.
@@ -187,6 +196,8 @@ impl<'a> UserSteps<'a> {
             exports: Mutex::default(),
             is_step_file,
             on_results: job.on_results(),
+            development: job.development(),
+            debugger: job.debugger(),
         })
     }
 
@@ -194,9 +205,9 @@ impl<'a> UserSteps<'a> {
     ///
     /// # Errors
     /// The first failure. The steps after it are not started.
-    pub(super) async fn run(&self, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
+    pub(super) async fn run(&self, name: &str, list: &Value, nodes: &mut Vec<StepNode>) -> Result<(), StepError> {
         let entries = parse_run_list(list).map_err(|error| StepError::Step(error.to_string()))?;
-        self.run_file(&StepFile::of_list(entries), nodes).await
+        self.run_file(name, &StepFile::of_list(entries), nodes).await
     }
 
     /// Converts an error to the failure of the job, without sensitive values.
@@ -229,19 +240,26 @@ impl<'a> UserSteps<'a> {
         mut frame: Frame<'_>,
         record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
-        for entry in entries {
-            self.check_reference(entry).map_err(|error| error.within(&entry.name))?;
+        let paths = paths(&frame.path, entries);
+        for (entry, path) in entries.iter().zip(&paths) {
+            self.check_reference(entry, path).map_err(|error| error.within(&entry.name))?;
         }
-        for entry in entries {
+        if let Some(debugger) = self.debugger {
+            debugger.add_steps(&frame.path, paths.clone());
+        }
+        for (entry, path) in entries.iter().zip(paths) {
             if let Some(cause) = self.stop.cause() {
                 return Err(StepError::Stopped(cause));
             }
             let start = StartTime::now();
             let mut inner = Record::default();
             // Boxed, because this function is recursive.
-            let result = Box::pin(self.run_entry(entry, &frame, &mut inner)).await;
+            self.set_state(&path, StepState::Running);
+            let result = Box::pin(self.run_entry(entry, &path, &frame, &mut inner)).await;
+            self.set_state(&path, StepState::from_end(result.is_ok()));
             let mut node = start.node(&entry.name, StepEnd::from(&result), inner.nodes);
             node.message = self.log.mask(&node.message);
+            node.call = inner.call.map(|call| Box::new(call.masked(&|text| self.log.mask(text))));
             record.nodes.push(node);
             record.results.append(&mut inner.results);
             let outputs = result.map_err(|error| error.within(&entry.name))?;
@@ -249,6 +267,12 @@ impl<'a> UserSteps<'a> {
             frame.steps.insert(entry.name.clone(), Value::Object(outputs));
         }
         Ok(frame.steps)
+    }
+
+    pub(super) fn set_state(&self, path: &str, state: StepState) {
+        if let Some(debugger) = self.debugger {
+            debugger.set_state(path, state);
+        }
     }
 
     /// Returns the complete environment of a step with these layers above the exports.
@@ -282,6 +306,21 @@ impl<'a> UserSteps<'a> {
     pub(super) fn is_legacy(&self) -> bool {
         self.settings.dialect == Dialect::Legacy
     }
+}
+
+/// Returns the paths of the steps of a sequence. Steps of the same name get a number, and a step without a name has only its number.
+fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::with_capacity(entries.len());
+    for (index, StepEntry { name, .. }) in entries.iter().enumerate() {
+        let separator = if parent.is_empty() { "" } else { "/" };
+        let number = if name.is_empty() { format!("#{}", index + 1) } else { String::new() };
+        let mut path = format!("{parent}{separator}{name}{number}");
+        if paths.contains(&path) {
+            path.push_str(&format!("#{}", index + 1));
+        }
+        paths.push(path);
+    }
+    paths
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ mod inspect;
 mod output;
 mod run;
 mod server;
-mod tutorial;
+pub(crate) mod tutorial;
 mod user_expectations;
 
 use std::collections::BTreeMap;

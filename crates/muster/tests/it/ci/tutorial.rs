@@ -8,13 +8,13 @@ use super::Project;
 const MARK: &str = "@@@ next command";
 
 /// A command of the tutorial, with the output below it. Empty if the tutorial shows no output.
-struct Step {
-    command: String,
-    output: Vec<String>,
+pub(crate) struct Step {
+    pub(crate) command: String,
+    pub(crate) output: Vec<String>,
 }
 
 /// Returns the commands of a page, in order.
-fn steps(page: &str) -> Vec<Step> {
+pub(crate) fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for block in page.split("```console\n").skip(1) {
         for line in block.split("```").next().unwrap().lines() {
@@ -39,7 +39,7 @@ fn normalized(line: &str) -> String {
 }
 
 /// Whether the output consists of these lines, in order. `...` matches any lines.
-fn matches_expected(output: &str, expected: &[String]) -> bool {
+pub(crate) fn matches_expected(output: &str, expected: &[String]) -> bool {
     // Without a terminal, the start of a job is printed as an extra line.
     let mut output =
         output.lines().filter(|line| !line.starts_with('…')).map(normalized).filter(|line| !line.is_empty());

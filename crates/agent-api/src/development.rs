@@ -1,0 +1,176 @@
+//! Options of a job for authors of steps: breakpoints, fake steps, and recorded calls. A job of a coordinator has none of them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Options of a job for authors of steps.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Development {
+    /// Breakpoints of a job that a debugger can pause. `None` means that the job can never be paused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub debug: Option<DebugOptions>,
+    /// Steps that replace called steps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fakes: Vec<FakeStep>,
+    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step of an author.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub record_calls: bool,
+}
+
+impl Development {
+    /// Returns whether no option is set.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Options of a job that a debugger can pause.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DebugOptions {
+    /// Breakpoints at the start of the job.
+    pub breakpoints: Vec<Breakpoint>,
+    /// Whether the job pauses before its first step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pause_at_start: bool,
+    /// Time for which a paused job waits while no debugger is attached, in milliseconds. The job then continues. 0 means 30 s.
+    pub attach_timeout_ms: u64,
+}
+
+/// Step that replaces a called step. It starts no process.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeStep {
+    /// Step that is replaced: its text reference, or its path as in [`matches_path`].
+    pub step: String,
+    /// Outputs of the step.
+    pub outputs: Map<String, Value>,
+    /// Variables that the step exports.
+    pub exports: BTreeMap<String, String>,
+    /// Output for the log.
+    pub log: String,
+    /// Exit code. Any other code than 0 is a failure.
+    pub exit_code: i32,
+}
+
+/// Condition for pausing a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BreakWhen {
+    /// Before the step runs, with its inputs and environment known.
+    Before,
+    /// After the step has ended.
+    After,
+    /// After the step has failed.
+    Failure,
+}
+
+impl BreakWhen {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::After => "after",
+            Self::Failure => "failure",
+        }
+    }
+}
+
+/// Breakpoint. Its text form is `before:STEP`, `after:STEP`, `failure:STEP` or `failure`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Breakpoint {
+    /// Condition for pausing.
+    pub when: BreakWhen,
+    /// Name or path of the steps, as in [`matches_path`].
+    pub step: String,
+}
+
+/// Text that is not a breakpoint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a valid breakpoint; use `before:STEP`, `after:STEP`, `failure:STEP` or `failure`")]
+pub struct BreakpointError(String);
+
+impl FromStr for Breakpoint {
+    type Err = BreakpointError;
+
+    fn from_str(text: &str) -> Result<Self, BreakpointError> {
+        let (when, step) = text.split_once(':').unwrap_or((text, ""));
+        let when = match when {
+            "before" if !step.is_empty() => BreakWhen::Before,
+            "after" if !step.is_empty() => BreakWhen::After,
+            "failure" => BreakWhen::Failure,
+            _ => return Err(BreakpointError(text.to_owned())),
+        };
+        let step = if step.is_empty() { ANY } else { step };
+        Ok(Self { when, step: step.to_owned() })
+    }
+}
+
+impl TryFrom<String> for Breakpoint {
+    type Error = BreakpointError;
+
+    fn try_from(text: String) -> Result<Self, BreakpointError> {
+        text.parse()
+    }
+}
+
+impl From<Breakpoint> for String {
+    fn from(breakpoint: Breakpoint) -> Self {
+        breakpoint.to_string()
+    }
+}
+
+impl fmt::Display for Breakpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.when.name(), self.step)
+    }
+}
+
+/// Pattern that matches every step.
+pub const ANY: &str = "*";
+
+/// Returns whether `pattern` names the step at `path`: it is the whole path, its last names, or [`ANY`].
+///
+/// A path consists of the names of the steps from the outermost one to the step, with `/` between them.
+#[must_use]
+pub fn matches_path(pattern: &str, path: &str) -> bool {
+    pattern == ANY || path.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pattern_matches_whole_names_at_the_end_of_a_path() {
+        for (pattern, path, expected) in [
+            ("compile", "build/compile", true),
+            ("build/compile", "build/compile", true),
+            ("*", "build", true),
+            ("pile", "build/compile", false),
+            ("build", "build/compile", false),
+            ("", "build", false),
+        ] {
+            assert_eq!(matches_path(pattern, path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn breakpoint_has_a_text_form() {
+        for (text, canonical) in [("before:a/b", "before:a/b"), ("failure", "failure:*"), ("after:*", "after:*")] {
+            assert_eq!(text.parse::<Breakpoint>().unwrap().to_string(), canonical);
+        }
+        for text in ["before", "before:", "", "when:a"] {
+            assert!(
+                text.parse::<Breakpoint>().unwrap_err().to_string().contains("is not a valid breakpoint"),
+                "{text}"
+            );
+        }
+    }
+}

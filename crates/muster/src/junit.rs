@@ -1,0 +1,109 @@
+//! Reports as JUnit XML.
+
+use std::time::Duration;
+
+use quick_xml::Writer;
+use quick_xml::events::{BytesDecl, BytesText, Event};
+
+/// Test suite.
+#[derive(Debug)]
+pub(crate) struct Suite {
+    pub(crate) name: String,
+    pub(crate) cases: Vec<Case>,
+}
+
+/// Test case.
+#[derive(Debug)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    /// Name of the group of the case.
+    pub(crate) class: String,
+    pub(crate) time: Duration,
+    pub(crate) outcome: Outcome,
+    /// Output of the case. Empty means none.
+    pub(crate) output: String,
+}
+
+/// Outcome of a test case.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed {
+        /// Failure in one line.
+        message: String,
+        /// Complete text of the failure. Empty means that the message says everything.
+        details: String,
+    },
+    /// Reason why the case did not run.
+    Skipped(String),
+}
+
+/// Returns a report.
+pub(crate) fn report(suites: &[Suite]) -> String {
+    let mut xml = Writer::new_with_indent(Vec::new(), b' ', 2);
+    // Writing to memory does not fail.
+    let _ = write(&mut xml, suites);
+    let mut text = String::from_utf8_lossy(&xml.into_inner()).into_owned();
+    text.push('\n');
+    text
+}
+
+fn write(xml: &mut Writer<Vec<u8>>, suites: &[Suite]) -> std::io::Result<()> {
+    xml.write_event(Event::Decl(BytesDecl::new("1.0", Some("UTF-8"), None)))?;
+    xml.create_element("testsuites").write_inner_content(|xml| {
+        for suite in suites {
+            let count = |matches: fn(&Outcome) -> bool| {
+                suite.cases.iter().filter(|case| matches(&case.outcome)).count().to_string()
+            };
+            xml.create_element("testsuite")
+                .with_attribute(("name", &*allowed(&suite.name)))
+                .with_attribute(("tests", &*suite.cases.len().to_string()))
+                .with_attribute(("failures", &*count(|outcome| matches!(outcome, Outcome::Failed { .. }))))
+                .with_attribute(("skipped", &*count(|outcome| matches!(outcome, Outcome::Skipped(_)))))
+                .write_inner_content(|xml| suite.cases.iter().try_for_each(|case| write_case(xml, case)))?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn write_case(xml: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
+    let element = xml
+        .create_element("testcase")
+        .with_attribute(("name", &*allowed(&case.name)))
+        .with_attribute(("classname", &*allowed(&case.class)))
+        .with_attribute(("time", &*format!("{:.3}", case.time.as_secs_f64())));
+    if matches!(case.outcome, Outcome::Passed) && case.output.is_empty() {
+        element.write_empty()?;
+        return Ok(());
+    }
+    element.write_inner_content(|xml| {
+        match &case.outcome {
+            Outcome::Passed => {}
+            Outcome::Failed { message, details } => {
+                let failure = xml.create_element("failure").with_attribute(("message", &*allowed(message)));
+                if details.is_empty() {
+                    failure.write_empty()?;
+                } else {
+                    failure.write_text_content(BytesText::new(&allowed(details)))?;
+                }
+            }
+            Outcome::Skipped(reason) => {
+                xml.create_element("skipped").with_attribute(("message", &*allowed(reason))).write_empty()?;
+            }
+        }
+        if !case.output.is_empty() {
+            xml.create_element("system-out").write_text_content(BytesText::new(&allowed(&case.output)))?;
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// Removes the characters that XML does not allow, even escaped, and terminal codes.
+fn allowed(text: &str) -> String {
+    let text = anstream::adapter::strip_str(text).to_string();
+    text.chars()
+        .filter(|c| matches!(c, '\n' | '\t') || !c.is_control() && !matches!(c, '\u{fffe}' | '\u{ffff}'))
+        .collect()
+}

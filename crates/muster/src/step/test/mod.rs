@@ -1,0 +1,84 @@
+//! `muster step test`: unit tests of steps.
+//!
+//! ```text
+//! test files --file--> cases --suite--> runs at one agent, in parallel --check--> mismatches --report--> text, JUnit
+//! ```
+
+mod check;
+mod file;
+mod report;
+mod suite;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use muster_job::error_chain;
+
+use super::run::CommandError;
+use file::TestFileError;
+
+/// Exit code if the tests could not be run.
+const UNTESTED: u8 = 2;
+
+/// Arguments of `muster step test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TestArgs {
+    /// Test files, or directories that are searched for files named step_test.yml and func_test.yml. Defaults to the current directory.
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Run only tests whose name contains this text.
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Maximum number of tests that run at once. Defaults to the number of processors.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    jobs: Option<u16>,
+    /// File for a report as JUnit XML.
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+}
+
+/// Error that prevents the tests from running.
+#[derive(Debug, thiserror::Error)]
+enum TestError {
+    #[error(transparent)]
+    File(#[from] TestFileError),
+    #[error("found no tests; write a file step_test.yml beside the step, or name a test file")]
+    NoTests,
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    #[error("failed to write the report to {}", path.display())]
+    Report { path: PathBuf, source: std::io::Error },
+}
+
+/// Runs `muster step test`. The exit code is 1 if a test fails, and 2 if the tests could not be run.
+pub(super) fn run(args: TestArgs) -> ExitCode {
+    crate::runtime::block_on(async {
+        match Box::pin(test(args)).await {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                super::fail(error_chain(&error));
+                ExitCode::from(UNTESTED)
+            }
+        }
+    })
+}
+
+/// Returns whether all tests have passed.
+async fn test(args: TestArgs) -> Result<bool, TestError> {
+    let mut cases = file::find(&args.paths)?;
+    if cases.is_empty() {
+        return Err(TestError::NoTests);
+    }
+    cases.retain(|case| args.filter.as_ref().is_none_or(|filter| case.title().contains(filter.as_str())));
+    let jobs = args.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
+    report::started(cases.len());
+    let started = std::time::Instant::now();
+    let verdicts = suite::run(cases, jobs, report::verdict).await?;
+    let has_passed = report::finished(&verdicts, started.elapsed());
+    if let Some(path) = args.junit {
+        let report = report::junit(&verdicts);
+        std::fs::write(&path, report).map_err(|source| TestError::Report { path, source })?;
+    }
+    Ok(has_passed)
+}

@@ -1,0 +1,47 @@
+//! The tutorial: its files are written and its commands are run as a reader would do it, and their output is compared.
+
+use std::io::Write as _;
+use std::process::Stdio;
+
+use super::Project;
+use crate::ci::tutorial::{matches_expected, steps};
+
+/// Start of a line that the reader enters at the prompt.
+const PROMPT: &str = "(step) ";
+
+/// Writes the files of a part of the page: each follows a sentence that names it.
+fn write_files(project: &Project, part: &str) {
+    for (before, after) in part.match_indices("```yaml\n").map(|(index, fence)| part.split_at(index + fence.len())) {
+        let name = before.rsplit("rite `").next().unwrap().split('`').next().unwrap();
+        project.file(name, after.split("```").next().unwrap());
+    }
+}
+
+#[test]
+fn commands_of_the_tutorial_work_when_typed() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tutorials/first-step.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let project = Project::empty();
+    let programs = std::path::Path::new(env!("CARGO_BIN_EXE_muster")).parent().unwrap();
+    let path = std::env::var_os("PATH").unwrap();
+    let path = std::env::join_paths(std::iter::once(programs.to_owned()).chain(std::env::split_paths(&path))).unwrap();
+    for part in page.split("\n## ") {
+        write_files(&project, part);
+        for step in steps(part) {
+            let mut shell = project.shell(&step.command);
+            shell.env("PATH", &path).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+            let mut child = shell.spawn().unwrap();
+            let typed = step.output.iter().filter_map(|line| line.strip_prefix(PROMPT));
+            let typed: String = typed.map(|line| format!("{line}\n")).collect();
+            child.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+            let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap().replace(PROMPT, "");
+            let shown: Vec<String> = step.output.iter().filter(|line| !line.starts_with(PROMPT)).cloned().collect();
+            assert!(
+                step.output.is_empty() || matches_expected(&output, &shown),
+                "$ {}\n--- shown in the tutorial:\n{}\n--- actual output:\n{output}",
+                step.command,
+                shown.join("\n")
+            );
+        }
+    }
+}

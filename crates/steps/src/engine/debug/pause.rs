@@ -1,0 +1,132 @@
+//! The engine's side of a pause.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use muster_agent_api::result::CallRecord;
+use muster_job::TerminationCause;
+use tokio::sync::mpsc;
+
+use super::command::PausedCommand;
+use super::state::{Debugger, Pause, PauseInfo, Resume};
+use crate::stop::StopToken;
+
+/// Request of a client to the paused job.
+#[derive(Debug)]
+pub(super) enum Request {
+    Execute(PausedCommand),
+    Resume(Resume),
+}
+
+/// Event of a pause.
+#[derive(Debug)]
+pub(in crate::engine) enum PauseEvent {
+    /// The engine runs this command, and then waits for the next event.
+    Execute(PausedCommand),
+    /// The pause ends.
+    End(Verdict),
+}
+
+/// What happens to the step after a pause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum Verdict {
+    /// Nothing special.
+    Continue,
+    /// The step does not run, or its failure is ignored.
+    Skip,
+    /// The step fails.
+    Fail,
+    /// The job was stopped during the pause.
+    Stopped(TerminationCause),
+}
+
+/// Point at which the engine is paused. Dropping it ends the pause.
+pub(in crate::engine) struct PausePoint {
+    debugger: Arc<Debugger>,
+    requests: mpsc::Receiver<Request>,
+}
+
+impl PausePoint {
+    /// Pauses if there is a breakpoint for the step. `failure` is the result of a step that has ended: an empty text for success.
+    ///
+    /// `call` returns the details of the step, without sensitive values.
+    pub(in crate::engine) fn enter(
+        debugger: &Arc<Debugger>,
+        path: &str,
+        failure: Option<&str>,
+        call: impl FnOnce() -> CallRecord,
+    ) -> Option<Self> {
+        if !debugger.is_hit(path, failure.is_some(), failure.is_some_and(|failure| !failure.is_empty())) {
+            return None;
+        }
+        let mask = |text: &str| debugger.secrets.mask(text);
+        let call = call().masked(&mask);
+        // One request at a time: further ones are refused while a command runs.
+        let (sender, requests) = mpsc::channel(1);
+        debugger.update(|state| {
+            state.last_pause += 1;
+            let info = PauseInfo {
+                number: state.last_pause,
+                path: mask(path),
+                is_after: failure.is_some(),
+                failure: mask(failure.unwrap_or_default()),
+            };
+            state.pause = Some(Pause { info, call, since: Instant::now(), requests: sender });
+        });
+        Some(Self { debugger: Arc::clone(debugger), requests })
+    }
+
+    /// Waits for the next request of a client, for the end of the job, or until no client has been attached for too long.
+    pub(in crate::engine) async fn next(&mut self, stop: &StopToken) -> PauseEvent {
+        let request = tokio::select! {
+            biased;
+            cause = stop.stopped() => return PauseEvent::End(Verdict::Stopped(cause)),
+            request = self.requests.recv() => request,
+            () = abandoned(&self.debugger) => {
+                tracing::info!("no debugger attached in time, continuing the paused job");
+                return PauseEvent::End(Verdict::Continue);
+            }
+        };
+        PauseEvent::End(match request {
+            Some(Request::Execute(command)) => return PauseEvent::Execute(command),
+            Some(Request::Resume(Resume::Next)) => {
+                self.debugger.state.lock().pauses_next = true;
+                Verdict::Continue
+            }
+            Some(Request::Resume(Resume::Skip)) => Verdict::Skip,
+            Some(Request::Resume(Resume::Fail)) => Verdict::Fail,
+            // The sender is part of the pause, which lives as long as this point.
+            Some(Request::Resume(Resume::Continue)) | None => Verdict::Continue,
+        })
+    }
+}
+
+impl Drop for PausePoint {
+    fn drop(&mut self) {
+        self.debugger.update(|state| {
+            if let Some(pause) = state.pause.take() {
+                state.paused_time += pause.since.elapsed();
+            }
+        });
+    }
+}
+
+/// Waits until no client was attached for the timeout.
+async fn abandoned(debugger: &Debugger) {
+    let mut changes = debugger.changes.subscribe();
+    let is_attached = || debugger.state.lock().attached > 0;
+    loop {
+        // Only this task and the clients change the state during a pause, so there are few changes.
+        while is_attached() {
+            let _ = changes.changed().await;
+        }
+        let attached = async {
+            while !is_attached() {
+                let _ = changes.changed().await;
+            }
+        };
+        if tokio::time::timeout(debugger.attach_timeout, attached).await.is_err() {
+            return;
+        }
+    }
+}

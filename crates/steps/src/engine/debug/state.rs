@@ -1,0 +1,325 @@
+//! State of a debugger: the steps, the breakpoints and the current pause. The engine and the clients share it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use indexmap::IndexMap;
+use muster_agent_api::development::{BreakWhen, Breakpoint, DebugOptions, matches_path};
+use muster_agent_api::result::CallRecord;
+use muster_job::mask::Secrets;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use super::command::{CommandOutput, PausedCommand};
+use super::pause::Request;
+
+/// Time for which a paused job waits while no debugger is attached, if the request has none.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Debugger of one job.
+#[derive(Debug)]
+pub struct Debugger {
+    pub(super) state: Mutex<State>,
+    /// Changes with the state.
+    pub(super) changes: watch::Sender<()>,
+    /// Values that a client must not see.
+    pub(super) secrets: Secrets,
+    pub(super) attach_timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Steps by path. Steps inside a step follow it.
+    steps: IndexMap<String, StepState>,
+    breakpoints: Vec<Breakpoint>,
+    /// Whether the job pauses before or after the next step, without a breakpoint.
+    pub(super) pauses_next: bool,
+    /// Number of attached clients.
+    pub(super) attached: usize,
+    pub(super) pause: Option<Pause>,
+    /// Number of the last pause.
+    pub(super) last_pause: u64,
+    /// Total time of the pauses that have ended.
+    pub(super) paused_time: Duration,
+}
+
+/// Current pause.
+#[derive(Debug)]
+pub(super) struct Pause {
+    pub(super) info: PauseInfo,
+    pub(super) call: CallRecord,
+    pub(super) since: Instant,
+    pub(super) requests: mpsc::Sender<Request>,
+}
+
+/// State of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine) enum StepState {
+    Waiting,
+    Running,
+    Success,
+    Failure,
+    Skipped,
+}
+
+impl StepState {
+    /// Returns the state of a step that has ended.
+    pub(in crate::engine) fn from_end(is_success: bool) -> Self {
+        if is_success { Self::Success } else { Self::Failure }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Running => "running",
+            Self::Success => "success",
+            Self::Failure => "failure",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// Description of a pause.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PauseInfo {
+    /// Number of the pause, from 1.
+    pub number: u64,
+    /// Path of the step.
+    pub path: String,
+    /// Whether the step has ended.
+    pub is_after: bool,
+    /// Failure of the step. Empty before the step, and after success.
+    pub failure: String,
+}
+
+/// State of a job at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Paths and states of the steps.
+    pub steps: Vec<(String, &'static str)>,
+    /// Breakpoints that are set.
+    pub breakpoints: Vec<Breakpoint>,
+    /// Current pause. `None` means that the job is not paused.
+    pub pause: Option<PauseInfo>,
+}
+
+/// How a paused job continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resume {
+    /// Continues. After a step, its result is unchanged.
+    Continue,
+    /// Continues, and pauses before or after the next step, whichever comes first.
+    Next,
+    /// Before a step: the step counts as successful, without running. After a failure: the failure is ignored.
+    Skip,
+    /// The step fails.
+    Fail,
+}
+
+/// Reason why a client's call is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DebugError {
+    /// The job is not in the pause of this number.
+    #[error("the job is not paused there; wait for its next pause")]
+    NotPaused,
+    /// A command of another call runs.
+    #[error("a command already runs in this pause; wait until it has ended")]
+    Busy,
+    /// The breakpoint is not set.
+    #[error("there is no such breakpoint")]
+    NoBreakpoint,
+}
+
+/// Attached client. Dropping it detaches the client.
+#[derive(Debug)]
+pub struct Attached {
+    debugger: Arc<Debugger>,
+    changes: watch::Receiver<()>,
+}
+
+impl Attached {
+    /// Returns the state of the job. [`Self::changed`] then waits for a later one.
+    pub fn snapshot(&mut self) -> Snapshot {
+        self.changes.mark_unchanged();
+        self.debugger.snapshot()
+    }
+
+    /// Waits until the state has changed since the last [`Self::snapshot`]. Cancel-safe.
+    pub async fn changed(&mut self) {
+        // The sender is a field of the debugger.
+        let _ = self.changes.changed().await;
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.debugger.update(|state| state.attached -= 1);
+    }
+}
+
+impl Debugger {
+    /// Returns the debugger of a job. No client sees `secrets`.
+    #[must_use]
+    pub fn new(options: &DebugOptions, secrets: Secrets) -> Self {
+        let attach_timeout = match options.attach_timeout_ms {
+            0 => ATTACH_TIMEOUT,
+            milliseconds => Duration::from_millis(milliseconds),
+        };
+        let state =
+            State { breakpoints: options.breakpoints.clone(), pauses_next: options.pause_at_start, ..State::default() };
+        Self { state: Mutex::new(state), changes: watch::Sender::new(()), secrets, attach_timeout }
+    }
+
+    /// Attaches a client.
+    #[must_use]
+    pub fn attach(self: &Arc<Self>) -> Attached {
+        let changes = self.changes.subscribe();
+        self.update(|state| state.attached += 1);
+        Attached { debugger: Arc::clone(self), changes }
+    }
+
+    /// Sets a breakpoint.
+    pub fn set_breakpoint(&self, breakpoint: Breakpoint) {
+        self.update(|state| {
+            if !state.breakpoints.contains(&breakpoint) {
+                state.breakpoints.push(breakpoint);
+            }
+        });
+    }
+
+    /// Clears a breakpoint.
+    ///
+    /// # Errors
+    /// [`DebugError::NoBreakpoint`] if it is not set.
+    pub fn clear_breakpoint(&self, breakpoint: &Breakpoint) -> Result<(), DebugError> {
+        self.update(|state| {
+            let position = state.breakpoints.iter().position(|known| known == breakpoint);
+            state.breakpoints.remove(position.ok_or(DebugError::NoBreakpoint)?);
+            Ok(())
+        })
+    }
+
+    /// Returns the step that is paused, without secrets. `number` is that of the pause.
+    ///
+    /// # Errors
+    /// [`DebugError::NotPaused`].
+    pub fn inspect(&self, number: u64) -> Result<CallRecord, DebugError> {
+        self.in_pause(number, |pause| Ok(pause.call.clone()))
+    }
+
+    /// Runs a command in the environment of the paused step. The command ends when the output is dropped.
+    ///
+    /// # Errors
+    /// [`DebugError`] if the command cannot be started.
+    pub fn execute(&self, number: u64, command: Vec<String>) -> Result<CommandOutput, DebugError> {
+        let (command, output) = PausedCommand::new(command, &self.secrets);
+        self.in_pause(number, |pause| pause.request(Request::Execute(command)))?;
+        Ok(output)
+    }
+
+    /// Continues a paused job.
+    ///
+    /// # Errors
+    /// [`DebugError`] if it cannot continue.
+    pub fn resume(&self, number: u64, action: Resume) -> Result<(), DebugError> {
+        self.in_pause(number, |pause| pause.request(Request::Resume(action)))
+    }
+
+    fn in_pause<T>(&self, number: u64, call: impl FnOnce(&Pause) -> Result<T, DebugError>) -> Result<T, DebugError> {
+        let state = self.state.lock();
+        let pause = state.pause.as_ref().filter(|pause| pause.info.number == number);
+        call(pause.ok_or(DebugError::NotPaused)?)
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let state = self.state.lock();
+        Snapshot {
+            steps: state.steps.iter().map(|(path, state)| (self.secrets.mask(path), state.name())).collect(),
+            breakpoints: state.breakpoints.clone(),
+            pause: state.pause.as_ref().map(|pause| pause.info.clone()),
+        }
+    }
+
+    /// Changes the state, and notifies the clients and the pause.
+    pub(super) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state.lock());
+        self.changes.send_replace(());
+        result
+    }
+
+    /// Adds steps that wait to be run, inside the step `parent` or at the end.
+    pub(in crate::engine) fn add_steps(&self, parent: &str, paths: impl IntoIterator<Item = String>) {
+        self.update(|state| {
+            let mut index = state.steps.get_index_of(parent).map_or(state.steps.len(), |index| index + 1);
+            for path in paths {
+                if !state.steps.contains_key(&path) {
+                    state.steps.shift_insert(index, path, StepState::Waiting);
+                    index += 1;
+                }
+            }
+        });
+    }
+
+    pub(in crate::engine) fn set_state(&self, path: &str, step_state: StepState) {
+        self.update(|state| {
+            // A step that the user skipped stays skipped, although it counts as successful.
+            let is_end = step_state == StepState::Success;
+            if let Some(known) = state.steps.get_mut(path).filter(|known| !is_end || **known != StepState::Skipped) {
+                *known = step_state;
+            }
+        });
+    }
+
+    /// Returns whether the job pauses at this point. A request to pause at the next step is then fulfilled.
+    pub(super) fn is_hit(&self, path: &str, is_after: bool, has_failed: bool) -> bool {
+        let mut state = self.state.lock();
+        let is_hit = |breakpoint: &Breakpoint| {
+            let applies = match breakpoint.when {
+                BreakWhen::Before => !is_after,
+                BreakWhen::After => is_after,
+                BreakWhen::Failure => is_after && has_failed,
+            };
+            applies && matches_path(&breakpoint.step, path)
+        };
+        std::mem::take(&mut state.pauses_next) || state.breakpoints.iter().any(is_hit)
+    }
+
+    /// Returns the time for which the job was paused so far.
+    fn paused_time(&self) -> Duration {
+        let state = self.state.lock();
+        state.paused_time + state.pause.as_ref().map_or(Duration::ZERO, |pause| pause.since.elapsed())
+    }
+
+    /// Returns `deadline`, moved by the time for which the job was paused so far.
+    pub(in crate::engine) fn moved(&self, deadline: Instant) -> Instant {
+        deadline.checked_add(self.paused_time()).unwrap_or(deadline)
+    }
+
+    /// Waits until the deadline, moved by the pauses since this call. Cancel-safe.
+    pub(in crate::engine) async fn wait_until(&self, deadline: Instant) {
+        let before = self.paused_time();
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.mark_unchanged();
+            let is_paused = self.state.lock().pause.is_some();
+            let moved = deadline.checked_add(self.paused_time().saturating_sub(before)).unwrap_or(deadline);
+            if is_paused {
+                let _ = changes.changed().await;
+                continue;
+            }
+            tokio::select! {
+                () = tokio::time::sleep_until(moved.into()) => return,
+                _ = changes.changed() => {}
+            }
+        }
+    }
+}
+
+impl Pause {
+    fn request(&self, request: Request) -> Result<(), DebugError> {
+        self.requests.try_send(request).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => DebugError::Busy,
+            mpsc::error::TrySendError::Closed(_) => DebugError::NotPaused,
+        })
+    }
+}

@@ -1,0 +1,156 @@
+//! Where the engine can be paused: before and after each step of a plan, and each step that an author wrote.
+
+use muster_agent_api::result::CallRecord;
+use serde_json::{Map, Value};
+
+use super::call::{Details, Invocation};
+use super::debug::{CommandContext, PauseEvent, PausePoint, StepState, Verdict, run_command};
+use super::user_steps::{Frame, StepError, UserSteps};
+use super::{Engine, Job};
+use crate::builtin::{Call, Step};
+use crate::definition::Outputs;
+use crate::failure::Failure;
+use crate::stop::StopToken;
+
+const FAILED_BY_DEBUGGER: &str = "failed by the debugger";
+
+impl<J: Job> Engine<J> {
+    /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is the result of a step that has ended.
+    async fn pause(&self, step: &Step<J>, failure: Option<&str>, stop: &StopToken) -> Verdict {
+        // The steps of a step file are paused themselves.
+        let debugger = self.job.debugger().filter(|_| !matches!(step.call, Call::StepFile(_)));
+        let Some(debugger) = debugger else { return Verdict::Continue };
+        let call = || {
+            let text = |value: std::ffi::OsString| Value::String(value.to_string_lossy().into_owned());
+            let env = self.job.step_environment().into_iter();
+            CallRecord {
+                env: env.map(|(key, value)| (key.to_string_lossy().into_owned(), text(value))).collect(),
+                work_dir: self.job.work_dir().display().to_string(),
+                ..CallRecord::default()
+            }
+        };
+        let Some(mut point) = PausePoint::enter(debugger, &step.name, failure, call) else { return Verdict::Continue };
+        loop {
+            match point.next(stop).await {
+                PauseEvent::End(verdict) => return verdict,
+                PauseEvent::Execute(command) => {
+                    let context = CommandContext {
+                        processes: self.job.processes(),
+                        env: self.job.step_environment(),
+                        work_dir: self.job.work_dir().to_owned(),
+                        grace: self.job.grace(),
+                    };
+                    run_command(command, context, None, stop).await;
+                }
+            }
+        }
+    }
+
+    /// Runs a step of the plan by `work`, with the pauses before and after it.
+    pub(super) async fn run_with_pauses(
+        &self,
+        step: &Step<J>,
+        stop: &StopToken,
+        work: impl Future<Output = Result<(), Failure>>,
+    ) -> Result<(), Failure> {
+        match self.pause(step, None, stop).await {
+            Verdict::Skip => {
+                self.set_state(step, StepState::Skipped);
+                return Ok(());
+            }
+            Verdict::Fail => return Err(Failure::Step(FAILED_BY_DEBUGGER.to_owned())),
+            // A step decides itself what a stop means for it: a cleanup step runs nevertheless.
+            Verdict::Continue | Verdict::Stopped(_) => {}
+        }
+        let result = work.await;
+        let failure = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        match self.pause(step, Some(&failure), stop).await {
+            Verdict::Skip => Ok(()),
+            Verdict::Fail => Err(Failure::Step(FAILED_BY_DEBUGGER.to_owned())),
+            Verdict::Continue | Verdict::Stopped(_) => result,
+        }
+    }
+}
+
+impl UserSteps<'_> {
+    /// Pauses before a step, if there is a breakpoint. Returns the result of a step that does not run.
+    pub(super) async fn pause_before(
+        &self,
+        invocation: &Invocation<'_>,
+        frame: &Frame<'_>,
+        details: &Details,
+    ) -> Option<Result<Map<String, Value>, StepError>> {
+        match self.pause(invocation, frame, details, None).await {
+            Verdict::Continue => None,
+            Verdict::Skip => {
+                self.set_state(invocation.path, StepState::Skipped);
+                Some(Ok(default_outputs(invocation)))
+            }
+            Verdict::Fail => Some(Err(StepError::Step(FAILED_BY_DEBUGGER.to_owned()))),
+            Verdict::Stopped(cause) => Some(Err(StepError::Stopped(cause))),
+        }
+    }
+
+    /// Pauses after a step, if there is a breakpoint. Returns its result.
+    pub(super) async fn pause_after(
+        &self,
+        invocation: &Invocation<'_>,
+        frame: &Frame<'_>,
+        details: &Details,
+        result: Result<Map<String, Value>, StepError>,
+    ) -> Result<Map<String, Value>, StepError> {
+        if matches!(&result, Err(error) if matches!(error.cause(), StepError::Stopped(_))) {
+            return result;
+        }
+        match (self.pause(invocation, frame, details, Some(&result)).await, result) {
+            (Verdict::Skip, Err(_)) => Ok(default_outputs(invocation)),
+            (Verdict::Continue | Verdict::Skip, result) => result,
+            (Verdict::Fail, _) => Err(StepError::Step(FAILED_BY_DEBUGGER.to_owned())),
+            (Verdict::Stopped(cause), _) => Err(StepError::Stopped(cause)),
+        }
+    }
+
+    async fn pause(
+        &self,
+        invocation: &Invocation<'_>,
+        frame: &Frame<'_>,
+        details: &Details,
+        result: Option<&Result<Map<String, Value>, StepError>>,
+    ) -> Verdict {
+        // The list of steps that contains all others has no name.
+        let Some(debugger) = self.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };
+        let failure =
+            result.map(|result| result.as_ref().err().map(|error| muster_job::error_chain(error)).unwrap_or_default());
+        let call = || {
+            let outputs = result.and_then(|result| result.as_ref().ok()).cloned().unwrap_or_default();
+            let mut record = self.call_record(invocation, details, &outputs);
+            record.env =
+                self.full_env(&frame.env).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
+            record.masked(&|text| self.log.mask(text))
+        };
+        let failure = failure.map(|failure| self.log.mask(&failure));
+        let Some(mut point) = PausePoint::enter(debugger, &frame.path, failure.as_deref(), call) else {
+            return Verdict::Continue;
+        };
+        loop {
+            match point.next(self.stop).await {
+                PauseEvent::End(verdict) => return verdict,
+                PauseEvent::Execute(command) => {
+                    let context = CommandContext {
+                        processes: self.processes,
+                        env: self.process_env(&frame.env),
+                        work_dir: self.work_dir.to_owned(),
+                        grace: self.grace,
+                    };
+                    run_command(command, context, Some(&*self.log), self.stop).await;
+                }
+            }
+        }
+    }
+}
+
+/// Returns the outputs of a step that did not run.
+fn default_outputs(invocation: &Invocation<'_>) -> Map<String, Value> {
+    let Outputs::Declared(outputs) = &invocation.file.spec.outputs else { return Map::new() };
+    outputs.iter().filter_map(|(name, output)| Some((name.clone(), output.default.clone()?))).collect()
+}
