@@ -62,7 +62,7 @@ impl Session {
             print_log(bytes);
             printed.send_modify(|printed| *printed += bytes.len() as u64);
         };
-        // Attached before the job can reach its first breakpoint is not necessary: it waits there.
+        // The job may reach its first breakpoint before the prompt is attached: it waits there.
         let mut ended = std::pin::pin!(agent.run(request, print));
         let prompt = async {
             self.prompt().await?;
@@ -166,8 +166,17 @@ impl Session {
             }
             PromptCommand::Execute(command) => self.shell(command).await?,
             PromptCommand::Steps => ui::out(&self.steps()),
-            PromptCommand::Break(breakpoint) => drop(self.debugger.set_breakpoint(self.about(&breakpoint)).await?),
-            PromptCommand::Clear(breakpoint) => drop(self.debugger.clear_breakpoint(self.about(&breakpoint)).await?),
+            PromptCommand::Break(breakpoint) => {
+                self.debugger.set_breakpoint(self.about(&breakpoint)).await?;
+                let text = breakpoint.to_string();
+                if !self.state.breakpoints.contains(&text) {
+                    self.state.breakpoints.push(text);
+                }
+            }
+            PromptCommand::Clear(breakpoint) => {
+                self.debugger.clear_breakpoint(self.about(&breakpoint)).await?;
+                self.state.breakpoints.retain(|known| *known != breakpoint.to_string());
+            }
             PromptCommand::Breakpoints => {
                 ui::out(&self.state.breakpoints.iter().map(|it| format!("{it}\n")).collect::<String>())
             }
