@@ -1,8 +1,12 @@
 //! `muster step run` and `muster step results`.
 
+use std::process::Stdio;
+
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::Project;
+use crate::process::{CommandResult, until};
 
 #[test]
 fn step_runs_with_inputs_environment_and_its_exit_code() {
@@ -14,6 +18,20 @@ fn step_runs_with_inputs_environment_and_its_exit_code() {
     let result =
         project.step(&["run", "bad/step.yml"]).check(42, &["before", "error: step \"bad\": exec: exit status 42"]);
     assert!(!result.stdout.contains("after"));
+    assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
+}
+
+#[tokio::test]
+async fn interrupt_cancels_the_step_and_its_processes() {
+    let project = Project::new();
+    let step = "spec: {}\n---\nexec: {command: [sh, -c, 'echo $$ >new && mv new pid; exec sleep 1000']}\n";
+    project.file("hang/step.yml", step);
+    let mut command = project.command(&["run", "hang"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = until(async || std::fs::read_to_string(project.path("pid")).map_err(|error| error.to_string())).await;
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), Signal::INT).unwrap();
+    CommandResult::of_report(child.wait_with_output().unwrap()).check(1, &["error: "]);
+    assert!(!std::path::Path::new("/proc").join(pid.trim()).exists());
     assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files are removed");
 }
 
