@@ -9,6 +9,7 @@ use muster_files::Limit;
 use serde_json::{Map, Value};
 
 use super::exec::ValueFiles;
+use super::pauses::PausableStep;
 use super::reference::{ReferenceError, Target, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
@@ -232,11 +233,11 @@ impl UserSteps<'_> {
         if self.records_results() || self.development.is_some() {
             details.env = self.full_env(&frame.env);
         }
-        if let Some(result) = self.pause_before(invocation, &frame, details).await {
+        if let Some(result) = (PausableStep { steps: self, invocation, frame: &frame, details }).before().await {
             return result;
         }
         let result = self.run_body(invocation, &mut frame, &files, details).await;
-        self.pause_after(invocation, &frame, details, result).await
+        PausableStep { steps: self, invocation, frame: &frame, details }.after(result).await
     }
 
     async fn run_body(

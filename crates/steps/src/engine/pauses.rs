@@ -29,7 +29,15 @@ impl<J: Job> Engine<J> {
                 ..CallRecord::default()
             }
         };
-        let Some(mut point) = PausePoint::enter(debugger, &step.name, failure, call) else { return Verdict::Continue };
+        match PausePoint::enter(debugger, &step.name, failure, call) {
+            // Boxed, so that jobs without a debugger do not have the memory of this future.
+            Some(point) => Box::pin(self.paused(point, stop)).await,
+            None => Verdict::Continue,
+        }
+    }
+
+    /// Serves the debugger until the pause ends.
+    async fn paused(&self, mut point: PausePoint, stop: &StopToken) -> Verdict {
         loop {
             match point.next(stop).await {
                 PauseEvent::End(verdict) => return verdict,
@@ -72,77 +80,79 @@ impl<J: Job> Engine<J> {
     }
 }
 
-impl UserSteps<'_> {
-    /// Pauses before a step, if there is a breakpoint. Returns the result of a step that does not run.
-    pub(super) async fn pause_before(
-        &self,
-        invocation: &Invocation<'_>,
-        frame: &Frame<'_>,
-        details: &Details,
-    ) -> Option<Result<Map<String, Value>, StepError>> {
-        match self.pause(invocation, frame, details, None).await {
+/// Step of an author that runs, and can be paused before and after it.
+pub(super) struct PausableStep<'p> {
+    pub(super) steps: &'p UserSteps<'p>,
+    pub(super) invocation: &'p Invocation<'p>,
+    pub(super) frame: &'p Frame<'p>,
+    pub(super) details: &'p Details,
+}
+
+type StepResult = Result<Map<String, Value>, StepError>;
+
+impl PausableStep<'_> {
+    /// Pauses before the step, if there is a breakpoint. Returns the result of a step that does not run.
+    pub(super) async fn before(&self) -> Option<StepResult> {
+        match self.pause(None).await {
             Verdict::Continue => None,
             Verdict::Skip => {
-                self.set_state(invocation.path, StepState::Skipped);
-                Some(Ok(default_outputs(invocation)))
+                self.steps.set_state(self.invocation.path, StepState::Skipped);
+                Some(Ok(default_outputs(self.invocation)))
             }
             Verdict::Fail => Some(Err(StepError::Step(FAILED_BY_DEBUGGER.to_owned()))),
             Verdict::Stopped(cause) => Some(Err(StepError::Stopped(cause))),
         }
     }
 
-    /// Pauses after a step, if there is a breakpoint. Returns its result.
-    pub(super) async fn pause_after(
-        &self,
-        invocation: &Invocation<'_>,
-        frame: &Frame<'_>,
-        details: &Details,
-        result: Result<Map<String, Value>, StepError>,
-    ) -> Result<Map<String, Value>, StepError> {
+    /// Pauses after the step, if there is a breakpoint. Returns its result.
+    pub(super) async fn after(&self, result: StepResult) -> StepResult {
         if matches!(&result, Err(error) if matches!(error.cause(), StepError::Stopped(_))) {
             return result;
         }
-        match (self.pause(invocation, frame, details, Some(&result)).await, result) {
-            (Verdict::Skip, Err(_)) => Ok(default_outputs(invocation)),
+        match (self.pause(Some(&result)).await, result) {
+            (Verdict::Skip, Err(_)) => Ok(default_outputs(self.invocation)),
             (Verdict::Continue | Verdict::Skip, result) => result,
             (Verdict::Fail, _) => Err(StepError::Step(FAILED_BY_DEBUGGER.to_owned())),
             (Verdict::Stopped(cause), _) => Err(StepError::Stopped(cause)),
         }
     }
 
-    async fn pause(
-        &self,
-        invocation: &Invocation<'_>,
-        frame: &Frame<'_>,
-        details: &Details,
-        result: Option<&Result<Map<String, Value>, StepError>>,
-    ) -> Verdict {
+    async fn pause(&self, result: Option<&StepResult>) -> Verdict {
+        let Self { steps, invocation, frame, details } = *self;
         // The list of steps that contains all others has no name.
-        let Some(debugger) = self.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };
-        let failure =
-            result.map(|result| result.as_ref().err().map(|error| muster_job::error_chain(error)).unwrap_or_default());
+        let Some(debugger) = steps.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };
+        let failure = result.map(|result| match result {
+            Ok(_) => String::new(),
+            Err(error) => steps.log.mask(&muster_job::error_chain(error)),
+        });
         let call = || {
             let outputs = result.and_then(|result| result.as_ref().ok()).cloned().unwrap_or_default();
-            let mut record = self.call_record(invocation, details, &outputs);
-            record.env =
-                self.full_env(&frame.env).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
-            record.masked(&|text| self.log.mask(text))
+            let mut record = steps.call_record(invocation, details, &outputs);
+            let env = steps.full_env(&frame.env).into_iter();
+            record.env = env.map(|(key, value)| (key, Value::String(value))).collect();
+            record.masked(&|text| steps.log.mask(text))
         };
-        let failure = failure.map(|failure| self.log.mask(&failure));
-        let Some(mut point) = PausePoint::enter(debugger, &frame.path, failure.as_deref(), call) else {
-            return Verdict::Continue;
-        };
+        match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call) {
+            // Boxed, so that jobs without a debugger do not have the memory of this future.
+            Some(point) => Box::pin(self.paused(point)).await,
+            None => Verdict::Continue,
+        }
+    }
+
+    /// Serves the debugger until the pause ends.
+    async fn paused(&self, mut point: PausePoint) -> Verdict {
+        let Self { steps, frame, .. } = *self;
         loop {
-            match point.next(self.stop).await {
+            match point.next(steps.stop).await {
                 PauseEvent::End(verdict) => return verdict,
                 PauseEvent::Execute(command) => {
                     let context = CommandContext {
-                        processes: self.processes,
-                        env: self.process_env(&frame.env),
-                        work_dir: self.work_dir.to_owned(),
-                        grace: self.grace,
+                        processes: steps.processes,
+                        env: steps.process_env(&frame.env),
+                        work_dir: steps.work_dir.to_owned(),
+                        grace: steps.grace,
                     };
-                    run_command(command, context, Some(&*self.log), self.stop).await;
+                    run_command(command, context, Some(&*steps.log), steps.stop).await;
                 }
             }
         }

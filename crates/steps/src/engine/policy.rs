@@ -83,6 +83,8 @@ impl<J: Job> Engine<J> {
                 }
             }
         };
+        // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
+        let work = pin!(work);
         let work = self.run_with_pauses(step, &stop, work);
         self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
     }
