@@ -13,6 +13,9 @@ use super::format::{Format, Level};
 use super::zip::{self, Compressing};
 use super::{UntilStopped, failure};
 
+/// Maximum number of threads that compress one archive.
+const MAX_THREADS: usize = 16;
+
 /// Packs `files`, whose paths are relative to `root`, into `target`.
 ///
 /// # Errors
@@ -78,7 +81,10 @@ pub(super) fn shown(path: &Path) -> impl std::fmt::Display {
 /// Writes a tar archive through zstd.
 fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let failed = || Failure::io("failed to write the archive");
-    let out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
+    let mut out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
+    // The library divides the content into blocks that do not depend on the number of threads.
+    out.multithread(u32::try_from(threads).unwrap_or(1)).map_err(failed())?;
     let mut tar = tar::Builder::new(out);
     tar.follow_symlinks(false);
     for_each_file(files, stop, |file| {
