@@ -1,6 +1,7 @@
 //! Reads the entries of an archive and writes them as files below an open directory, within limits.
 //!
-//! Both parts are usable alone: [`read`] calls back for each entry, [`Tree`] writes entries. [`unpack`] connects them.
+//! Both parts are usable alone: [`read`] calls back for each entry, [`Tree`] writes entries, and [`write_files`] writes them with several
+//! threads. [`unpack`] connects them.
 //!
 //! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory.
 //!
@@ -17,6 +18,8 @@ mod limits;
 mod meter;
 mod name;
 mod open;
+mod parallel;
+mod place;
 mod read;
 mod skipped;
 mod tree;
@@ -26,9 +29,11 @@ mod workers;
 pub use limits::{Exceeded, Limit, Limits};
 pub use meter::Meter;
 pub use open::{Root, create_root};
-pub use read::{Entry, EntryKind, Format, check_zip, read, read_at, read_zip_file};
+pub use parallel::write_files;
+pub use place::{FileTarget, PutError, write_new};
+pub use read::{Entry, EntryKind, Format, check_zip, path, read, read_at, read_zip_file};
 pub use skipped::SkippedEntries;
-pub use tree::{Tree, write_new};
+pub use tree::Tree;
 pub use workers::Workers;
 
 use std::fs::File;

@@ -52,13 +52,13 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Sets the size of the archive, from which the compression ratio is computed.
-    pub(crate) fn set_size(&self, bytes: u64) {
+    /// Sets the size of the archive in bytes, from which the compression ratio is computed.
+    pub fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
 
     /// Returns the error of the stop or the exceeded limit that ended reading, if there was one.
-    pub(crate) fn cause(&self) -> Option<UnpackError> {
+    pub fn cause(&self) -> Option<UnpackError> {
         if self.stopped.load(Relaxed) {
             return Some(UnpackError::Stopped);
         }
@@ -74,7 +74,10 @@ impl<'a> Meter<'a> {
     }
 
     /// Counts one more entry, or a directory that the name of an entry implies.
-    pub(crate) fn count_entry(&self) -> Result<(), UnpackError> {
+    ///
+    /// # Errors
+    /// [`UnpackError::Limit`], or [`UnpackError::Stopped`] after a stop.
+    pub fn count_entry(&self) -> Result<(), UnpackError> {
         self.check_stop()?;
         let entries = self.entries.fetch_add(1, Relaxed) + 1;
         self.check(entries <= self.limits.entries, Limit::Entries, self.limits.entries)?;
@@ -102,6 +105,11 @@ impl<'a> Meter<'a> {
         self.check(fits, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
     }
 
+    /// Returns a reader of an entry's content that counts its bytes, and fails after a stop or above a limit.
+    pub fn content<R: Read>(&self, inner: R) -> impl Read {
+        Content { inner, meter: self }
+    }
+
     fn count_content(&self, bytes: u64) -> io::Result<()> {
         let bytes = self.bytes.fetch_add(bytes, Relaxed).saturating_add(bytes);
         let limits = &self.limits;
@@ -119,7 +127,10 @@ impl<'a> Meter<'a> {
     }
 
     /// Fails if the caller's `stop` function returns true.
-    pub(crate) fn check_stop(&self) -> Result<(), UnpackError> {
+    ///
+    /// # Errors
+    /// [`UnpackError::Stopped`]
+    pub fn check_stop(&self) -> Result<(), UnpackError> {
         if (self.stop)() {
             self.stopped.store(true, Relaxed);
             return Err(UnpackError::Stopped);

@@ -1,52 +1,22 @@
 //! Writes entries below an open directory.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
-use std::fs::{File, Permissions};
-use std::io::{self, Read, Write};
+use std::ffi::OsStr;
+use std::fs::Permissions;
+use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
 use filetime::FileTime;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 
 use crate::UnpackError;
 use crate::meter::Meter;
+use crate::place::{CHUNK, FilePlace, PutError, create_or_replace};
 use crate::read::{Entry, EntryKind};
 use crate::skipped::SkippedEntries;
-
-/// Number of bytes of content to copy at once.
-pub(crate) const CHUNK: usize = 64 * 1024;
-
-/// Place of a file in an open directory.
-#[derive(Debug)]
-pub(crate) struct FilePlace {
-    /// Directory of the file. `None` stands for the root.
-    dir: Option<Arc<Dir>>,
-    name: OsString,
-    mode: u32,
-    modified: Option<FileTime>,
-}
-
-impl FilePlace {
-    /// Returns whether both files are written through the same open directory.
-    pub(crate) fn is_beside(&self, other: &Self) -> bool {
-        match (&self.dir, &other.dir) {
-            (Some(dir), Some(other)) => Arc::ptr_eq(dir, other),
-            (None, None) => true,
-            _ => false,
-        }
-    }
-
-    /// Writes the file, and replaces an existing one.
-    pub(crate) fn write(&self, root: &Dir, content: &mut dyn Read, buffer: &mut [u8]) -> Result<(), PutError> {
-        let dir = self.dir.as_deref().unwrap_or(root);
-        let file = create_or_replace(dir, &self.name, || create(dir, &self.name, self.mode))?;
-        fill(file, self.mode, self.modified, content, buffer).map(drop)
-    }
-}
 
 /// Writes entries below an open directory. Without [`Tree::finish`], links and attributes of directories are missing.
 pub struct Tree<'a> {
@@ -152,12 +122,8 @@ impl<'a> Tree<'a> {
             self.links.insert(entry.path.clone(), target.clone());
             return Ok(None);
         }
-        Ok(Some(FilePlace {
-            dir: self.current.as_ref().map(|(_, dir)| Arc::clone(dir)),
-            name: name.to_owned(),
-            mode: entry.mode.unwrap_or(0o644),
-            modified: entry.modified,
-        }))
+        let dir = self.current.as_ref().map(|(_, dir)| Arc::clone(dir));
+        Ok(Some(FilePlace::new(dir, name, entry.mode.unwrap_or(0o644), entry.modified)))
     }
 
     /// Returns the link of the archive that is above the path.
@@ -271,95 +237,6 @@ impl<'a> Tree<'a> {
             filetime::set_file_handle_times(&dir, None, Some(time))?;
         }
         dir.set_permissions(Permissions::from_mode(mode))
-    }
-}
-
-/// Error of reading or of writing an entry.
-#[derive(Debug)]
-pub(crate) enum PutError {
-    Write(io::Error),
-    /// Reading the content failed, a limit is exceeded, or the work was stopped.
-    Read(UnpackError),
-}
-
-impl PutError {
-    fn into_unpack_error(self, path: &Path) -> UnpackError {
-        match self {
-            Self::Write(source) => UnpackError::Io { name: path.display().to_string(), source },
-            Self::Read(error) => error,
-        }
-    }
-}
-
-impl From<UnpackError> for PutError {
-    fn from(error: UnpackError) -> Self {
-        Self::Read(error)
-    }
-}
-
-impl From<io::Error> for PutError {
-    fn from(error: io::Error) -> Self {
-        Self::Write(error)
-    }
-}
-
-/// Creates a file that does not exist and fills it, without following a link. Returns the open file.
-///
-/// # Errors
-/// [`UnpackError::Broken`] if reading the content fails, otherwise [`UnpackError::Io`].
-pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Result<File, UnpackError> {
-    let written = create(dir, OsStr::new(name), mode).map_err(PutError::Write);
-    let filled = written.and_then(|file| fill(file, mode, None, content, &mut vec![0; CHUNK]));
-    filled.map_err(|error| error.into_unpack_error(Path::new(name)))
-}
-
-fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
-    // The name has one component, and `EXCL` follows no link, so the file cannot be outside of the directory.
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    Ok(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(mode | 0o200))?.into())
-}
-
-fn fill(
-    mut file: File,
-    mode: u32,
-    modified: Option<FileTime>,
-    content: &mut dyn Read,
-    buffer: &mut [u8],
-) -> Result<File, PutError> {
-    loop {
-        let read = match content.read(buffer) {
-            Ok(0) => break,
-            Ok(read) => read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(UnpackError::Broken(error).into()),
-        };
-        file.write_all(buffer.get(..read).unwrap_or_default())?;
-    }
-    file.set_permissions(Permissions::from_mode(mode))?;
-    if let Some(time) = modified {
-        filetime::set_file_handle_times(&file, None, Some(time))?;
-    }
-    Ok(file)
-}
-
-/// Calls `create`. If the name already exists, removes the existing file and calls `create` again.
-fn create_or_replace<T>(dir: &Dir, name: &OsStr, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    match create() {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            remove(dir, name)?;
-            create()
-        }
-        created => created,
-    }
-}
-
-/// Removes a file or a link, or a directory if it is empty.
-fn remove(dir: &Dir, name: &OsStr) -> io::Result<()> {
-    match dir.symlink_metadata(name) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-        Ok(metadata) if metadata.is_dir() => dir.remove_dir(name),
-        Ok(_) => dir.remove_file(name),
     }
 }
 

@@ -135,8 +135,11 @@ fn check_length(name: &[u8]) -> Result<(), UnpackError> {
     Err(UnpackError::Kind { name: format!("{start}..."), kind: "file with a name of more than 4096 bytes" })
 }
 
-/// Returns the path that an entry's name denotes.
-fn path(name: PathBuf, kind: &EntryKind) -> Result<PathBuf, UnpackError> {
+/// Returns the path that an entry's name denotes. It is relative, without `.` and `..`.
+///
+/// # Errors
+/// [`UnpackError::Outside`] if the name leaves the target directory, is empty, or is not a valid file name.
+pub fn path(name: PathBuf, kind: &EntryKind) -> Result<PathBuf, UnpackError> {
     match name::relative(&name) {
         Some(path) if *kind == EntryKind::Directory || !path.as_os_str().is_empty() => Ok(path),
         _ => Err(UnpackError::Outside { name: name.display().to_string() }),
