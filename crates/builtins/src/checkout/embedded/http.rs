@@ -11,14 +11,21 @@ use bytes::{Buf, Bytes};
 use git2::transport::{Service, SmartSubtransport, SmartSubtransportStream, Transport};
 use muster_steps::stop::StopToken;
 use parking_lot::Mutex;
-use reqwest::header::{ACCEPT, CONTENT_TYPE};
+use reqwest::header::{ACCEPT, CONTENT_TYPE, LOCATION};
+use reqwest::redirect::Policy;
 use reqwest::{RequestBuilder, Response, StatusCode};
 use tokio::runtime::Handle;
+use url::{Origin, Url};
 
 use super::credentials::Credentials;
 
 /// Maximum size of a request: the commits that the job wants and those that it has.
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
+
+/// End of the URL of the list of a repository's refs.
+const LIST_REFS: &str = "/info/refs?service=git-upload-pack";
+/// Maximum number of redirects within one server.
+const MAX_REDIRECTS: usize = 10;
 
 thread_local! {
     static SESSION: RefCell<Option<Arc<Session>>> = const { RefCell::new(None) };
@@ -26,10 +33,47 @@ thread_local! {
 
 /// What the requests of one fetch have in common.
 pub(super) struct Session {
-    pub(super) client: reqwest::Client,
+    pub(super) clients: Clients,
     pub(super) credentials: Credentials,
     pub(super) runtime: Handle,
     pub(super) stop: StopToken,
+}
+
+/// HTTP clients. Only the coordinator gets the job's client certificate, and is trusted because of the job's certificate authority.
+pub(super) struct Clients {
+    coordinator: Option<Origin>,
+    own: reqwest::Client,
+    other: reqwest::Client,
+}
+
+impl Clients {
+    /// `own` has the certificates of the job, and `other` those of the system.
+    pub(super) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
+        Self { coordinator: origin(coordinator), own, other }
+    }
+
+    /// Returns the client for a URL.
+    fn get(&self, url: &str) -> &reqwest::Client {
+        let is_own = self.coordinator.is_some() && origin(url) == self.coordinator;
+        if is_own { &self.own } else { &self.other }
+    }
+}
+
+/// Returns scheme, host and port of a URL.
+fn origin(url: &str) -> Option<Origin> {
+    Some(Url::parse(url).ok()?.origin())
+}
+
+/// Returns a policy that follows redirects only within one server.
+pub(super) fn same_server() -> Policy {
+    Policy::custom(|attempt| {
+        let last = attempt.previous().last().map(Url::origin);
+        match () {
+            () if attempt.previous().len() > MAX_REDIRECTS => attempt.error("too many redirects"),
+            () if last == Some(attempt.url().origin()) => attempt.follow(),
+            () => attempt.stop(),
+        }
+    })
 }
 
 impl Session {
@@ -47,11 +91,26 @@ impl Session {
         work()
     }
 
+    /// Requests the list of a repository's refs.
+    pub(super) fn list_refs(&self, url: &str) -> io::Result<Response> {
+        let repository = self.credentials.apply(url);
+        let url = format!("{}{LIST_REFS}", repository.url);
+        let response = self.send(repository.authorize(self.clients.get(&url).get(&url)))?;
+        let response = match elsewhere(&response) {
+            // Neither credentials nor certificates are for the other server.
+            Some(url) => self.send(self.clients.get(url.as_str()).get(url))?,
+            None => response,
+        };
+        expect_type(&response, "application/x-git-upload-pack-advertisement")?;
+        Ok(response)
+    }
+
     /// Sends a request and checks its answer.
     fn send(&self, request: RequestBuilder) -> io::Result<Response> {
         let response = self.wait(async { request.send().await.map_err(network_error) })?;
         match response.status() {
             StatusCode::OK => Ok(response),
+            _ if elsewhere(&response).is_some() => Ok(response),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("the server answered {status}: the job's token has no access to this repository"),
@@ -102,20 +161,20 @@ impl SmartSubtransport for Http {
             git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Net, error.to_string())
         };
         let repository = self.session.credentials.apply(url);
-        let http = &self.session.client;
         match action {
             Service::UploadPackLs => {
-                const SUFFIX: &str = "/info/refs?service=git-upload-pack";
-                let request = repository.authorize(http.get(format!("{}{SUFFIX}", repository.url)));
-                let response = self.session.send(request).map_err(failed)?;
-                expect_type(&response, "application/x-git-upload-pack-advertisement").map_err(failed)?;
-                *self.base.lock() = response.url().as_str().strip_suffix(SUFFIX).map(str::to_owned);
+                let response = self.session.list_refs(url).map_err(failed)?;
+                *self.base.lock() = response.url().as_str().strip_suffix(LIST_REFS).map(str::to_owned);
                 Ok(Box::new(Stream::response(&self.session, response)))
             }
             Service::UploadPack => {
                 let base = self.base.lock().clone().unwrap_or_else(|| repository.url.clone());
-                let request = http
-                    .post(format!("{base}/git-upload-pack"))
+                let url = format!("{base}/git-upload-pack");
+                let request = self
+                    .session
+                    .clients
+                    .get(&url)
+                    .post(url)
                     .header(CONTENT_TYPE, "application/x-git-upload-pack-request")
                     .header(ACCEPT, "application/x-git-upload-pack-result");
                 // Another server must not get the credentials.
@@ -131,6 +190,12 @@ impl SmartSubtransport for Http {
     fn close(&self) -> Result<(), git2::Error> {
         Ok(())
     }
+}
+
+/// Returns the URL of a redirect to another server, which [`same_server`] does not follow.
+fn elsewhere(response: &Response) -> Option<Url> {
+    let location = response.headers().get(LOCATION).filter(|_| response.status().is_redirection())?;
+    response.url().join(location.to_str().ok()?).ok()
 }
 
 fn expect_type(response: &Response, expected: &str) -> io::Result<()> {

@@ -15,9 +15,11 @@ use std::time::Duration;
 
 use git2::build::CheckoutBuilder;
 use git2::{
-    AutotagOption, ErrorCode, FetchOptions, FetchPrune, Oid, RemoteCallbacks, Repository, RepositoryInitOptions,
+    AutotagOption, CheckoutNotificationType, ErrorCode, FetchOptions, FetchPrune, ObjectType, Oid, RemoteCallbacks,
+    Repository, RepositoryInitOptions, TreeWalkMode, TreeWalkResult,
 };
 use muster_agent_api::builtin::{Checkout, Cleanup};
+use muster_runner_api::client::TlsFiles;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -27,12 +29,14 @@ use super::{config, remote, short_sha, without_credentials};
 use crate::blocking::blocking;
 use crate::context::Context;
 use credentials::Credentials;
-use http::Session;
+use http::{Clients, Session};
 
 /// Time for a connection to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time without a byte from the server, which may prepare a large repository for long.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// Maximum number of files that libgit2 writes before a stop is noticed.
+const PART_FILES: usize = 1000;
 /// Depth that libgit2 takes for "all commits" of a repository that has only some.
 const UNSHALLOW: i32 = i32::MAX;
 
@@ -56,14 +60,19 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let runtime = Handle::current();
     blocking(&**context, "getting the sources", stop, move || {
         let failed = |error: &dyn std::error::Error| Failure::Step(format!("failed to get the sources: {error}"));
-        let client = match accept_any {
-            true => reqwest::Client::builder().danger_accept_invalid_certs(true),
-            false => muster_runner_api::client::http_client(&tls).map_err(|error| failed(&error))?,
+        let client = |tls: &TlsFiles| {
+            let client = match accept_any {
+                true => reqwest::Client::builder().danger_accept_invalid_certs(true),
+                false => muster_runner_api::client::http_client(tls).map_err(|error| failed(&error))?,
+            };
+            let client =
+                client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
+            // A redirect must not lead the job's certificate to another server.
+            let client = if tls.is_empty() { client } else { client.redirect(http::same_server()) };
+            client.build().map_err(|error| failed(&error))
         };
-        let client =
-            client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
-        let client = client.build().map_err(|error| failed(&error))?;
-        let session = Arc::new(Session { client, credentials, runtime, stop: stop_work.clone() });
+        let clients = Clients::new(&checkout.repo_url, client(&tls)?, client(&TlsFiles::default())?);
+        let session = Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone() });
         http::register().map_err(|error| failed(&error))?;
         let work = Work { context: &shared, checkout: &checkout, session: &session, template };
         session.enter(|| work.run()).map_err(|error| match stop_work.cause() {
@@ -93,7 +102,7 @@ pub(super) async fn clean_up(
             let repository = Repository::open(&project)?;
             check_work_tree(&repository, &project)?;
             clean::clean(&repository, &flags, &stop_work, &|line| shared.print(line))?;
-            repository.checkout_head(Some(CheckoutBuilder::new().force()))?;
+            check_out_head(&repository, &stop_work)?;
             match submodules.as_str() {
                 mode @ ("normal" | "recursive") => {
                     submodules::clean(&repository, mode == "recursive", &stop_work, &|line| shared.print(line))
@@ -101,7 +110,10 @@ pub(super) async fn clean_up(
                 _ => Ok(()),
             }
         };
-        clean().map_err(|error| Failure::Step(format!("failed to clean the checkout: {}", error.message())))
+        clean().map_err(|error| match stop_work.cause() {
+            Some(cause) => Failure::Stopped(cause),
+            None => Failure::Step(format!("failed to clean the checkout: {}", error.message())),
+        })
     })
     .await
 }
@@ -145,13 +157,11 @@ impl Work<'_> {
             // A server may hide the refs of pipelines.
             self.fetch(&repository, &url, &[checkout.sha.as_str()], depth)?;
         }
-        if self.session.stop.cause().is_some() {
-            return Err(git2::Error::from_str("stopped"));
-        }
+        fail_if(&|| self.is_stopped())?;
         if checkout.checkout {
             let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
             self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
-            check_out_commit(&repository, sha)?;
+            check_out_commit(&repository, sha, &|| self.is_stopped())?;
             if let Some(flags) = &checkout.clean_flags {
                 clean::clean(&repository, flags, &self.session.stop, &|line| self.context.print(line))?;
             }
@@ -163,6 +173,10 @@ impl Work<'_> {
             mode => submodules::update(self, &repository, mode == "recursive")?,
         }
         Ok(())
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.session.stop.cause().is_some()
     }
 
     fn print(&self, line: &str) {
@@ -219,17 +233,61 @@ impl Work<'_> {
 }
 
 /// Makes the files those of the commit. Files that the commit does not have stay, if an earlier commit did not have them either.
-fn check_out_commit(repository: &Repository, sha: Oid) -> Result<(), git2::Error> {
+///
+/// No callback can end libgit2 while it writes files, so it writes a part of them at a time. `is_stopped` is asked before each part.
+fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
     let commit = repository.find_commit(sha).map_err(|error| match error.code() {
         ErrorCode::NotFound => git2::Error::from_str(&format!("the server has no commit {sha}")),
         _ => error,
     })?;
-    let mut options = CheckoutBuilder::new();
-    options.force();
-    repository.checkout_tree(commit.as_object(), Some(&mut options))?;
+    let paths = paths(&commit.tree()?)?;
+    for part in paths.chunks(PART_FILES).filter(|_| paths.len() > PART_FILES) {
+        fail_if(is_stopped)?;
+        let mut options = checkout_options(is_stopped);
+        options.disable_pathspec_match(true);
+        for path in part {
+            options.path(path.as_slice());
+        }
+        repository.checkout_tree(commit.as_object(), Some(&mut options))?;
+    }
+    fail_if(is_stopped)?;
+    // This removes the files that the commit does not have. It finds all others unchanged.
+    repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
+    fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
     // libgit2 does not create a file in the place of a directory that an earlier job has removed. It does if only the file is missing.
-    repository.checkout_head(Some(&mut options))
+    repository.checkout_head(Some(&mut checkout_options(is_stopped)))
+}
+
+/// Reverts the changes of files.
+fn check_out_head(repository: &Repository, stop: &StopToken) -> Result<(), git2::Error> {
+    let sha = repository.head()?.peel_to_commit()?.id();
+    check_out_commit(repository, sha, &|| stop.cause().is_some())
+}
+
+/// Returns the options of a checkout that ends when it is stopped while it compares the files.
+fn checkout_options(is_stopped: &dyn Fn() -> bool) -> CheckoutBuilder<'_> {
+    let mut options = CheckoutBuilder::new();
+    options.force();
+    options.notify_on(CheckoutNotificationType::UPDATED | CheckoutNotificationType::CONFLICT);
+    options.notify(move |_, _, _, _, _| !is_stopped());
+    options
+}
+
+/// Returns the paths of the files of a tree, in its order.
+fn paths(tree: &git2::Tree<'_>) -> Result<Vec<Vec<u8>>, git2::Error> {
+    let mut paths = Vec::new();
+    tree.walk(TreeWalkMode::PreOrder, |directory, entry| {
+        if entry.kind() != Some(ObjectType::Tree) {
+            paths.push([directory.as_bytes(), entry.name_bytes()].concat());
+        }
+        TreeWalkResult::Ok
+    })?;
+    Ok(paths)
+}
+
+fn fail_if(is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
+    if is_stopped() { Err(git2::Error::from_str("stopped")) } else { Ok(()) }
 }
 
 /// Fails if the repository names another work tree, which an earlier job may have done: its files would be overwritten and deleted.
@@ -243,3 +301,6 @@ fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2
         directory.display()
     )))
 }
+
+#[cfg(test)]
+mod tests;

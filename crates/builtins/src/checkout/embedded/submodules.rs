@@ -1,11 +1,10 @@
 //! Submodules with libgit2 (docs/spec/job-execution.md, section 2.7).
 
-use git2::build::CheckoutBuilder;
 use git2::{Oid, Pathspec, PathspecFlags, Repository};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{Work, check_out_commit, clean};
+use super::{Work, check_out_commit, check_out_head, clean};
 use crate::checkout::without_credentials;
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
@@ -54,7 +53,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         inner_config.set_str("remote.origin.url", &url)?;
         inner_config.set_str("remote.origin.fetch", ALL_BRANCHES)?;
         fetch(work, &inner, &url, sha).map_err(failed)?;
-        check_out_commit(&inner, sha).map_err(failed)?;
+        check_out_commit(&inner, sha, &|| work.is_stopped()).map_err(failed)?;
         clean::clean(&inner, &clean_flags(work), &work.session.stop, &|line| work.context.print(line))?;
         if recursive {
             update_in(work, &inner, true, &[]).map_err(failed)?;
@@ -92,7 +91,7 @@ pub(super) fn clean(
             continue;
         };
         clean::clean(&inner, &["-ffdx".to_owned()], stop, print)?;
-        inner.checkout_head(Some(CheckoutBuilder::new().force()))?;
+        check_out_head(&inner, stop)?;
         if recursive {
             clean(&inner, true, stop, print)?;
         }

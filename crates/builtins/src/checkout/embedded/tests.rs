@@ -1,0 +1,186 @@
+//! Stops of checkouts, and who gets the job's client certificate.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use git2::{Repository, Signature};
+use muster_agent_api::builtin::Checkout;
+use muster_steps::stop::StopToken;
+use rcgen::{CertificateParams, KeyPair};
+use reqwest::Identity;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::pki_types::{PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use tokio_rustls::rustls::{self, ServerConfig};
+
+use super::credentials::Credentials;
+use super::http::{Clients, Session, same_server};
+use super::{PART_FILES, check_out_commit};
+
+/// Creates a repository with a commit of many files, none of which is in the work tree.
+fn repository(directory: &std::path::Path, files: usize) -> (Repository, git2::Oid) {
+    let repository = Repository::init(directory).unwrap();
+    let mut builder = repository.treebuilder(None).unwrap();
+    for number in 0..files {
+        let blob = repository.blob(format!("{number}").as_bytes()).unwrap();
+        builder.insert(format!("f{number:05}"), blob, 0o100_644).unwrap();
+    }
+    let tree = builder.write().unwrap();
+    let author = Signature::new("a", "a@example.com", &git2::Time::new(0, 0)).unwrap();
+    let sha = repository.commit(None, &author, &author, "many", &repository.find_tree(tree).unwrap(), &[]).unwrap();
+    drop(builder);
+    (repository, sha)
+}
+
+#[test]
+fn stopped_checkout_leaves_the_remaining_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = 3 * PART_FILES;
+    let (repository, sha) = repository(directory.path(), files);
+    let path = |number: usize| directory.path().join(format!("f{number:05}"));
+    let in_second_part = path(PART_FILES + 10);
+    let error = check_out_commit(&repository, sha, &|| in_second_part.exists()).unwrap_err();
+    assert!(in_second_part.exists(), "{error}");
+    assert!(!path(2 * PART_FILES).exists(), "the third part was written");
+    assert!(repository.head().is_err(), "the commit is not checked out");
+    // The next job continues.
+    fs::write(path(files), "an untracked file").unwrap();
+    check_out_commit(&repository, sha, &|| false).unwrap();
+    assert_eq!(fs::read_to_string(path(files - 1)).unwrap(), (files - 1).to_string());
+    assert_eq!(repository.head().unwrap().target(), Some(sha));
+    let changes = repository.statuses(None).unwrap();
+    assert_eq!(changes.iter().filter(|change| !change.status().is_wt_new()).count(), 0);
+}
+
+/// Accepts every client certificate, and clients without one.
+#[derive(Debug)]
+struct AnyClient(Arc<rustls::crypto::CryptoProvider>);
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[rustls::DistinguishedName] {
+        &[]
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, rustls::Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &rustls::pki_types::CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &rustls::pki_types::CertificateDer<'_>,
+        signature: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(
+            message,
+            certificate,
+            signature,
+            &self.0.signature_verification_algorithms,
+        )
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// A Git server with TLS. It counts the connections with and without a client certificate.
+struct Server {
+    url: String,
+    with: Arc<AtomicUsize>,
+    without: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// `redirect` is the URL to which all requests are redirected.
+    async fn start(redirect: Option<String>) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+        let config = config.unwrap().with_client_cert_verifier(Arc::new(AnyClient(provider)));
+        let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let config = config.with_single_cert(vec![certificate.der().clone()], key).unwrap();
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let (with, without) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let counters = (Arc::clone(&with), Arc::clone(&without));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+                let has_certificate = stream.get_ref().1.peer_certificates().is_some();
+                if has_certificate { &counters.0 } else { &counters.1 }.fetch_add(1, Ordering::Relaxed);
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") && stream.read_buf(&mut request).await.unwrap() > 0 {}
+                let answer = match &redirect {
+                    Some(url) => format!("302 Found\r\nLocation: {url}/b.git/info/refs?service=git-upload-pack"),
+                    None => "200 OK\r\nContent-Type: application/x-git-upload-pack-advertisement".to_owned(),
+                };
+                let answer = format!("HTTP/1.1 {answer}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+                let _ = stream.write_all(answer.as_bytes()).await;
+                let _ = stream.shutdown().await;
+            }
+        });
+        Self { url, with, without }
+    }
+
+    fn connections(&self) -> (usize, usize) {
+        (self.with.load(Ordering::Relaxed), self.without.load(Ordering::Relaxed))
+    }
+}
+
+/// Requests the refs of a repository, with the certificate of a job of `coordinator`.
+async fn list_refs(coordinator: &Server, url: String) {
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new(vec!["job".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let identity = Identity::from_pem(format!("{}{}", certificate.pem(), key.serialize_pem()).as_bytes()).unwrap();
+    let builder = || reqwest::Client::builder().danger_accept_invalid_certs(true);
+    let own = builder().identity(identity).redirect(same_server()).build().unwrap();
+    let clients = Clients::new(&coordinator.url, own, builder().build().unwrap());
+    let credentials = Credentials::new(&Checkout::default(), "");
+    let session = Arc::new(Session { clients, credentials, runtime: Handle::current(), stop: StopToken::new() });
+    tokio::task::spawn_blocking(move || session.list_refs(&url).map(drop)).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_coordinator_gets_the_client_certificate() {
+    let other = Server::start(None).await;
+    let coordinator = Server::start(None).await;
+    list_refs(&coordinator, format!("{}/a.git", coordinator.url)).await;
+    assert_eq!(coordinator.connections(), (1, 0));
+    // A submodule of another server.
+    list_refs(&coordinator, format!("{}/b.git", other.url)).await;
+    assert_eq!(other.connections(), (0, 1));
+    // The coordinator redirects to another server.
+    let redirecting = Server::start(Some(other.url.clone())).await;
+    list_refs(&redirecting, format!("{}/a.git", redirecting.url)).await;
+    assert_eq!((redirecting.connections(), other.connections()), ((1, 0), (0, 2)));
+}
