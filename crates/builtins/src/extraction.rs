@@ -80,7 +80,8 @@ impl Extraction {
         Self { root: parent.to_owned(), ..self.clone() }.open_root().map(drop)
     }
 
-    fn failure(&self, error: &UnpackError, stop: &StopToken) -> Failure {
+    /// Returns the failure of a step whose archive was not unpacked.
+    pub(crate) fn failure(&self, error: &UnpackError, stop: &StopToken) -> Failure {
         if let Some(cause) = stop.cause() {
             return Failure::Stopped(cause);
         }

@@ -9,6 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::Method;
 use muster_config::settings::AzureSettings;
+use object_store::ObjectStore;
 use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
 use ring::hmac;
 use time::OffsetDateTime;
@@ -30,12 +31,15 @@ pub(crate) struct Azure {
     /// Name of the container in signatures.
     resource: String,
     signer: Signer,
+    /// Client with the credentials of the manager.
+    client: MicrosoftAzure,
 }
 
 #[derive(Debug)]
 enum Signer {
     Key(hmac::Key),
-    Identity(Box<MicrosoftAzure>),
+    /// The identity of the client.
+    Identity,
 }
 
 impl Azure {
@@ -48,23 +52,28 @@ impl Azure {
     pub(crate) fn at(account: &str, settings: &AzureSettings) -> Result<Self, CacheStoreError> {
         let url = || Url::parse(&format!("{account}/{}", settings.container)).ok();
         let container = url().ok_or_else(|| CacheStoreError::AzureAddress(account.to_owned()))?;
-        let signer = match &settings.key {
+        let builder = MicrosoftAzureBuilder::new()
+            .with_http_connector(Transport::new()?)
+            .with_retry(retries())
+            .with_account(&settings.account)
+            .with_container_name(&settings.container)
+            .with_endpoint(account.to_owned())
+            .with_allow_http(true);
+        let (builder, signer) = match &settings.key {
             Some(key) => {
-                let key = STANDARD.decode(key.expose().trim()).map_err(|_| CacheStoreError::AzureKey)?;
-                Signer::Key(hmac::Key::new(hmac::HMAC_SHA256, &key))
+                let decoded = STANDARD.decode(key.expose().trim()).map_err(|_| CacheStoreError::AzureKey)?;
+                let signer = Signer::Key(hmac::Key::new(hmac::HMAC_SHA256, &decoded));
+                (builder.with_access_key(key.expose().trim()), signer)
             }
-            None => {
-                let builder = MicrosoftAzureBuilder::new()
-                    .with_http_connector(Transport::new()?)
-                    .with_retry(retries())
-                    .with_account(&settings.account)
-                    .with_container_name(&settings.container)
-                    .with_endpoint(account.to_owned())
-                    .with_credential_type("managed_identity");
-                Signer::Identity(Box::new(builder.build()?))
-            }
+            None => (builder.with_credential_type("managed_identity"), Signer::Identity),
         };
-        Ok(Self { container, resource: format!("/blob/{}/{}", settings.account, settings.container), signer })
+        let resource = format!("/blob/{}/{}", settings.account, settings.container);
+        Ok(Self { container, resource, signer, client: builder.build()? })
+    }
+
+    /// Returns the client with the credentials of the manager.
+    pub(crate) fn bucket(&self) -> &dyn ObjectStore {
+        &self.client
     }
 
     /// Returns the URL to read an object. The same URL serves for GET and HEAD.
@@ -103,8 +112,8 @@ impl Azure {
                 sign_with_key(&mut url, key, &format!("{}/{name}", self.resource), permissions, expires_in);
                 Ok(url)
             }
-            Signer::Identity(_) if !url.path().ends_with(name) => Err(CacheStoreError::Name(name.to_owned())),
-            Signer::Identity(signer) => sign(signer.as_ref(), method, &path, expires_in, &[]).await,
+            Signer::Identity if !url.path().ends_with(name) => Err(CacheStoreError::Name(name.to_owned())),
+            Signer::Identity => sign(&self.client, method, &path, expires_in, &[]).await,
         }
     }
 }

@@ -1,14 +1,11 @@
 //! Google Cloud Storage.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::Method;
 use muster_config::settings::{GcsCredentials, GcsSettings};
-use object_store::StaticCredentialProvider;
-use object_store::gcp::{
-    GcpCredential, GcpSigningCredential, GoogleCloudStorage, GoogleCloudStorageBuilder, ServiceAccountKey,
-};
+use object_store::ObjectStore;
+use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
 use object_store::path::Path;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
@@ -39,15 +36,19 @@ impl Gcs {
             },
             GcsCredentials::File(path) => builder.with_service_account_path(path.to_string_lossy()),
             GcsCredentials::Key { account, private_key } => {
-                let key = ServiceAccountKey::from_pem(private_key.expose().as_bytes())?;
-                let signing = GcpSigningCredential { email: account.clone(), private_key: Some(key) };
-                builder
-                    .with_signing_credentials(Arc::new(StaticCredentialProvider::new(signing)))
-                    // Only requests by the manager itself would need a token.
-                    .with_credentials(Arc::new(StaticCredentialProvider::new(GcpCredential { bearer: String::new() })))
+                let account = serde_json::json!({
+                    "type": "service_account", "client_email": account, "private_key": private_key.expose(),
+                    "private_key_id": "",
+                });
+                builder.with_service_account_key(account.to_string())
             }
         };
         Ok(Self(builder.build()?))
+    }
+
+    /// Returns the client with the credentials of the manager.
+    pub(crate) fn bucket(&self) -> &dyn ObjectStore {
+        &self.0
     }
 
     pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {

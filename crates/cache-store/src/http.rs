@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use http::uri::Scheme;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
 };
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 
@@ -58,6 +58,22 @@ impl Transport {
             }
         }
         Ok(answer)
+    }
+
+    /// Reads the object at a signed URL. `None` if it does not exist.
+    pub(crate) async fn read(&self, url: &url::Url) -> Result<Option<Vec<u8>>, HttpError> {
+        let mut request = http::Request::new(HttpRequestBody::empty());
+        let invalid = |error: http::uri::InvalidUri| HttpError::new(HttpErrorKind::Request, error);
+        *request.uri_mut() = url.as_str().parse().map_err(invalid)?;
+        let answer = self.send(request).await?;
+        match answer.status() {
+            http::StatusCode::NOT_FOUND => Ok(None),
+            status if status.is_success() => Ok(Some(answer.into_body())),
+            status => {
+                let message = format!("the server answered {status}");
+                Err(HttpError::new_boxed(HttpErrorKind::Unknown, message.into()))
+            }
+        }
     }
 
     /// Returns the region of a bucket, which Amazon returns to everyone. `None` if it cannot be reached.

@@ -4,10 +4,13 @@
 //! [runners.cache] --CacheStore::open--> signer (S3, Google Cloud Storage, Azure) --sign--> URL + headers --plan--> agent
 //! ```
 //!
+//! [`CacheStore::collect`] deletes what no cache needs any more.
+//!
 //! The manager has the keys of the store. An agent gets URLs that are valid for one object, one method and the time of its job, so no
 //! job can read or change the caches of another project.
 
 mod azure;
+mod collect;
 mod gcs;
 mod http;
 mod role;
@@ -17,18 +20,24 @@ mod stores;
 use std::time::Duration;
 
 use ::http::Method;
+use object_store::ObjectStore;
 use object_store::path::Path;
 use object_store::signer::Signer;
 use url::Url;
 
 use muster_config::settings::CacheStoreSettings;
 
+use crate::http::Transport;
+
+pub use collect::CollectOptions;
 pub use stores::CacheStores;
 
 /// Longest time for which S3 and Google Cloud Storage sign a URL.
 const MAX_EXPIRY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Longest value of a metadata header. The stores have limits between 2 and 8 KiB for all metadata.
 const MAX_METADATA_BYTES: usize = 1024;
+/// Time for which URLs of the manager's own requests are signed.
+const READ_EXPIRY: Duration = Duration::from_secs(60);
 
 /// Reason why no URL can be signed.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +70,14 @@ pub enum CacheStoreError {
     /// The HTTP client cannot be created.
     #[error("failed to create the HTTP client")]
     Client(#[source] reqwest::Error),
+    /// An object cannot be read.
+    #[error("failed to read the object `{name}`")]
+    Read {
+        /// Name of the object.
+        name: String,
+        /// Error of the request.
+        source: object_store::client::HttpError,
+    },
     /// The store did not give credentials in time.
     #[error("the object store of caches gave no credentials within {} s", stores::SIGN_TIMEOUT.as_secs())]
     Timeout,
@@ -86,7 +103,10 @@ pub struct UploadOptions<'a> {
 
 /// An object store that signs URLs.
 #[derive(Debug)]
-pub struct CacheStore(Kind);
+pub struct CacheStore {
+    kind: Kind,
+    http: Transport,
+}
 
 #[derive(Debug)]
 enum Kind {
@@ -102,11 +122,12 @@ impl CacheStore {
     /// [`CacheStoreError`] if the settings are not valid.
     pub async fn open(settings: &CacheStoreSettings) -> Result<Self, CacheStoreError> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        Ok(Self(match settings {
+        let kind = match settings {
             CacheStoreSettings::S3(settings) => Kind::S3(s3::S3::open(settings, &variable).await?),
             CacheStoreSettings::Gcs(settings) => Kind::Gcs(gcs::Gcs::open(settings)?),
             CacheStoreSettings::Azure(settings) => Kind::Azure(Box::new(azure::Azure::open(settings)?)),
-        }))
+        };
+        Ok(Self { kind, http: Transport::new()? })
     }
 
     /// Returns the URL to download an object.
@@ -127,11 +148,29 @@ impl CacheStore {
 
     async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
         let expires_in = expires_in.min(MAX_EXPIRY);
-        match &self.0 {
+        match &self.kind {
             Kind::S3(store) => store.read(method, name, expires_in).await,
             Kind::Gcs(store) => store.read(method, name, expires_in).await,
             Kind::Azure(store) => store.read(name, expires_in).await,
         }
+    }
+
+    /// Returns the store for requests of the manager itself.
+    fn bucket(&self) -> &dyn ObjectStore {
+        match &self.kind {
+            Kind::S3(store) => store.bucket(),
+            Kind::Gcs(store) => store.bucket(),
+            Kind::Azure(store) => store.bucket(),
+        }
+    }
+
+    /// Reads a small object, of at most 1 MiB. `None` if it does not exist.
+    ///
+    /// # Errors
+    /// [`CacheStoreError`], also if the store does not answer.
+    pub async fn read_object(&self, name: &str) -> Result<Option<Vec<u8>>, CacheStoreError> {
+        let url = self.download_url(name, READ_EXPIRY).await?;
+        self.http.read(&url).await.map_err(|source| CacheStoreError::Read { name: name.to_owned(), source })
     }
 
     /// Returns the URL to upload an object.
@@ -145,7 +184,7 @@ impl CacheStore {
         options: UploadOptions<'_>,
     ) -> Result<SignedUpload, CacheStoreError> {
         let expires_in = expires_in.min(MAX_EXPIRY);
-        match &self.0 {
+        match &self.kind {
             Kind::S3(store) => store.upload(name, expires_in, options).await,
             Kind::Gcs(store) => store.upload(name, expires_in, options).await,
             Kind::Azure(store) => store.upload(name, expires_in, options).await,

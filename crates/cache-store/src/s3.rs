@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 use muster_config::settings::{S3Encryption, S3Settings};
+use object_store::ObjectStore;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use url::Url;
 
@@ -94,6 +95,11 @@ impl S3 {
     fn with(downloads: AmazonS3, uploads: Option<AmazonS3>, settings: &S3Settings) -> Self {
         let uploads = uploads.unwrap_or_else(|| downloads.clone());
         Self { downloads, uploads, encryption: encryption(settings.encryption.as_ref()) }
+    }
+
+    /// Returns the client with the credentials of uploads.
+    pub(crate) fn bucket(&self) -> &dyn ObjectStore {
+        &self.uploads
     }
 
     pub(crate) async fn read(&self, method: Method, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {

@@ -25,6 +25,7 @@ pub(super) fn read(runner: &Table) -> CacheSettings {
         path: cache.str("Path").unwrap_or_default().to_owned(),
         shared: cache.bool("Shared").unwrap_or_default(),
         max_archive_bytes: cache.int("MaxUploadedArchiveSize").and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
+        chunks: cache.bool("Chunks").unwrap_or_default(),
     }
 }
 
@@ -131,8 +132,8 @@ mod tests {
             assert_eq!(cache(text).store, None, "{text}");
         }
         assert!(cache("").is_default());
-        let all = cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5");
-        assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes), ("p", true, 5));
+        let all = cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5\nChunks = true");
+        assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes, all.chunks), ("p", true, 5, true));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 mod agent;
+mod cache;
 mod ci;
 mod config_file;
 mod demo;
@@ -49,6 +50,9 @@ enum Command {
     /// Inspect and operate autoscaled instances, and simulate scaling policies.
     #[command(subcommand)]
     Fleet(fleet::Command),
+    /// Care for the caches of jobs.
+    #[command(subcommand)]
+    Cache(cache::Command),
     /// Watch a fleet at work: runs a coordinator, a manager, instances and jobs on this machine until you quit.
     Demo(demo::DemoArgs),
     /// Execute the steps of jobs. Started by managers.
@@ -106,6 +110,7 @@ fn main() -> ExitCode {
         Command::Runner(cli) => runner::run(*cli),
         Command::Plugin(command) => plugin::run(command),
         Command::Fleet(command) => fleet::run(command),
+        Command::Cache(command) => cache::run(command),
         Command::Demo(args) => demo::run(args),
         Command::Agent(command) => agent::run(command),
         Command::Step(command) => step::run(command),

@@ -225,6 +225,53 @@ pub struct CacheEntry {
     /// Maximum size of an archive in bytes. A larger one is not uploaded. 0 means no limit.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_upload_bytes: u64,
+    /// Storage as chunks that caches share. `None` means that the cache is an archive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<ChunkCache>,
+}
+
+/// Storage of a cache as chunks (`docs/how-to/use-caches.md`).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChunkCache {
+    /// Protection level. Caches of different levels share nothing.
+    pub level: String,
+    /// Objects in the store that machines share. `None` means that the chunks stay on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<ChunkStore>,
+}
+
+/// Objects of a chunk store that a job may use, with presigned URLs.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChunkStore {
+    /// References as they are stored, by key. The empty key has the one that was saved last at this level.
+    pub references: BTreeMap<String, String>,
+    /// URLs for GET of the objects that the references name.
+    pub downloads: BTreeMap<String, Secret>,
+    /// Names of objects that will be deleted, so that no save may use them.
+    pub marked: Vec<String>,
+    /// Objects to create. `None` if the job must not save the cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upload: Option<ChunkUpload>,
+}
+
+/// Presigned URLs for PUT of the objects of one save.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ChunkUpload {
+    /// Beginning of the names of the objects: `<id>-index`, and `<id>-0`, `<id>-1`, ... for the packs.
+    pub id: String,
+    /// URLs of the packs.
+    pub packs: Vec<Secret>,
+    /// URL of the index.
+    pub index: Secret,
+    /// URL of the key's reference.
+    pub reference: Secret,
+    /// URL of the copy of the reference that was saved last at this level.
+    pub last: Secret,
+    /// Names and values of the headers of each upload.
+    pub headers: Vec<(String, String)>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]

@@ -19,7 +19,8 @@ pub use driver::{
 };
 pub use inputs::{
     AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
-    CacheRestore, CacheSave, Checkout, Cleanup, Prepare, ProvenanceInfo, Rewrite, Script, Tls,
+    CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare, ProvenanceInfo, Rewrite,
+    Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};
 pub use unpack::UnpackLimits;

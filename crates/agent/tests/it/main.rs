@@ -5,6 +5,7 @@
 mod artifacts;
 mod caches;
 mod checkout;
+mod chunk_caches;
 mod conformance;
 mod debugger;
 mod delegation;

@@ -4,6 +4,7 @@
 //! fails the job. Archives are replaced atomically, so that a reader never sees an incomplete one.
 
 mod archive;
+mod chunks;
 mod download;
 pub mod remote;
 mod remote_error;
@@ -14,7 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave};
+use muster_agent_api::builtin::{CacheEntry, CacheRestore, CacheSave, ChunkCache};
 use muster_steps::builtin::Builtin;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
@@ -82,6 +83,12 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
             context.report(MessageLevel::Warning, &format!("cache key \"{key}\" points outside the cache directory"));
             continue;
         };
+        if let Some(chunks) = &cache.chunks {
+            if restore_chunks(context, cache, chunks, key, stop).await? {
+                return Ok(());
+            }
+            continue;
+        }
         if !fetch(context, cache, key, &path, stop).await? {
             continue;
         }
@@ -117,6 +124,37 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
         }
     }
     Ok(())
+}
+
+/// Restores the chunks of a key. Returns whether the cache was restored.
+async fn restore_chunks(
+    context: &Context,
+    cache: &CacheEntry,
+    chunks: &ChunkCache,
+    key: &str,
+    stop: &StopToken,
+) -> Result<bool, Failure> {
+    if chunks.store.is_none() {
+        context.report(MessageLevel::Plain, NO_DOWNLOAD);
+    }
+    match chunks::restore(context, cache, chunks, key, stop).await {
+        Ok(true) => {
+            context.report(MessageLevel::Notice, "Successfully extracted cache");
+            return Ok(true);
+        }
+        Ok(false) => {
+            context.report(MessageLevel::Warning, "Cache does not exist");
+            context.report(MessageLevel::Warning, "Failed to extract cache");
+        }
+        Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
+        Err(failure) => {
+            context.report(MessageLevel::Warning, &format!("Failed to extract cache: {failure}"));
+            if cache.clean_up_failed {
+                remove_extracted(context, cache, stop).await?;
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Downloads the archive of a key to `path` if there is an object store. Returns whether an archive may exist at `path`.
@@ -161,7 +199,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToke
     .await
 }
 
-/// Packs the files of a cache, unless the archive contains exactly these files, and uploads the archive.
+/// Saves a cache, unless it has exactly these files already.
 async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let Some(path) = archive_path(cache, &cache.key) else {
         context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key");
@@ -172,6 +210,20 @@ async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result
         return Ok(());
     }
     context.report(MessageLevel::Notice, &format!("Creating cache {}...", name(cache, 0)));
+    let created = match &cache.chunks {
+        Some(chunks) => chunks::save(context, cache, chunks, stop).await,
+        None => save_archive(context, cache, &path, stop).await,
+    };
+    match created {
+        Ok(()) => context.report(MessageLevel::Notice, "Created cache"),
+        Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
+        Err(failure) => context.report(MessageLevel::Warning, &format!("Failed to create cache: {failure}")),
+    }
+    Ok(())
+}
+
+/// Packs the files of a cache into the archive at `path`, and uploads it.
+async fn save_archive(context: &Context, cache: &CacheEntry, path: &Path, stop: &StopToken) -> Result<(), Failure> {
     let format = context.variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let known = Format::of_cache(format);
     if known.is_none() {
@@ -184,35 +236,25 @@ async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result
     let alternate = archive_path(cache, &cache.alternate);
     let archive = Archive {
         files: FileSelection { paths: &cache.paths, untracked: cache.untracked, ..FileSelection::default() },
-        file: &path,
+        file: path,
         alternate: alternate.as_deref(),
         format: known.unwrap_or(Format::Zip),
         level: Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL")),
         metadata: Some(&metadata),
     };
-    let created = match archive.write(context, stop).await {
-        Ok(written) => {
-            match written {
-                ArchiveOutcome::Written { .. } => {}
-                ArchiveOutcome::UpToDate => context.report(MessageLevel::Plain, UP_TO_DATE),
-                ArchiveOutcome::NoFiles => context.report(MessageLevel::Plain, NO_FILES),
-            }
-            match ObjectStore::for_upload(context, cache) {
-                Some(store) => store.upload(context, &path, written, stop).await.map_err(Failure::from),
-                None => {
-                    context.report(MessageLevel::Plain, NO_UPLOAD);
-                    Ok(())
-                }
-            }
-        }
-        Err(failure) => Err(failure),
-    };
-    match created {
-        Ok(()) => context.report(MessageLevel::Notice, "Created cache"),
-        Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
-        Err(failure) => context.report(MessageLevel::Warning, &format!("Failed to create cache: {failure}")),
+    let written = archive.write(context, stop).await?;
+    match written {
+        ArchiveOutcome::Written { .. } => {}
+        ArchiveOutcome::UpToDate => context.report(MessageLevel::Plain, UP_TO_DATE),
+        ArchiveOutcome::NoFiles => context.report(MessageLevel::Plain, NO_FILES),
     }
-    Ok(())
+    match ObjectStore::for_upload(context, cache) {
+        Some(store) => store.upload(context, path, written, stop).await.map_err(Failure::from),
+        None => {
+            context.report(MessageLevel::Plain, NO_UPLOAD);
+            Ok(())
+        }
+    }
 }
 
 /// Returns the human-readable key with this index: 0 for the cache key, then the fallback keys.

@@ -2,19 +2,21 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 use futures::StreamExt;
 use muster_runner_api::client::TlsFiles;
 use muster_steps::stop::StopToken;
+use parking_lot::Mutex;
 use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Body, Response, StatusCode, Url};
 use tokio_util::io::ReaderStream;
 
 use super::download::Download;
 pub use super::remote_error::RemoteError;
-use crate::transfer::{MessageLevel, TransferContext};
+use crate::transfer::{MessageLevel, Meter, TransferContext};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of bytes to read of an error response.
@@ -200,17 +202,35 @@ impl Remote {
         url: &Url,
         headers: &HeaderMap,
     ) -> Result<(), RemoteError> {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        context.report(MessageLevel::Plain, &format!("Uploading {name} to {}", without_secrets(url)));
+        let size = fs::symlink_metadata(file).ok().map(|metadata| metadata.len());
+        let meter = Arc::new(Mutex::new(context.meter("Uploading cache", size)));
+        let answered = self.put(file, url, headers, meter).await?;
+        // The next download compares the age of the object with that of the file, so both must have the time of the store's clock.
+        if let Some(time) = answered {
+            filetime::set_file_mtime(file, FileTime::from_system_time(time))
+                .map_err(|error| RemoteError::File(format!("set the time of `{}`", file.display()), error))?;
+        }
+        Ok(())
+    }
+
+    /// Uploads `file`. Returns the time of the store's clock.
+    pub(super) async fn put(
+        &self,
+        file: &Path,
+        url: &Url,
+        headers: &HeaderMap,
+        meter: Arc<Mutex<Meter>>,
+    ) -> Result<Option<SystemTime>, RemoteError> {
         let read_failed = |error| RemoteError::File(format!("read `{}`", file.display()), error);
         let path = file.to_owned();
         let content = muster_files::run_blocking(file, move || muster_files::open(&path))
             .await
             .map_err(|error| read_failed(error.into()))?;
         let metadata = content.metadata().map_err(read_failed)?;
-        let name = file.file_name().unwrap_or_default().to_string_lossy();
-        context.report(MessageLevel::Plain, &format!("Uploading {name} to {}", without_secrets(url)));
-        let mut meter = context.meter("Uploading cache", Some(metadata.len()));
         let body = ReaderStream::with_capacity(tokio::fs::File::from_std(content), 256 * 1024)
-            .inspect(move |chunk| meter(chunk.as_ref().map_or(0, |chunk| chunk.len())));
+            .inspect(move |chunk| (meter.lock())(chunk.as_ref().map_or(0, |chunk| chunk.len())));
         let mut headers = headers.clone();
         headers.entry(header::CONTENT_TYPE).or_insert(HeaderValue::from_static("application/octet-stream"));
         headers.insert(header::CONTENT_LENGTH, metadata.len().into());
@@ -220,21 +240,16 @@ impl Remote {
         }
         let call = self.http.put(url.clone()).headers(headers).body(Body::wrap_stream(body));
         let response = check_status(call.send().await.map_err(RemoteError::network)?).await?;
-        // The next download compares the age of the object with that of the file, so both must have the time of the store's clock.
-        if let Some(time) = http_date(&response, header::DATE) {
-            filetime::set_file_mtime(file, FileTime::from_system_time(time))
-                .map_err(|error| RemoteError::File(format!("set the time of `{}`", file.display()), error))?;
-        }
-        Ok(())
+        Ok(http_date(&response, header::DATE))
     }
 
     /// Makes a transfer, and retries it after transient errors.
-    async fn with_retries<F: Future<Output = Result<(), RemoteError>>>(
+    pub(super) async fn with_retries<T, F: Future<Output = Result<T, RemoteError>>>(
         &self,
         context: &dyn TransferContext,
         stop: &StopToken,
         transfer: impl Fn() -> F,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<T, RemoteError> {
         let mut retries_left = self.retries;
         loop {
             let result = tokio::select! {
@@ -305,7 +320,7 @@ fn without_secrets(url: &Url) -> Url {
     url
 }
 
-fn parse_headers(headers: &[String]) -> Result<HeaderMap, RemoteError> {
+pub(super) fn parse_headers(headers: &[String]) -> Result<HeaderMap, RemoteError> {
     let mut map = HeaderMap::new();
     for (name, value) in headers.iter().filter_map(|header| header.split_once(':')) {
         let invalid = || RemoteError::Setup(format!("`{}` is not a valid header", name.trim()));

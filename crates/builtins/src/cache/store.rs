@@ -44,8 +44,7 @@ impl<'a> ObjectStore<'a> {
     }
 
     fn remote(&self) -> Result<Remote, RemoteError> {
-        let (retries, delay) = RETRIES;
-        Remote::new(self.timeout, retries, delay)
+        remote(self.timeout)
     }
 
     /// Downloads the newest archive of the key to `file`, unless the file is as new.
@@ -77,8 +76,14 @@ impl<'a> ObjectStore<'a> {
     }
 }
 
+/// Returns a client for the store.
+pub(super) fn remote(timeout: Duration) -> Result<Remote, RemoteError> {
+    let (retries, delay) = RETRIES;
+    Remote::new(timeout, retries, delay)
+}
+
 /// Returns the timeout of one request.
-fn timeout(context: &Context) -> Duration {
+pub(super) fn timeout(context: &Context) -> Duration {
     let text = context.variables.get("CACHE_REQUEST_TIMEOUT").unwrap_or_default().trim();
     let minutes = text.parse().ok().filter(|minutes| *minutes > 0).unwrap_or_else(|| {
         if !text.is_empty() {
@@ -91,6 +96,6 @@ fn timeout(context: &Context) -> Duration {
     Duration::from_secs(minutes.saturating_mul(60))
 }
 
-fn parse(url: &Secret) -> Result<Url, RemoteError> {
+pub(super) fn parse(url: &Secret) -> Result<Url, RemoteError> {
     Url::parse(url.expose()).map_err(|error| RemoteError::Setup(format!("the cache has an invalid URL: {error}")))
 }

@@ -101,7 +101,7 @@ impl Level {
     }
 
     /// Returns the level for zstd.
-    pub(super) fn zstd(self) -> i32 {
+    pub(crate) fn zstd(self) -> i32 {
         match self {
             Self::Fastest | Self::Fast => 1,
             Self::Default => 3,

@@ -149,3 +149,8 @@ async fn open_store_is_reused_until_its_settings_change() {
     let other = CacheStoreSettings::S3(S3Settings { bucket: "other".to_owned(), ..s3() });
     assert!(!std::sync::Arc::ptr_eq(&first, &stores.get(&other).await.unwrap()));
 }
+
+/// Returns a store of this kind.
+fn store_of(kind: Kind) -> CacheStore {
+    CacheStore { kind, http: Transport::new().unwrap() }
+}

@@ -136,7 +136,7 @@ async fn azure_server_accepts_the_signatures() {
         container: "caches".to_owned(),
         domain: None,
     };
-    let store = CacheStore(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
+    let store = store_of(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
     transfers(&store).await;
     for name in NAMES {
         // A URL for reading cannot be used for writing, nor for another object.
@@ -177,7 +177,7 @@ async fn role_is_assumed_once_for_several_urls() {
     let address = server.url();
     let variable = |name: &str| (name == "AWS_ENDPOINT_URL_STS").then(|| address.clone());
     let store =
-        |settings: S3Settings| async move { CacheStore(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap())) };
+        |settings: S3Settings| async move { store_of(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap())) };
     let with_role = store(S3Settings { role: Some(role.to_owned()), ..settings(&server) }).await;
     let token = |url: &Url| query(url).get("X-Amz-Security-Token").cloned();
     let first = with_role.download_url("a", HOUR).await.unwrap();
@@ -191,7 +191,7 @@ async fn role_is_assumed_once_for_several_urls() {
     assert!(token(&uploads.upload_url("a", HOUR, options()).await.unwrap().url).is_some());
     let unreachable = |name: &str| (name == "AWS_ENDPOINT_URL_STS").then(|| "http://127.0.0.1:9".to_owned());
     let settings = S3Settings { role: Some(role.to_owned()), ..settings(&server) };
-    let store = CacheStore(Kind::S3(s3::S3::open(&settings, &unreachable).await.unwrap()));
+    let store = store_of(Kind::S3(s3::S3::open(&settings, &unreachable).await.unwrap()));
     let error = muster_job::error_chain(&store.download_url("a", HOUR).await.unwrap_err());
     assert!(error.contains("failed to assume the role arn:aws:iam::123456789012:role/cache"), "{error}");
 }
@@ -202,7 +202,7 @@ async fn credentials_of_the_machine_are_used_without_an_access_key() {
     let address = server.url();
     let variable = |name: &str| (name == "AWS_EC2_METADATA_SERVICE_ENDPOINT").then(|| address.clone());
     let settings = S3Settings { access_key: None, ..settings(&server) };
-    let store = CacheStore(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap()));
+    let store = store_of(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap()));
     let url = store.download_url("a", HOUR).await.unwrap();
     assert!(query(&url).contains_key("X-Amz-Security-Token"), "{url}");
 }
@@ -212,7 +212,7 @@ async fn machine_without_metadata_service_is_an_error_in_bounded_time() {
     let settings = CacheStoreSettings::S3(S3Settings { access_key: None, ..s3() });
     let variable = |name: &str| (name == "AWS_EC2_METADATA_SERVICE_ENDPOINT").then(|| "http://127.0.0.1:9".to_owned());
     let CacheStoreSettings::S3(s3_settings) = &settings else { return };
-    let store = Arc::new(CacheStore(Kind::S3(s3::S3::open(s3_settings, &variable).await.unwrap())));
+    let store = Arc::new(store_of(Kind::S3(s3::S3::open(s3_settings, &variable).await.unwrap())));
     let began = std::time::Instant::now();
     store.download_url("a", HOUR).await.unwrap_err();
     assert!(began.elapsed() < stores::SIGN_TIMEOUT, "{:?}", began.elapsed());

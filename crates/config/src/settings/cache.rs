@@ -17,6 +17,8 @@ pub struct CacheSettings {
     pub shared: bool,
     /// Maximum size of an archive in bytes. A larger one is stored only on the machine of the job. 0 means no limit.
     pub max_archive_bytes: u64,
+    /// Whether caches are stored as chunks that they share, unless the job chooses a format of archives.
+    pub chunks: bool,
 }
 
 impl CacheSettings {

@@ -344,8 +344,9 @@ impl JobActor {
             docker: docker_files(settings).await,
             share: environment.sharing().and_then(Sharing::slot_share),
             cache_objects: BTreeMap::new(),
+            cache_chunks: BTreeMap::new(),
         };
-        job.cache_objects = caches::sign(&self.runner.cache_stores, &self.payload, &job).await;
+        (job.cache_objects, job.cache_chunks) = caches::sign(&self.runner.cache_stores, &self.payload, &job).await;
         let is_remote = self.is_remote();
         self.preparation.lower(&self.payload, &job, &self.watch, is_remote)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_agent_api::builtin::CacheEntry;
+use muster_agent_api::builtin::{CacheEntry, ChunkCache};
 use muster_job::short_token;
 use muster_runner_api::payload::{Cache, JobPayload};
 use sha2::{Digest, Sha256};
@@ -10,10 +10,12 @@ use sha2::{Digest, Sha256};
 use super::flags::Flags;
 use super::paths::Paths;
 use super::variables::Variables;
-use super::{JobContext, LowerError};
+use super::{JobContext, LowerError, driver};
 
 /// Number of digits of a hashed key by which the objects of a project are divided.
 const SHARD_DIGITS: usize = 2;
+/// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
+const CHUNKS: &str = "chunks";
 
 /// Returns the job's caches that have a key, each with its `when`.
 pub(super) fn entries(
@@ -25,6 +27,7 @@ pub(super) fn entries(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<(CacheEntry, String)>, LowerError> {
     let mut keys = Keys { hash: flags.is_on("FF_HASH_CACHE_KEYS"), warnings };
+    let are_chunks = are_chunks(context, variables);
     let mut entries = Vec::new();
     for cache in payload.cache.iter().filter(|cache| cache.untracked || !cache.paths.is_empty()) {
         let raw = variables.expand(&key(payload, cache));
@@ -36,7 +39,11 @@ pub(super) fn entries(
             "pull-push" | "pull" | "push" => policy,
             unknown => return Err(LowerError::configuration(format!("unknown cache policy {unknown} for {raw}"))),
         };
-        let fallbacks = fallbacks(cache, variables, keys.warnings);
+        let mut fallbacks = fallbacks(cache, variables, keys.warnings);
+        let level = level(payload, &raw);
+        if are_chunks {
+            fallbacks.retain(|fallback| self::level(payload, fallback) == level);
+        }
         let named_fallbacks: Vec<(String, String)> = fallbacks
             .into_iter()
             .filter_map(|raw| keys.directory_name(&raw).map(|key| (key, keys.name(&raw))))
@@ -52,13 +59,36 @@ pub(super) fn entries(
             policy,
             clean_up_failed: flags.is_on("FF_CLEAN_UP_FAILED_CACHE_EXTRACT"),
             objects: BTreeMap::new(),
+            chunks: None,
             max_upload_bytes: context.runner.cache.max_archive_bytes,
         };
+        if are_chunks {
+            let store = context.cache_chunks.get(&entry.key).cloned();
+            entry.chunks = Some(ChunkCache { level: level.to_owned(), store });
+            // The other form of the key is only for archives that exist.
+            entry.alternate.clear();
+        }
         let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
         entry.objects = keys.filter_map(|key| Some((key.clone(), context.cache_objects.get(key)?.clone()))).collect();
         entries.push((entry, cache.when.clone()));
     }
     Ok(entries)
+}
+
+/// Returns whether the job's caches are stored as chunks. The driver of a custom executor stores archives.
+fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
+    let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
+    let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
+    is_chosen && !driver::applies(context)
+}
+
+/// Returns the protection level of a cache. Caches of different levels share no chunks.
+///
+/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. The payload of a job says in addition
+/// whether its ref is protected, so a job of another ref cannot choose such a key.
+fn level(payload: &JobPayload, key: &str) -> &'static str {
+    let is_unprotected = payload.git_info.protected == Some(false);
+    if is_protected_key(key) && !is_unprotected { "protected" } else { "unprotected" }
 }
 
 fn key(payload: &JobPayload, cache: &Cache) -> String {
@@ -113,16 +143,43 @@ pub(crate) struct CacheUse {
     pub(crate) upload: bool,
 }
 
-/// Returns the objects that the job's caches use. Each key occurs once.
+/// How a job uses the chunks of one cache in the object store of its runner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ChunkUse {
+    /// Key of the cache as in [`CacheEntry::key`].
+    pub(crate) key: String,
+    /// Keys from which the cache may be restored if `key` has none.
+    pub(crate) fallback_keys: Vec<String>,
+    /// Human-readable key.
+    pub(crate) name: String,
+    /// Beginning of the names of the objects of the project and the protection level, without the last `/`.
+    pub(crate) prefix: String,
+    /// Whether the job may restore the cache.
+    pub(crate) download: bool,
+    /// Whether the job may save the cache.
+    pub(crate) upload: bool,
+}
+
+/// What the caches of a job use of the object store of its runner.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct CacheUses {
+    /// Archives. Each key occurs once.
+    pub(crate) archives: Vec<CacheUse>,
+    /// Chunks. Each key occurs once.
+    pub(crate) chunks: Vec<ChunkUse>,
+}
+
+/// Returns the objects that the job's caches use.
 pub(super) fn uses(
     payload: &JobPayload,
     context: &JobContext,
     paths: &Paths,
     variables: &Variables,
     flags: &Flags,
-) -> Result<Vec<CacheUse>, LowerError> {
+) -> Result<CacheUses, LowerError> {
     let is_hashed = flags.is_on("FF_HASH_CACHE_KEYS");
     let mut uses: Vec<CacheUse> = Vec::new();
+    let mut chunks: Vec<ChunkUse> = Vec::new();
     let mut add = |key: &str, name: &str, is_hashed: bool, download: bool, upload: bool| {
         if key.is_empty() || !(download || upload) {
             return;
@@ -137,6 +194,10 @@ pub(super) fn uses(
     };
     for (entry, _) in entries(payload, context, paths, variables, flags, &mut Vec::new())? {
         let (download, upload) = (entry.policy != "push", entry.policy != "pull");
+        if let Some(ChunkCache { level, .. }) = &entry.chunks {
+            add_chunks(&mut chunks, &entry, chunk_prefix(payload, context, level), download, upload);
+            continue;
+        }
         let mut keys = [&entry.key].into_iter().chain(&entry.fallback_keys).zip(&entry.names);
         if let Some((key, name)) = keys.next() {
             add(key, name, is_hashed, download, upload);
@@ -146,22 +207,54 @@ pub(super) fn uses(
             add(key, name, is_hashed, download, false);
         }
     }
-    Ok(uses)
+    Ok(CacheUses { archives: uses, chunks })
+}
+
+fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, download: bool, upload: bool) {
+    if entry.key.is_empty() {
+        return;
+    }
+    if let Some(known) = uses.iter_mut().find(|known| known.key == entry.key) {
+        known.download |= download;
+        known.upload |= upload;
+        let more = entry.fallback_keys.iter().filter(|key| !known.fallback_keys.contains(key));
+        let more: Vec<String> = more.cloned().collect();
+        known.fallback_keys.extend(more);
+        return;
+    }
+    let name = entry.names.first().cloned().unwrap_or_default();
+    let fallback_keys = entry.fallback_keys.clone();
+    uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
+}
+
+/// Returns the beginning of the names of the objects with the chunks of a project and a protection level.
+///
+/// No cache key leads there: the names of archives have `project` at the place of `chunks`.
+fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
+    let mut segments = prefix(context);
+    segments.extend(["chunks".to_owned(), payload.job_info.project_id.to_string(), level.to_owned()]);
+    segments.join("/")
 }
 
 /// Returns the name of the object of a key (docs/spec/job-execution.md, section 10.2).
 fn object_name(payload: &JobPayload, context: &JobContext, key: &str, is_hashed: bool) -> String {
+    let mut segments = prefix(context);
+    segments.extend(["project".to_owned(), payload.job_info.project_id.to_string()]);
+    // Objects with the same prefix share a limit on requests, so hashed keys are divided among prefixes.
+    segments.extend(key.get(..SHARD_DIGITS).filter(|_| is_hashed).map(str::to_owned));
+    segments.push(key.to_owned());
+    segments.join("/")
+}
+
+/// Returns the beginning of the names of all objects of a runner.
+fn prefix(context: &JobContext) -> Vec<String> {
     let settings = &context.runner.cache;
     let path = settings.path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
     let mut segments: Vec<String> = path.map(str::to_owned).collect();
     if !settings.shared {
         segments.extend(["runner".to_owned(), short_token(context.runner.token.expose())]);
     }
-    segments.extend(["project".to_owned(), payload.job_info.project_id.to_string()]);
-    // Objects with the same prefix share a limit on requests, so hashed keys are divided among prefixes.
-    segments.extend(key.get(..SHARD_DIGITS).filter(|_| is_hashed).map(str::to_owned));
-    segments.push(key.to_owned());
-    segments.join("/")
+    segments
 }
 
 /// Derives directory names from cache keys.

@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use globset::GlobBuilder;
-use muster_agent_api::builtin::{CacheObject, UnpackLimits};
+use muster_agent_api::builtin::{CacheObject, ChunkStore, UnpackLimits};
 use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_executor::{Directories, Slot, SlotShare};
@@ -39,7 +39,7 @@ use muster_telemetry::metrics::InputFailure;
 
 use muster_config::settings::{RunnerSettings, UnpackSettings};
 
-pub(crate) use cache::CacheUse;
+pub(crate) use cache::{CacheUse, CacheUses, ChunkUse};
 pub use docker::{AuthFile, DockerFiles};
 pub(crate) use settings::job_timeout;
 pub(crate) use share::environment_request;
@@ -69,6 +69,8 @@ pub struct JobContext {
     pub share: Option<SlotShare>,
     /// Signed URLs of the job's caches in the object store of the runner, by the keys of [`CacheUse`].
     pub cache_objects: BTreeMap<String, CacheObject>,
+    /// Signed URLs of the job's caches that are stored as chunks, by the keys of [`ChunkUse`].
+    pub cache_chunks: BTreeMap<String, ChunkStore>,
 }
 
 impl JobContext {
@@ -236,7 +238,7 @@ fn inner_context(outside: &JobContext) -> Option<JobContext> {
 }
 
 /// Returns the objects in the object store of the runner that the job's caches use. Empty if the payload cannot be lowered.
-pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> Vec<CacheUse> {
+pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUses {
     let inside = inner_context(context);
     let context = inside.as_ref().unwrap_or(context);
     let uses = || {
@@ -249,7 +251,7 @@ pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> Vec<Cach
         cache::uses(&payload, context, &paths, &variables, &flags)
     };
     // [`lower`] reports the error.
-    uses().unwrap_or_else(|_: LowerError| Vec::new())
+    uses().unwrap_or_else(|_: LowerError| CacheUses::default())
 }
 
 /// Returns the values that a trace of the job must not show.

@@ -31,6 +31,10 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
         object.upload = Secret::default();
         object.upload_headers.clear();
     }
+    if let Some(store) = entry.chunks.as_mut().and_then(|chunks| chunks.store.as_mut()) {
+        store.upload = None;
+        store.marked.clear();
+    }
     entry
 }
 
@@ -41,6 +45,10 @@ fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     entry.objects.retain(|name, object| *name == key && !object.upload.expose().is_empty());
     for object in entry.objects.values_mut() {
         object.download = Secret::default();
+    }
+    if let Some(store) = entry.chunks.as_mut().and_then(|chunks| chunks.store.as_mut()) {
+        // The indexes show which chunks need not be saved again.
+        store.downloads.retain(|name, _| name.ends_with("-index"));
     }
     entry
 }

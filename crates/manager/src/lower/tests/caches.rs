@@ -2,18 +2,20 @@
 
 use std::collections::BTreeSet;
 
+use muster_agent_api::builtin::ChunkUpload;
 use muster_config::settings::CacheSettings;
 use muster_job::short_token;
 
 use super::*;
 
-const SHARED: CacheSettings = CacheSettings { store: None, path: String::new(), shared: true, max_archive_bytes: 0 };
+const SHARED: CacheSettings =
+    CacheSettings { store: None, path: String::new(), shared: true, max_archive_bytes: 0, chunks: false };
 
 /// Lowers a job with a signed URL for everything that it needs. Returns its objects and its plan.
 fn cached(more: Value, settings: CacheSettings) -> (Vec<CacheUse>, Value) {
     let mut context = JobContext { runner: Arc::new(RunnerSettings { cache: settings, ..runner() }), ..context() };
     let payload = payload(more);
-    let uses = cache_uses(&payload, &context);
+    let uses = cache_uses(&payload, &context).archives;
     let object = |usage: &CacheUse| {
         let url = |action: &str, signed: bool| {
             Secret::new(if signed { format!("https://store.example/{}?{action}", usage.object) } else { String::new() })
@@ -102,6 +104,89 @@ fn key_cannot_leave_the_objects_of_the_project() {
 #[test]
 fn payload_that_cannot_be_lowered_uses_no_objects() {
     let (more, context) = (caches(json!([{ "key": "k", "paths": ["a"], "policy": "sometimes" }])), context());
-    assert_eq!(cache_uses(&payload(more.clone()), &context), []);
+    assert_eq!(cache_uses(&payload(more.clone()), &context), CacheUses::default());
     assert!(lower(&payload(more), &context).is_err());
+}
+
+/// Returns the chunks that a job uses, with the given protection of its ref, and its plan.
+fn chunked(list: Value, protected: Option<bool>, more: &[(&str, &str)]) -> (Vec<ChunkUse>, Value) {
+    let mut extra = variables(more);
+    extra["cache"] = list;
+    let mut payload = payload(extra);
+    payload.git_info.protected = protected;
+    let settings = CacheSettings { chunks: true, ..SHARED };
+    let mut context = JobContext { runner: Arc::new(RunnerSettings { cache: settings, ..runner() }), ..context() };
+    let uses = cache_uses(&payload, &context).chunks;
+    let secret = |text: &str| Secret::new(format!("https://store.example/{text}"));
+    let store = |usage: &ChunkUse| ChunkStore {
+        references: [(usage.key.clone(), "{}".to_owned())].into(),
+        downloads: ["1-index", "1-0"].map(|name| (name.to_owned(), secret(name))).into(),
+        marked: vec!["0-0".to_owned()],
+        upload: Some(ChunkUpload { id: "2".to_owned(), index: secret("put"), ..ChunkUpload::default() }),
+    };
+    context.cache_chunks = uses.iter().map(|usage| (usage.key.clone(), store(usage))).collect();
+    let plan = plan(&lower(&payload, &context).unwrap());
+    (uses, plan)
+}
+
+#[test]
+fn protection_level_of_chunks_follows_the_key_and_the_ref() {
+    for (key, protected, level) in [
+        ("deps-protected", Some(true), "protected"),
+        ("deps-protected", None, "protected"),
+        // A job of another ref cannot choose a protected key.
+        ("deps-protected", Some(false), "unprotected"),
+        ("deps-protected.", Some(false), "unprotected"),
+        ("deps-non_protected", Some(true), "unprotected"),
+        ("deps", Some(true), "unprotected"),
+    ] {
+        let (uses, plan) = chunked(json!([{ "key": key, "paths": ["a"] }]), protected, &[]);
+        assert_eq!(uses[0].prefix, format!("chunks/5/{level}"), "{key} {protected:?}");
+        assert!(plan.to_string().contains(&format!("\"level\":\"{level}\"")), "{key} {protected:?}");
+    }
+    // Fallback keys of the other level are not tried.
+    let fallbacks = json!(["old-protected", "old-non_protected", "old"]);
+    let (uses, _) =
+        chunked(json!([{ "key": "k-protected", "paths": ["a"], "fallback_keys": fallbacks }]), Some(true), &[]);
+    assert_eq!(uses[0].fallback_keys, ["old-protected"]);
+    let (uses, _) = chunked(json!([{ "key": "k", "paths": ["a"], "fallback_keys": fallbacks }]), Some(true), &[]);
+    assert_eq!(uses[0].fallback_keys, ["old-non_protected", "old"]);
+}
+
+#[test]
+fn no_key_leads_to_the_chunks_of_a_level() {
+    let (uses, _) = chunked(json!([{ "key": "../chunks/5/protected/objects/x", "paths": ["a"] }]), Some(false), &[]);
+    assert_eq!(
+        (uses[0].key.as_str(), uses[0].prefix.as_str()),
+        ("chunks/5/protected/objects/x", "chunks/5/unprotected")
+    );
+    let (archives, _) = cached(caches(json!([{ "key": "../chunks/5/protected/objects/x", "paths": ["a"] }])), SHARED);
+    assert!(names(&archives).iter().all(|name| name.starts_with("project/5/")), "{archives:?}");
+}
+
+#[test]
+fn job_can_choose_archives_or_chunks() {
+    let list = || json!([{ "key": "k", "paths": ["a"] }]);
+    let (uses, _) = chunked(list(), None, &[("CACHE_COMPRESSION_FORMAT", "zip")]);
+    assert_eq!(uses, []);
+    let mut extra = variables(&[("CACHE_COMPRESSION_FORMAT", "Chunks")]);
+    extra["cache"] = list();
+    let context = JobContext { runner: Arc::new(RunnerSettings { cache: SHARED, ..runner() }), ..context() };
+    let uses = cache_uses(&payload(extra), &context);
+    assert_eq!((uses.chunks.len(), uses.archives.len()), (1, 0));
+}
+
+#[test]
+fn each_step_gets_only_the_chunks_that_it_needs() {
+    let (_, plan) = chunked(json!([{ "key": "k", "paths": ["a"] }]), None, &[]);
+    let step = |name: &str| {
+        let steps = plan["steps"].as_array().unwrap();
+        steps.iter().find(|step| step["name"] == name).unwrap().to_string()
+    };
+    let (restore, save) = (step("restore_cache"), step("archive_cache"));
+    assert!(restore.contains("1-index") && restore.contains("1-0") && !restore.contains("/put"), "{restore}");
+    assert!(
+        save.contains("1-index") && !save.contains("1-0") && save.contains("/put") && save.contains("0-0"),
+        "{save}"
+    );
 }

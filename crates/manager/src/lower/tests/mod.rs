@@ -36,6 +36,7 @@ pub(super) fn context() -> JobContext {
         suspend_support: Err("suspension is not supported".to_owned()),
         share: None,
         cache_objects: BTreeMap::new(),
+        cache_chunks: BTreeMap::new(),
     }
 }
 

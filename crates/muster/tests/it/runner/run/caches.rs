@@ -182,3 +182,111 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
     let names = objects(&store).await;
     assert_eq!(names.len(), 2, "both programs use the same names: {names:?}");
 }
+
+/// Script that creates a megabyte of text in 40 files, unless they exist.
+const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
+                    seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done; fi";
+
+/// Returns the number of megabytes before a text in a log.
+fn megabytes(log: &str, text: &str) -> f64 {
+    let before = log.split_once(text).unwrap_or_else(|| panic!("{text:?} is missing in {log}")).0;
+    before.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chunks_are_shared_through_the_store() {
+    let Some(store) = store().await else { return };
+    let chunks = "Shared = true\nChunks = true";
+    let (first, _run) = machine(&store, chunks).await;
+    let log = job(&first, 1, TREE, json!({})).await;
+    contains(&log, &["Cache does not exist", "Created cache"]);
+    let all = megabytes(&log, " MB were uploaded");
+    let names = objects(&store).await;
+    let is_expected = |name: &String| name.starts_with("chunks/7/unprotected/");
+    assert!(names.len() == 4 && names.iter().all(is_expected), "{names:?}");
+
+    // Another machine restores all, changes one of 40 files, and uploads little.
+    let (second, _run) = machine(&store, chunks).await;
+    let log = job(&second, 2, &format!("{TREE}; echo changed > vendor/file7"), json!({})).await;
+    contains(&log, &["\nfound\n", "Successfully extracted cache", "Created cache"]);
+    assert!(megabytes(&log, " MB were uploaded") <= all / 10.0, "{all} {log}");
+    for secret in [SECRET, "the-access-key", "X-Amz-Signature"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
+
+    // The first machine has the chunks of its own save, and downloads what the second one has changed.
+    let log = job(&first, 3, "cat vendor/file7", json!({})).await;
+    contains(&log, &["\nchanged\n", "Archive is up to date!"]);
+    assert!(megabytes(&log, " MB were downloaded") <= all / 10.0, "{all} {log}");
+
+    // A new key shares the chunks of the cache that was saved last.
+    let log = job(&first, 4, TREE, json!({ "key": "branch" })).await;
+    contains(&log, &["Cache does not exist", "Created cache"]);
+    assert!(megabytes(&log, " MB were uploaded") <= all / 10.0, "{all} {log}");
+
+    // Protected caches have objects of their own.
+    let before = objects(&store).await.len();
+    job(&first, 5, TREE, json!({ "key": "deps-protected" })).await;
+    let names = objects(&store).await;
+    assert_eq!(names.iter().filter(|name| name.starts_with("chunks/7/protected/")).count(), names.len() - before);
+
+    // A format of archives can be chosen by the job's variables only, so the store has no archive.
+    assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
+    let Some(store) = store().await else { return };
+    let chunks = "Shared = true\nChunks = true";
+    let (first, _run) = machine(&store, chunks).await;
+    job(&first, 1, TREE, json!({})).await;
+    let pack = objects(&store).await.into_iter().find(|name| name.ends_with("-0")).unwrap();
+    let url = format!("{}/bucket/{pack}", store.url());
+    let mut bytes = reqwest::get(&url).await.unwrap().bytes().await.unwrap().to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    assert!(reqwest::Client::new().put(&url).body(bytes).send().await.unwrap().status().is_success());
+
+    let (second, _run) = machine(&store, chunks).await;
+    let script = "rm -rf vendor; mkdir vendor; for i in $(seq 40); do seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done";
+    let log = job(&second, 2, script, json!({})).await;
+    contains(&log, &["Failed to extract cache: ", "is damaged", "Created cache"]);
+    let (third, _run) = machine(&store, chunks).await;
+    let log = job(&third, 3, "ls vendor | wc -l; tail -n 1 vendor/file40", json!({})).await;
+    contains(&log, &["Successfully extracted cache", "\n40\n", "\n44500\n"]);
+}
+
+/// Runs `muster cache gc` with the configuration of a machine.
+fn collect(bench: &Bench, arguments: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
+    command.args(["cache", "gc", "--config"]).arg(bench.home.path("config.toml")).args(arguments);
+    let output = command.current_dir(bench.home.path(".")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unused_objects_of_the_store_are_deleted() {
+    let Some(store) = store().await else { return };
+    let (bench, _run) = machine(&store, "Shared = true\nChunks = true").await;
+    job(&bench, 1, TREE, json!({})).await;
+    let first = objects(&store).await;
+    job(&bench, 2, "for i in $(seq 40); do seq $((i * 77)) $((i * 77 + 5000)) > vendor/file$i; done", json!({})).await;
+    let unused =
+        |names: &[String]| first.iter().filter(|name| names.contains(name) && name.contains("/objects/")).count();
+    assert_eq!(unused(&objects(&store).await), 2);
+    // Nothing is as old as the grace period.
+    collect(&bench, &[]);
+    assert_eq!(unused(&objects(&store).await), 2);
+    // Without a grace period, the first pass marks, and the second one deletes.
+    collect(&bench, &["--grace", "0s"]);
+    assert_eq!(unused(&objects(&store).await), 2);
+    collect(&bench, &["--grace", "0s", "--dry-run"]);
+    assert_eq!(unused(&objects(&store).await), 2);
+    let report = collect(&bench, &["--grace", "0s"]);
+    assert!(report.contains("chunks/7/unprotected: 2 objects with"), "{report}");
+    assert_eq!(unused(&objects(&store).await), 0);
+    let (other, _run) = machine(&store, "Shared = true\nChunks = true").await;
+    let log = job(&other, 3, "tail -n 1 vendor/file40", json!({})).await;
+    contains(&log, &["Successfully extracted cache", "\n8080\n"]);
+}

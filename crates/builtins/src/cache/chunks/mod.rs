@@ -1,0 +1,74 @@
+//! Caches that are stored as chunks (`docs/how-to/use-caches.md`): on this machine, or in an object store.
+//!
+//! ```text
+//! restore: reference --> index --> chunks that the files lack --> files
+//! save:    files --> chunks that no index has --> packs --> index --> reference
+//! ```
+//!
+//! With an object store, the manager has read the references, and has signed URLs for the objects that they name. The directory of this
+//! machine then has copies of objects.
+
+mod objects;
+mod restore;
+mod save;
+
+use std::path::Path;
+
+use muster_agent_api::builtin::{CacheEntry, ChunkCache};
+use muster_chunks::{ChunkError, Reference, Store};
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+
+use super::remote::RemoteError;
+use crate::context::Context;
+
+pub(super) use restore::restore;
+pub(super) use save::save;
+
+/// Returns the directory of a cache's chunks.
+fn store(cache: &CacheEntry, chunks: &ChunkCache) -> Result<Store, Failure> {
+    let invalid = || Failure::Step(format!("`{}` is not a valid protection level", chunks.level));
+    Store::new(Path::new(&cache.cache_dir), &chunks.level).ok_or_else(invalid)
+}
+
+/// Reads the reference of a key that the manager has read.
+fn parse(text: &str, level: &str) -> Result<Reference, ChunkError> {
+    let reference = Reference::parse(text.as_bytes())?;
+    if reference.level == level {
+        Ok(reference)
+    } else {
+        Err(ChunkError::Damaged("its reference belongs to another protection level".to_owned()))
+    }
+}
+
+fn chunk_failure(error: &ChunkError) -> Failure {
+    let text = muster_job::error_chain(error);
+    match error {
+        ChunkError::Damaged(_) => Failure::Step(text),
+        _ => Failure::System(text),
+    }
+}
+
+fn remote_failure(error: RemoteError) -> Failure {
+    match error {
+        RemoteError::Missing => Failure::Step("an object of the cache does not exist in the store".to_owned()),
+        error => error.into(),
+    }
+}
+
+/// Returns the function by which blocking work asks whether it must end.
+fn stopped(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
+    let stop = stop.clone();
+    move || stop.cause().is_some()
+}
+
+/// Returns a number of bytes in megabytes.
+fn megabytes(bytes: u64) -> String {
+    let tenths = bytes.saturating_add(50_000) / 100_000;
+    format!("{}.{} MB", tenths / 10, tenths % 10)
+}
+
+/// Returns the settings of requests to the store.
+fn client(context: &Context) -> Result<super::remote::Remote, RemoteError> {
+    super::store::remote(super::store::timeout(context))
+}

@@ -1,0 +1,123 @@
+//! Deletes the objects of chunk stores that no cache needs ([`muster_chunks::Sweep`]).
+//!
+//! ```text
+//! [Path/][runner/<token>/]chunks/<project>/<level>/objects/<name>
+//!                                                 /keys/<key>/reference.json
+//!                                                 /last.json
+//!                                                 /marks.json
+//! ```
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::{Duration, SystemTime};
+
+use futures::TryStreamExt;
+use muster_chunks::{Collection, Listed, Marks, Object, Reference, Sweep};
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::{CacheStore, CacheStoreError};
+
+/// Name of a key's reference below the directory of the key.
+const REFERENCE: &str = "/reference.json";
+
+/// What to collect.
+#[derive(Debug, Clone, Copy)]
+pub struct CollectOptions {
+    /// Current time.
+    pub now: SystemTime,
+    /// Grace period. It must be longer than the longest job.
+    pub grace: Duration,
+    /// Time after the last save at which a cache is deleted. `None` means never.
+    pub max_age: Option<Duration>,
+    /// Whether nothing is changed.
+    pub dry_run: bool,
+}
+
+impl CacheStore {
+    /// Deletes the unused objects of all chunk stores below `prefix`, which ends before `chunks/`. Returns the name of each with its figures.
+    ///
+    /// # Errors
+    /// [`CacheStoreError`]. The stores before it are then complete.
+    pub async fn collect(
+        &self,
+        prefix: &str,
+        options: CollectOptions,
+    ) -> Result<Vec<(String, Collection)>, CacheStoreError> {
+        let bucket = self.bucket();
+        let chunks = format!("{}chunks", if prefix.is_empty() { String::new() } else { format!("{prefix}/") });
+        let mut groups = BTreeSet::new();
+        for object in list(bucket, &chunks).await? {
+            let name = object.location.to_string();
+            let mut parts = name.strip_prefix(&format!("{chunks}/")).unwrap_or_default().split('/');
+            if let (Some(project), Some(level), Some(_)) = (parts.next(), parts.next(), parts.next()) {
+                groups.insert(format!("{chunks}/{project}/{level}"));
+            }
+        }
+        let mut collections = Vec::new();
+        for group in groups {
+            let collection = self.collect_group(bucket, &group, options).await?;
+            collections.push((group, collection));
+        }
+        Ok(collections)
+    }
+
+    async fn collect_group(
+        &self,
+        bucket: &dyn ObjectStore,
+        group: &str,
+        options: CollectOptions,
+    ) -> Result<Collection, CacheStoreError> {
+        // This is the order that a sweep needs: marks, objects, references.
+        let marks_name = format!("{group}/marks.json");
+        let marks = Marks::parse(&self.read_object(&marks_name).await?.unwrap_or_default());
+        let directory = format!("{group}/objects");
+        let mut listed = Vec::new();
+        for object in list(bucket, &directory).await? {
+            let name = object.location.filename().unwrap_or_default().to_owned();
+            listed.push(Listed { object: Object { name, size: object.size }, stored: object.last_modified.into() });
+        }
+        let (mut used, mut expired) = (HashSet::new(), 0);
+        let mut references: Vec<(String, Option<SystemTime>)> = vec![(format!("{group}/last.json"), None)];
+        for key in list(bucket, &format!("{group}/keys")).await? {
+            let name = key.location.to_string();
+            if name.ends_with(REFERENCE) {
+                references.push((name, Some(key.last_modified.into())));
+            }
+        }
+        for (name, saved) in references {
+            let age = saved.map(|saved| options.now.duration_since(saved).unwrap_or_default());
+            if let (Some(age), Some(max_age)) = (age, options.max_age)
+                && age > max_age
+            {
+                expired += 1;
+                if !options.dry_run {
+                    bucket.delete(&Path::from(name)).await?;
+                }
+                continue;
+            }
+            // A damaged reference cannot be restored, so it needs no objects.
+            if let Some(bytes) = self.read_object(&name).await?
+                && let Ok(reference) = Reference::parse(&bytes)
+            {
+                used.extend(reference.objects().map(|object| object.name.clone()));
+            }
+        }
+        let sweep = Sweep::plan(&marks, &listed, &used, options.now, options.grace);
+        let collection = Collection { expired, ..Collection::of(&sweep, &listed, &used) };
+        if options.dry_run {
+            return Ok(collection);
+        }
+        let marks_path = Path::from(marks_name);
+        let put = async |marks: &Marks| bucket.put(&marks_path, PutPayload::from(marks.to_bytes())).await;
+        put(&sweep.before).await?;
+        for object in &sweep.delete {
+            bucket.delete(&Path::from(format!("{directory}/{}", object.name))).await?;
+        }
+        put(&sweep.after).await?;
+        Ok(collection)
+    }
+}
+
+async fn list(bucket: &dyn ObjectStore, prefix: &str) -> Result<Vec<ObjectMeta>, CacheStoreError> {
+    Ok(bucket.list(Some(&Path::from(prefix))).try_collect().await?)
+}

@@ -1,0 +1,254 @@
+//! Deletes objects that no reference names.
+//!
+//! ```text
+//! unused, older than the grace period --marked--> still unused after another grace period --> deleted
+//! ```
+//!
+//! A save reads the marks first, and never uses a marked object again. So an object that is deleted can be used only by a save that began
+//! before the mark, and such a save has ended or set its reference when the grace period is over. The period must be longer than the
+//! longest job. A mark is durable before anything is deleted because of it, so the process may be killed at any time.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{self, OpenOptions, TryLockError};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ChunkError;
+use crate::reference::Object;
+use crate::store::{Store, TEMPORARY, read, replace};
+
+/// Maximum size of the list of marks in bytes.
+const MAX_MARKS_BYTES: u64 = 64 << 20;
+
+/// Objects that will be deleted, with the times in seconds since 1970 at which they were found unused.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Marks(BTreeMap<String, u64>);
+
+impl Marks {
+    /// Reads a list. A damaged list is empty: then all times begin again.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Self {
+        serde_json::from_slice(bytes).unwrap_or_default()
+    }
+
+    /// Returns the list as it is stored.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Returns whether an object will be deleted, so that a save must not use it.
+    #[must_use]
+    pub fn contains(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    /// Returns the names of the objects.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+}
+
+/// An object that exists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// The object.
+    pub object: Object,
+    /// Time at which it was stored.
+    pub stored: SystemTime,
+}
+
+/// What one pass does, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sweep {
+    /// List to store before objects are deleted.
+    pub before: Marks,
+    /// Objects to delete.
+    pub delete: Vec<Object>,
+    /// List to store after that.
+    pub after: Marks,
+}
+
+impl Sweep {
+    /// Plans a pass. `used` are the names of the objects that references name. They were read after `marks`, and `listed` before them.
+    #[must_use]
+    pub fn plan(marks: &Marks, listed: &[Listed], used: &HashSet<String>, now: SystemTime, grace: Duration) -> Self {
+        let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (now, grace) = (seconds(now), grace.as_secs());
+        let is_old = |time: u64| time.saturating_add(grace) <= now;
+        let (mut before, mut after, mut delete) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        for Listed { object, stored } in listed.iter().filter(|listed| !used.contains(&listed.object.name)) {
+            let name = object.name.clone();
+            match marks.0.get(&name) {
+                Some(marked) if is_old(*marked) => {
+                    before.insert(name, *marked);
+                    delete.push(object.clone());
+                }
+                Some(marked) => {
+                    after.insert(name, *marked);
+                }
+                None if is_old(seconds(*stored)) => {
+                    after.insert(name, now);
+                }
+                // It may belong to a save that has not set its reference.
+                None => {}
+            }
+        }
+        before.extend(after.clone());
+        Self { before: Marks(before), delete, after: Marks(after) }
+    }
+}
+
+/// Result of a pass over one store.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Collection {
+    /// Number of objects that references name, and their bytes.
+    pub used: (u64, u64),
+    /// Number of objects that were deleted, and their bytes.
+    pub deleted: (u64, u64),
+    /// Number of objects that are marked.
+    pub marked: u64,
+    /// Number of references that were deleted because of their age.
+    pub expired: u64,
+}
+
+impl Collection {
+    /// Returns the figures of a pass.
+    #[must_use]
+    pub fn of(sweep: &Sweep, listed: &[Listed], used: &HashSet<String>) -> Self {
+        let sum = |objects: &mut dyn Iterator<Item = &Object>| {
+            objects.fold((0, 0), |(count, bytes), object| (count + 1, bytes + object.size))
+        };
+        let mut in_use = listed.iter().map(|listed| &listed.object).filter(|object| used.contains(&object.name));
+        Self {
+            used: sum(&mut in_use),
+            deleted: sum(&mut sweep.delete.iter()),
+            marked: sweep.after.0.len() as u64,
+            expired: 0,
+        }
+    }
+}
+
+impl Store {
+    /// Returns the objects that will be deleted. A save must read them before it reads references.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        let bytes = read(&self.marks_path(), MAX_MARKS_BYTES).ok().flatten();
+        bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()
+    }
+
+    fn marks_path(&self) -> std::path::PathBuf {
+        self.root().join("marks.json")
+    }
+
+    /// Deletes the references that are older than `max_age`, and the objects that no reference names.
+    ///
+    /// # Errors
+    /// [`ChunkError`]. [`ChunkError::Busy`] if another process does the same.
+    pub fn collect(
+        &self,
+        now: SystemTime,
+        grace: Duration,
+        max_age: Option<Duration>,
+    ) -> Result<Collection, ChunkError> {
+        let lock = self.root().join("lock");
+        let file = muster_files::open_with(OpenOptions::new().write(true).create(true).truncate(false), &lock);
+        let file = file.map_err(|error| ChunkError::Write(lock, error.into()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(ChunkError::Busy(self.root().to_owned())),
+            Err(TryLockError::Error(error)) => return Err(ChunkError::Write(self.root().to_owned(), error)),
+        }
+        let expired = max_age.map_or(Ok(0), |age| self.expire(now, age))?;
+        let (sweep, collection) = self.plan(now, grace)?;
+        self.carry_out(&sweep, || true)?;
+        self.remove_temporary(now, grace);
+        Ok(Collection { expired, ..collection })
+    }
+
+    /// Does what a pass plans. `proceed` is called before each change; if it returns false, nothing more is changed.
+    pub(crate) fn carry_out(&self, sweep: &Sweep, mut proceed: impl FnMut() -> bool) -> Result<(), ChunkError> {
+        if !proceed() {
+            return Ok(());
+        }
+        replace(&self.marks_path(), &sweep.before.to_bytes())?;
+        for object in &sweep.delete {
+            if !proceed() {
+                return Ok(());
+            }
+            self.remove(&object.name)?;
+        }
+        if proceed() { replace(&self.marks_path(), &sweep.after.to_bytes()) } else { Ok(()) }
+    }
+
+    /// Plans a pass without changing anything.
+    ///
+    /// # Errors
+    /// [`ChunkError::Read`]
+    pub fn plan(&self, now: SystemTime, grace: Duration) -> Result<(Sweep, Collection), ChunkError> {
+        let marks = self.marks();
+        let listed = self.listed()?;
+        let references = self.references()?;
+        let used = references.iter().flat_map(|(reference, ..)| reference.objects());
+        let used: HashSet<String> = used.map(|object| object.name.clone()).collect();
+        let sweep = Sweep::plan(&marks, &listed, &used, now, grace);
+        let collection = Collection::of(&sweep, &listed, &used);
+        Ok((sweep, collection))
+    }
+
+    fn expire(&self, now: SystemTime, max_age: Duration) -> Result<u64, ChunkError> {
+        let mut expired = 0;
+        for (_, path, saved) in self.references()? {
+            if now.duration_since(saved).unwrap_or_default() > max_age {
+                fs::remove_file(&path).map_err(|error| ChunkError::Write(path, error))?;
+                expired += 1;
+            }
+        }
+        Ok(expired)
+    }
+
+    fn listed(&self) -> Result<Vec<Listed>, ChunkError> {
+        let mut listed = Vec::new();
+        for_each_file(&self.objects(), &mut |name, size, stored| {
+            if crate::reference::is_object_name(name) && !name.starts_with(TEMPORARY) {
+                listed.push(Listed { object: Object { name: name.to_owned(), size }, stored });
+            }
+        })?;
+        Ok(listed)
+    }
+
+    /// Removes the files of saves that were killed.
+    fn remove_temporary(&self, now: SystemTime, grace: Duration) {
+        let mut old = Vec::new();
+        let _ = for_each_file(&self.objects(), &mut |name, _, stored| {
+            if name.starts_with(TEMPORARY) && now.duration_since(stored).unwrap_or_default() > grace {
+                old.push(name.to_owned());
+            }
+        });
+        for name in old {
+            let _ = fs::remove_file(self.object(&name));
+        }
+    }
+}
+
+/// Calls `visit` with the name, the size and the time of each file in a directory. A directory that does not exist is empty.
+fn for_each_file(directory: &Path, visit: &mut dyn FnMut(&str, u64, SystemTime)) -> Result<(), ChunkError> {
+    let failed = |error| ChunkError::Read(directory.to_owned(), error);
+    let entries = match fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let Ok(metadata) = entry.metadata() else { continue };
+        if let (Ok(stored), Some(name), true) = (metadata.modified(), entry.file_name().to_str(), metadata.is_file()) {
+            visit(name, metadata.len(), stored);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! References: what a cache key currently stands for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ChunkError;
+
+/// Version of the format. Caches of another version are not restored.
+pub(crate) const VERSION: u32 = 1;
+/// Maximum size of a reference in bytes.
+pub const MAX_REFERENCE_BYTES: u64 = 1 << 20;
+/// Maximum number of packs of a cache.
+const MAX_PACKS: usize = 8192;
+/// Maximum length of an object's name.
+const MAX_NAME: usize = 100;
+
+/// An object with its size.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Object {
+    /// Name of the object.
+    pub name: String,
+    /// Size in bytes.
+    pub size: u64,
+}
+
+/// Content of a cache key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reference {
+    /// Version of the format.
+    version: u32,
+    /// Cache key.
+    pub key: String,
+    /// Protection level.
+    pub level: String,
+    /// Object that contains the index.
+    pub index: Object,
+    /// Hash of that object, in hexadecimal digits.
+    pub index_hash: String,
+    /// Packs that the index names.
+    pub packs: Vec<Object>,
+}
+
+impl Reference {
+    pub(crate) fn new(key: &str, level: &str, index: Object, index_hash: String, packs: Vec<Object>) -> Self {
+        Self { version: VERSION, key: key.to_owned(), level: level.to_owned(), index, index_hash, packs }
+    }
+
+    /// Reads a reference.
+    ///
+    /// # Errors
+    /// [`ChunkError::Damaged`], also if it has the name of an object that no save creates.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ChunkError> {
+        let reference: Self = serde_json::from_slice(bytes)
+            .map_err(|error| ChunkError::damaged(format!("its reference is not valid: {error}")))?;
+        if reference.version != VERSION {
+            return Err(ChunkError::damaged(format!("version {} of the format is not supported", reference.version)));
+        }
+        if reference.packs.len() > MAX_PACKS {
+            return Err(ChunkError::damaged(format!("its reference names more than {MAX_PACKS} packs")));
+        }
+        let invalid = reference.objects().map(|object| &object.name).find(|name| !is_object_name(name)).cloned();
+        match invalid {
+            Some(name) => Err(ChunkError::damaged(format!("`{name}` is not a valid name of an object"))),
+            None => Ok(reference),
+        }
+    }
+
+    /// Returns the reference as it is stored.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Returns all objects that the cache needs.
+    pub fn objects(&self) -> impl Iterator<Item = &Object> {
+        std::iter::once(&self.index).chain(&self.packs)
+    }
+}
+
+/// Returns whether a save can create an object with this name. Such a name is one component of a path.
+#[must_use]
+pub fn is_object_name(name: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
+}

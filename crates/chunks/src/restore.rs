@@ -1,0 +1,368 @@
+//! Restores files from their chunks.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use cap_std::fs::{Dir, OpenOptions, OpenOptionsExt};
+use muster_archive::{
+    Entry, EntryKind, FileTarget, Limits, Meter, SkippedEntries, UnpackError, Workers, read_at, write_files,
+};
+use rustix::fs::OFlags;
+use zstd::bulk::Decompressor;
+
+use crate::Hash;
+use crate::cut::pieces;
+use crate::index::{Chunk, Index};
+use crate::reference::Object;
+use crate::spool::Spool;
+use crate::store::Store;
+
+/// Maximum number of packs that a thread keeps open.
+const MAX_OPEN: usize = 16;
+/// Number of files in a batch of comparisons.
+const BATCH_FILES: usize = 64;
+
+/// A cache to restore.
+pub struct Restore<'a> {
+    /// Directory of the packs.
+    pub store: &'a Store,
+    /// Files of the cache.
+    pub index: &'a Index,
+    /// Parts of packs that are not in the directory.
+    pub spool: Option<&'a Spool>,
+    /// Limits for the files.
+    pub limits: Limits,
+    /// Called often. If it returns true, restoring ends with [`UnpackError::Stopped`].
+    pub stop: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl std::fmt::Debug for Restore<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Restore").field("store", &self.store).finish_non_exhaustive()
+    }
+}
+
+/// Result of a restore.
+#[derive(Debug)]
+pub struct Restored {
+    /// Entries that were skipped.
+    pub skipped: SkippedEntries,
+    /// Length of the chunks that the existing files did not have, in bytes.
+    pub loaded: u64,
+}
+
+/// Error of a restore.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct RestoreError {
+    /// Reason.
+    #[source]
+    pub error: UnpackError,
+    /// Packs with damaged or missing chunks.
+    pub damaged: Vec<Object>,
+}
+
+impl Restore<'_> {
+    /// Writes the files below `into`. A file that is already there with the same content is kept.
+    ///
+    /// # Errors
+    /// [`RestoreError`]. Each file below the directory then has either its old content, or that of the cache, or was removed.
+    pub fn run(&self, into: &Dir) -> Result<Restored, RestoreError> {
+        let meter = &Meter::new(self.limits, self.stop);
+        meter.set_size(self.index.chunks.iter().map(|chunk| u64::from(chunk.packed)).sum());
+        let loaded = &AtomicU64::new(0);
+        let damaged = &Mutex::new(BTreeSet::new());
+        let worker = || {
+            let mut reader = ChunkReader::new(self.store, self.index.packs());
+            reader.spool = self.spool;
+            move |chunks: &Vec<u32>, target: &mut FileTarget<'_>| {
+                let old = target.existing();
+                let old = old.map(|file| OldFile::compare(file, self.index, chunks)).transpose().unwrap_or_default();
+                if let Some(old) = old.as_ref().filter(|old| old.is_same) {
+                    return target.keep(&old.file);
+                }
+                let chunks = chunks.iter();
+                let mut content =
+                    Content { restore: self, reader: &mut reader, old, chunks, at: 0, is_begun: false, loaded: 0 };
+                let put = target.write(&mut meter.content(&mut content));
+                loaded.fetch_add(content.loaded, Relaxed);
+                damaged.lock().unwrap_or_else(PoisonError::into_inner).append(&mut reader.damaged);
+                put
+            }
+        };
+        let restored = write_files(into, meter, worker, |add| {
+            self.index
+                .for_each(|entry, chunks| {
+                    meter.count_entry()?;
+                    Ok(add(entry, chunks)?)
+                })
+                .map_err(|Visited(error)| error)
+        });
+        match restored {
+            Ok(skipped) => Ok(Restored { skipped, loaded: loaded.load(Relaxed) }),
+            Err(error) => {
+                let damaged = damaged.lock().unwrap_or_else(PoisonError::into_inner);
+                let damaged = damaged.iter().filter_map(|pack| self.index.packs.get(*pack as usize).cloned());
+                Err(RestoreError { error, damaged: damaged.collect() })
+            }
+        }
+    }
+}
+
+/// Error while entries are visited.
+struct Visited(UnpackError);
+
+impl From<UnpackError> for Visited {
+    fn from(error: UnpackError) -> Self {
+        Self(error)
+    }
+}
+
+impl From<crate::ChunkError> for Visited {
+    fn from(error: crate::ChunkError) -> Self {
+        Self(UnpackError::Broken(io::Error::other(error)))
+    }
+}
+
+/// A file at the place of a file of the cache.
+struct OldFile {
+    file: File,
+    length: u64,
+    /// Whether it has the content of the cache's file.
+    is_same: bool,
+    /// Places of its chunks, if it has another content.
+    places: HashMap<Hash, u64>,
+}
+
+impl OldFile {
+    fn compare(file: File, index: &Index, chunks: &[u32]) -> io::Result<Self> {
+        let length = file.metadata()?.len();
+        let mut old = Self { file, length, is_same: false, places: HashMap::new() };
+        old.is_same = old.has_all(index, chunks)?;
+        if !old.is_same {
+            let mut at = 0;
+            for piece in pieces(BufReader::with_capacity(1 << 18, &old.file)) {
+                let piece = piece?;
+                old.places.insert(*blake3::hash(&piece).as_bytes(), at);
+                at += piece.len() as u64;
+            }
+        }
+        Ok(old)
+    }
+
+    fn has_all(&self, index: &Index, chunks: &[u32]) -> io::Result<bool> {
+        let chunks: Vec<&Chunk> = chunks.iter().filter_map(|chunk| index.chunk(*chunk)).collect();
+        if chunks.iter().map(|chunk| u64::from(chunk.length)).sum::<u64>() != self.length {
+            return Ok(false);
+        }
+        let (mut at, mut buffer) = (0, Vec::new());
+        for chunk in chunks {
+            if !is_chunk(&self.file, at, chunk, &mut buffer)? {
+                return Ok(false);
+            }
+            at += u64::from(chunk.length);
+        }
+        Ok(true)
+    }
+}
+
+/// Reads the bytes at a position into `buffer`. Returns whether they are the content of the chunk.
+fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    buffer.resize(chunk.length as usize, 0);
+    Ok(read_at(file, buffer, at)? == buffer.len() && *blake3::hash(buffer).as_bytes() == chunk.hash)
+}
+
+/// Returns for each chunk of the index whether it is needed to write the files of `into` that differ.
+///
+/// # Errors
+/// [`UnpackError::Stopped`], or [`UnpackError::Io`] if no thread can be started.
+pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync)) -> Result<Vec<bool>, UnpackError> {
+    let mut missing = vec![false; index.chunks.len()];
+    let no_thread = |source| UnpackError::Io { name: "the cache; no thread can be started".to_owned(), source };
+    thread::scope(|scope| {
+        let worker = || {
+            |batch: Vec<(Entry, Vec<u32>)>| {
+                batch
+                    .into_iter()
+                    .flat_map(|(entry, chunks)| missing_of(index, into, &entry, chunks))
+                    .collect::<Vec<u32>>()
+            }
+        };
+        let mut workers = Workers::start(scope, worker).map_err(no_thread)?;
+        let mut receive = |chunks: Option<Vec<u32>>| {
+            for chunk in chunks.into_iter().flatten() {
+                missing.get_mut(chunk as usize).into_iter().for_each(|missing| *missing = true);
+            }
+        };
+        let mut batch = Vec::new();
+        let visited = index.for_each(|entry, chunks| {
+            if stop() {
+                return Err(Visited(UnpackError::Stopped));
+            }
+            if entry.kind == EntryKind::File {
+                batch.push((entry, chunks));
+            }
+            if batch.len() >= BATCH_FILES {
+                if workers.is_full() {
+                    receive(workers.receive());
+                }
+                workers.submit(std::mem::take(&mut batch));
+            }
+            Ok(())
+        });
+        visited.map_err(|Visited(error)| error)?;
+        while workers.is_full() {
+            receive(workers.receive());
+        }
+        workers.submit(batch);
+        while let Some(chunks) = workers.receive() {
+            receive(Some(chunks));
+        }
+        Ok::<(), UnpackError>(())
+    })?;
+    Ok(missing)
+}
+
+fn missing_of(index: &Index, into: &Dir, entry: &Entry, chunks: Vec<u32>) -> Vec<u32> {
+    let mut options = OpenOptions::new();
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    let file = into.open_with(&entry.path, &options).ok().map(cap_std::fs::File::into_std);
+    let file = file.filter(|file| file.metadata().is_ok_and(|metadata| metadata.is_file()));
+    match file.and_then(|file| OldFile::compare(file, index, &chunks).ok()) {
+        Some(old) if old.is_same => Vec::new(),
+        Some(old) => {
+            let is_missing =
+                |chunk: &u32| index.chunk(*chunk).is_none_or(|chunk| !old.places.contains_key(&chunk.hash));
+            chunks.into_iter().filter(is_missing).collect()
+        }
+        None => chunks,
+    }
+}
+
+/// Content of a file of the cache. Each chunk is compared with its hash before its first byte is returned.
+struct Content<'r, 'a> {
+    restore: &'r Restore<'a>,
+    reader: &'r mut ChunkReader<'a>,
+    old: Option<OldFile>,
+    chunks: std::slice::Iter<'r, u32>,
+    /// Number of bytes of the current chunk that were returned.
+    at: usize,
+    /// Whether a chunk was loaded.
+    is_begun: bool,
+    /// Number of bytes from packs.
+    loaded: u64,
+}
+
+impl Read for Content<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let rest = if self.is_begun { self.reader.content.get(self.at..).unwrap_or_default() } else { &[] };
+            if !rest.is_empty() {
+                let length = rest.len().min(buffer.len());
+                if let (Some(to), Some(from)) = (buffer.get_mut(..length), rest.get(..length)) {
+                    to.copy_from_slice(from);
+                }
+                self.at += length;
+                return Ok(length);
+            }
+            let Some(chunk) = self.chunks.next().and_then(|chunk| self.restore.index.chunk(*chunk)) else {
+                return Ok(0);
+            };
+            let old = self.old.as_ref().and_then(|old| Some((&old.file, *old.places.get(&chunk.hash)?)));
+            // The job's own processes may change the file, so the chunk is compared again.
+            let is_old =
+                old.is_some_and(|(file, at)| is_chunk(file, at, chunk, &mut self.reader.content).unwrap_or(false));
+            if !is_old {
+                self.reader.load(chunk)?;
+                self.loaded += u64::from(chunk.length);
+            }
+            (self.at, self.is_begun) = (0, true);
+        }
+    }
+}
+
+/// Reads chunks from packs.
+pub(crate) struct ChunkReader<'a> {
+    store: &'a Store,
+    packs: &'a [Object],
+    spool: Option<&'a Spool>,
+    open: HashMap<u32, File>,
+    decompressor: Option<Decompressor<'static>>,
+    packed: Vec<u8>,
+    /// Content of the chunk that was loaded last.
+    content: Vec<u8>,
+    /// Packs with damaged or missing chunks.
+    damaged: BTreeSet<u32>,
+}
+
+impl<'a> ChunkReader<'a> {
+    pub(crate) fn new(store: &'a Store, packs: &'a [Object]) -> Self {
+        Self {
+            store,
+            packs,
+            spool: None,
+            open: HashMap::new(),
+            decompressor: None,
+            packed: Vec::new(),
+            content: Vec::new(),
+            damaged: BTreeSet::new(),
+        }
+    }
+
+    /// Returns the bytes of a chunk as they are in its pack, after a comparison of its content with its hash.
+    pub(crate) fn read_packed(&mut self, chunk: &Chunk) -> io::Result<Vec<u8>> {
+        self.load(chunk)?;
+        Ok(self.packed.clone())
+    }
+
+    /// Loads the content of a chunk, and compares it with its hash.
+    fn load(&mut self, chunk: &Chunk) -> io::Result<()> {
+        self.try_load(chunk).map_err(|error| {
+            self.damaged.insert(chunk.pack);
+            let pack = self.packs.get(chunk.pack as usize).map(|pack| pack.name.as_str()).unwrap_or_default();
+            io::Error::new(error.kind(), format!("a chunk of the pack `{pack}` is damaged: {error}"))
+        })
+    }
+
+    fn try_load(&mut self, chunk: &Chunk) -> io::Result<()> {
+        self.packed.resize(chunk.packed as usize, 0);
+        let read = match self.spool.and_then(|spool| spool.place(chunk)) {
+            Some((file, at)) => read_at(file, &mut self.packed, at)?,
+            None => {
+                if !self.open.contains_key(&chunk.pack) {
+                    let pack = self.packs.get(chunk.pack as usize).ok_or(io::ErrorKind::NotFound)?;
+                    let file = muster_files::open(&self.store.object(&pack.name))?;
+                    if self.open.len() >= MAX_OPEN {
+                        self.open.clear();
+                    }
+                    self.open.insert(chunk.pack, file);
+                }
+                let file = self.open.get(&chunk.pack).ok_or(io::ErrorKind::NotFound)?;
+                read_at(file, &mut self.packed, chunk.offset)?
+            }
+        };
+        if read != self.packed.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if chunk.packed == chunk.length {
+            self.content.clone_from(&self.packed);
+        } else {
+            let decompressor = match &mut self.decompressor {
+                Some(decompressor) => decompressor,
+                none => none.insert(Decompressor::new()?),
+            };
+            self.content.resize(chunk.length as usize, 0);
+            let length = decompressor.decompress_to_buffer(&self.packed, self.content.as_mut_slice())?;
+            self.content.truncate(length);
+        }
+        let is_same =
+            self.content.len() == chunk.length as usize && *blake3::hash(&self.content).as_bytes() == chunk.hash;
+        if is_same { Ok(()) } else { Err(io::Error::new(io::ErrorKind::InvalidData, "its hash differs")) }
+    }
+}

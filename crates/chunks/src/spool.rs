@@ -1,0 +1,106 @@
+//! Parts of packs that were downloaded, because the directory does not have the packs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::ops::Range;
+
+use crate::index::{Chunk, Index};
+use crate::reference::Object;
+
+/// Maximum number of unneeded bytes between two chunks that are downloaded together.
+const MAX_GAP: u64 = 32 * 1024;
+/// Maximum number of ranges of a pack. Beyond it, the whole pack is downloaded.
+const MAX_RANGES: usize = 32;
+
+/// Parts of packs in one file.
+#[derive(Debug)]
+pub struct Spool {
+    file: File,
+    /// For each pack, the end and the position in `file` of the ranges, by their start.
+    ranges: HashMap<u32, BTreeMap<u64, (u64, u64)>>,
+}
+
+impl Spool {
+    /// Returns an empty spool that reads from `file`.
+    #[must_use]
+    pub fn new(file: File) -> Self {
+        Self { file, ranges: HashMap::new() }
+    }
+
+    /// Adds a range of a pack whose bytes begin at the position `at` of the file.
+    pub fn add(&mut self, pack: u32, range: &Range<u64>, at: u64) {
+        self.ranges.entry(pack).or_default().insert(range.start, (range.end, at));
+    }
+
+    /// Returns the place of a chunk in the file. `None` if its range was not downloaded.
+    pub(crate) fn place(&self, chunk: &Chunk) -> Option<(&File, u64)> {
+        let (start, (end, at)) = self.ranges.get(&chunk.pack)?.range(..=chunk.offset).next_back()?;
+        (chunk.offset + u64::from(chunk.packed) <= *end).then(|| (&self.file, at + chunk.offset - start))
+    }
+}
+
+/// A download from a pack.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Download {
+    /// The pack.
+    pub pack: Object,
+    /// Number of the pack in the index.
+    pub number: u32,
+    /// Ranges of bytes. Empty means the whole pack.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl Download {
+    /// Returns the number of bytes to download.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        if self.ranges.is_empty() { self.pack.size } else { length(&self.ranges) }
+    }
+}
+
+fn length(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
+}
+
+/// Returns the downloads for the missing chunks of an index. `has` returns whether the directory has a pack.
+pub fn downloads(index: &Index, missing: &[bool], has: impl Fn(&Object) -> bool) -> Vec<Download> {
+    let mut needed: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+    for (chunk, _) in index.chunks.iter().zip(missing).filter(|(_, missing)| **missing) {
+        needed.entry(chunk.pack).or_default().push(chunk.offset..chunk.offset + u64::from(chunk.packed));
+    }
+    let packs = needed.into_iter().filter_map(|(number, ranges)| {
+        let pack = index.packs.get(number as usize).filter(|pack| !has(pack))?.clone();
+        let ranges = joined(ranges);
+        // A whole pack is kept in the directory for the next job, so it is worth more than its parts.
+        let is_whole = ranges.len() > MAX_RANGES || length(&ranges) * 2 >= pack.size;
+        Some(Download { pack, number, ranges: if is_whole { Vec::new() } else { ranges } })
+    });
+    packs.collect()
+}
+
+/// Joins ranges that overlap or are close to each other.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end.saturating_add(MAX_GAP) => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_ranges_are_joined() {
+        let far = MAX_GAP + 30;
+        assert_eq!(joined(vec![10..20, 0..10, 15..18]), [0..20]);
+        assert_eq!(joined(vec![0..10, far..far + 5]), [0..10, far..far + 5]);
+        assert_eq!(joined(vec![0..10, MAX_GAP + 10..MAX_GAP + 20]), [0..MAX_GAP + 20]);
+        assert_eq!(joined(Vec::new()), []);
+    }
+}

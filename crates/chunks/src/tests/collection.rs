@@ -1,0 +1,193 @@
+//! Collections of unused objects, also while saves are in progress and after they were killed.
+
+use std::time::{Duration, SystemTime};
+
+use filetime::FileTime;
+
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(1000);
+const KEYS: [&str; 3] = ["main", "feature", "deep/key"];
+
+/// A save that has not set its reference.
+struct Pending {
+    reference: Option<Reference>,
+    files: BTreeMap<PathBuf, (u32, i64, Vec<u8>)>,
+    began: Duration,
+}
+
+/// A machine in virtual time, with the files that each key must have.
+struct Simulation {
+    machine: Machine,
+    numbers: Numbers,
+    time: Duration,
+    pending: Vec<Pending>,
+    expected: BTreeMap<String, BTreeMap<PathBuf, (u32, i64, Vec<u8>)>>,
+}
+
+impl Simulation {
+    fn now(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000) + self.time
+    }
+
+    fn step(&mut self) {
+        match self.numbers.below(10) {
+            0..=2 => self.begin_save(),
+            3..=4 => self.end_save(),
+            5 => {
+                let key = KEYS[self.numbers.below(KEYS.len())];
+                let _ = fs::remove_file(self.machine.store().reference_path(key).unwrap());
+                self.expected.remove(key);
+            }
+            6..=7 => {
+                self.time += Duration::from_secs(self.numbers.next() % 700);
+                // A job never lasts as long as the grace period. Its machine may fail at any time.
+                let (time, is_lost) = (self.time, self.numbers.below(4) == 0);
+                self.pending.retain(|pending| time - pending.began < GRACE);
+                if is_lost {
+                    self.pending.pop();
+                }
+            }
+            _ => self.collect(),
+        }
+    }
+
+    fn begin_save(&mut self) {
+        let number = self.numbers.below(12);
+        // Few different contents, so that unused chunks are used again.
+        let content = Numbers(self.numbers.next() % 5).text(20_000);
+        self.machine.write(&format!("file{number}"), &content);
+        let (marks, references) = (self.machine.store().marks(), self.machine.references());
+        let key = KEYS[self.numbers.below(KEYS.len())];
+        let saved = self.machine.begin_save(key, &marks, &references);
+        let objects = saved.packs.iter().chain(saved.reference.iter().map(|reference| &reference.index));
+        for object in objects {
+            let path = self.machine.store().object(&object.name);
+            filetime::set_file_mtime(path, FileTime::from_system_time(self.now())).unwrap();
+        }
+        let files = tree(&self.machine.root());
+        if saved.reference.is_some() {
+            self.pending.push(Pending { reference: saved.reference, files, began: self.time });
+        }
+    }
+
+    fn end_save(&mut self) {
+        if self.pending.is_empty() {
+            return;
+        }
+        let pending = self.pending.remove(self.numbers.below(self.pending.len()));
+        let reference = pending.reference.unwrap();
+        self.machine.store().set_reference(&reference).unwrap();
+        self.expected.insert(reference.key, pending.files);
+    }
+
+    fn collect(&mut self) {
+        let store = self.machine.store();
+        if self.numbers.below(2) == 0 {
+            fs::create_dir_all(store.root()).unwrap();
+            store.collect(self.now(), GRACE, None).unwrap();
+            return;
+        }
+        // The process is killed after some of its changes.
+        let (sweep, _) = store.plan(self.now(), GRACE).unwrap();
+        let mut changes = self.numbers.below(4);
+        let proceed = || {
+            changes = changes.wrapping_sub(1);
+            changes != usize::MAX
+        };
+        store.carry_out(&sweep, proceed).unwrap();
+    }
+
+    fn check(&self, seed: u64) {
+        let store = self.machine.store();
+        for (key, files) in &self.expected {
+            let reference = store.reference(key).unwrap().unwrap();
+            for object in reference.objects() {
+                assert!(store.has(object), "seed {seed}: {key} needs {}", object.name);
+            }
+            let target = tempfile::tempdir().unwrap();
+            self.machine.restore_into(key, target.path()).unwrap();
+            let found: BTreeMap<_, _> =
+                tree(target.path()).into_iter().map(|(path, (.., content))| (path, content)).collect();
+            let expected: BTreeMap<_, _> =
+                files.iter().map(|(path, (.., content))| (path.clone(), content.clone())).collect();
+            assert!(found == expected, "seed {seed}: {key} has other files");
+        }
+    }
+}
+
+#[test]
+fn no_collection_deletes_what_a_cache_or_a_save_needs() {
+    for seed in 0..40 {
+        let mut simulation = Simulation {
+            machine: Machine::new(),
+            numbers: Numbers(seed),
+            time: Duration::ZERO,
+            pending: Vec::new(),
+            expected: BTreeMap::new(),
+        };
+        for _ in 0..60 {
+            simulation.step();
+        }
+        simulation.check(seed);
+        // Saves that are in progress at the end set their references, too.
+        while !simulation.pending.is_empty() {
+            simulation.end_save();
+        }
+        simulation.check(seed);
+        // Without saves, everything unused is deleted after two grace periods.
+        for _ in 0..3 {
+            simulation.time += GRACE + GRACE;
+            let store = simulation.machine.store();
+            fs::create_dir_all(store.root()).unwrap();
+            store.collect(simulation.now(), GRACE, None).unwrap();
+        }
+        simulation.check(seed);
+        let store = simulation.machine.store();
+        let used: Vec<String> =
+            simulation.machine.references().iter().flat_map(Reference::objects).map(|o| o.name.clone()).collect();
+        for left in fs::read_dir(store.objects()).into_iter().flatten() {
+            let left = left.unwrap().file_name().into_string().unwrap();
+            assert!(used.contains(&left), "seed {seed}: {left} is unused");
+        }
+    }
+}
+
+#[test]
+fn old_references_and_files_of_killed_saves_are_deleted() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("old");
+    let store = machine.store();
+    let day = Duration::from_secs(24 * 60 * 60);
+    let path = store.reference_path("old").unwrap();
+    let long_ago = SystemTime::now() - 40 * day;
+    filetime::set_file_mtime(&path, FileTime::from_system_time(long_ago)).unwrap();
+    machine.write("file", b"other");
+    machine.save("new");
+    let killed = store.objects().join("tmp-killed");
+    fs::write(&killed, "part").unwrap();
+    filetime::set_file_mtime(&killed, FileTime::from_system_time(long_ago)).unwrap();
+    let collection = store.collect(SystemTime::now(), day, Some(30 * day)).unwrap();
+    assert_eq!((collection.expired, collection.deleted.0, collection.used.0), (1, 0, 2));
+    assert!(!path.exists() && !killed.exists());
+    let later = |days: u32| SystemTime::now() + days * day;
+    assert_eq!(store.collect(later(2), day, None).unwrap().marked, 2);
+    assert_eq!(store.collect(later(4), day, None).unwrap().deleted.0, 2);
+    machine.check("new");
+}
+
+#[test]
+fn two_collections_do_not_run_at_the_same_time() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("main");
+    let store = machine.store();
+    let lock = fs::File::create(store.root().join("lock")).unwrap();
+    lock.lock().unwrap();
+    let error = store.collect(SystemTime::now(), GRACE, None).unwrap_err();
+    assert!(matches!(error, ChunkError::Busy(_)), "{error}");
+    lock.unlock().unwrap();
+    store.collect(SystemTime::now(), GRACE, None).unwrap();
+    assert_eq!(directories(machine.directory.path()), [store]);
+}

@@ -1,0 +1,111 @@
+//! Indexes that nobody's save creates.
+
+use muster_archive::{Entry, EntryKind};
+
+use super::*;
+use crate::index::Chunk;
+
+/// Stores a hand-made index as that of the key `main`, and reads it.
+fn read(machine: &Machine, index: &Index, limits: &Limits) -> Result<Index, String> {
+    let store = machine.store();
+    let object = index.encode("main", store.level()).unwrap();
+    let described = store.write_object("evil-index", &object).unwrap();
+    let hash = blake3::hash(&object).to_hex().to_string();
+    let reference = Reference::new("main", store.level(), described, hash, index.packs.clone());
+    store.set_reference(&reference).unwrap();
+    let reference = store.reference("main").map_err(|error| error.to_string())?.unwrap();
+    store.index(&reference, limits).map_err(|error| error.to_string())
+}
+
+fn entry(path: &str, kind: EntryKind) -> Entry {
+    Entry { path: path.into(), kind, mode: Some(0o644), modified: None, size: Some(0) }
+}
+
+/// Returns an index without files.
+fn empty(packs: Vec<Object>, chunks: Vec<Chunk>) -> Index {
+    let mut index = Index::default();
+    (index.packs, index.chunks) = (packs, chunks);
+    index
+}
+
+fn with_chunk(chunk: Chunk) -> Index {
+    let mut index = empty(vec![Object { name: "pack".to_owned(), size: 100 }], vec![chunk]);
+    index.add(&entry("file", EntryKind::File), vec![0]);
+    index
+}
+
+const CHUNK: Chunk = Chunk { hash: [0; 32], pack: 0, offset: 0, packed: 10, length: 10 };
+
+#[test]
+fn names_outside_of_the_directory_are_rejected() {
+    let machine = Machine::new();
+    for path in ["../file", "/etc/passwd", "a/../../file", "", "a\0b"] {
+        let mut index = Index::default();
+        index.add(&entry(path, EntryKind::File), Vec::new());
+        let error = read(&machine, &index, &Limits::default()).unwrap_err();
+        assert!(error.contains("no valid path"), "{path}: {error}");
+    }
+    let named = empty(vec![Object { name: "../../pack".to_owned(), size: 1 }], Vec::new());
+    assert!(read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid name of an object"));
+}
+
+#[test]
+fn sizes_and_numbers_are_limited() {
+    let machine = Machine::new();
+    let fails = |index: &Index, limits: Limits, what: &str| {
+        let error = read(&machine, index, &limits).unwrap_err();
+        assert!(error.contains(what), "{error}");
+    };
+    let limits = Limits::default();
+    read(&machine, &with_chunk(CHUNK), &limits).unwrap();
+    for chunk in [
+        Chunk { length: u32::MAX, ..CHUNK },
+        Chunk { length: 0, packed: 0, ..CHUNK },
+        Chunk { offset: 95, ..CHUNK },
+        Chunk { offset: u64::MAX, ..CHUNK },
+        Chunk { pack: 1, ..CHUNK },
+        Chunk { packed: 11, ..CHUNK },
+    ] {
+        fails(&with_chunk(chunk), limits, "a chunk without a place");
+    }
+    let mut unknown = with_chunk(CHUNK);
+    unknown.add(&entry("other", EntryKind::File), vec![1]);
+    fails(&unknown, limits, "a chunk that does not exist");
+    let mut many = Index::default();
+    (0..20).for_each(|number| many.add(&entry(&format!("file{number}"), EntryKind::File), Vec::new()));
+    fails(&many, Limits { entries: 19, ..limits }, "more than 19 entries");
+    fails(&many, Limits { header_bytes: 100, ..limits }, "longer than 100 bytes");
+    // One chunk of 10 bytes a hundred times.
+    let mut bomb = with_chunk(CHUNK);
+    bomb.add(&entry("bomb", EntryKind::File), vec![0; 100]);
+    fails(&bomb, Limits { bytes: 1009, ..limits }, "more than 1009 bytes");
+}
+
+#[test]
+fn no_file_is_written_through_a_link() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("main");
+    let reference = machine.store().reference("main").unwrap().unwrap();
+    let good = machine.store().index(&reference, &Limits::default()).unwrap();
+    let outside = machine.directory.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let mut index = empty(good.packs.clone(), good.chunks.clone());
+    index.add(&entry("link", EntryKind::Link(outside.clone())), Vec::new());
+    index.add(&entry("link/file", EntryKind::File), vec![0]);
+    index.add(&entry("link", EntryKind::Link("/etc".into())), Vec::new());
+    let index = read(&machine, &index, &Limits::default()).unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let restored = restore(&machine.store(), &index, target.path()).unwrap();
+    assert_eq!(restored.skipped.lines().count(), 1);
+    // A link that exists already, out of the directory, and one in place of a file.
+    fs::remove_file(target.path().join("link")).unwrap();
+    std::os::unix::fs::symlink(&outside, target.path().join("d")).unwrap();
+    std::os::unix::fs::symlink(outside.join("new"), target.path().join("f")).unwrap();
+    let mut index = empty(good.packs.clone(), good.chunks.clone());
+    index.add(&entry("d/file", EntryKind::File), vec![0]);
+    index.add(&entry("f", EntryKind::File), vec![0]);
+    restore(&machine.store(), &read(&machine, &index, &Limits::default()).unwrap(), target.path()).unwrap();
+    assert_eq!(fs::read_to_string(target.path().join("f")).unwrap(), "content");
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "nothing was written outside");
+}
