@@ -62,10 +62,10 @@ def update(name: str, results: dict) -> dict:
     return whole
 
 
-def write_table(name: str, table: str) -> None:
-    """Replaces a table in docs/benchmarks.md."""
+def write_table(name: str, table: str, program: str | None = None) -> None:
+    """Replaces a table in docs/benchmarks.md. `program` is the one of benches/ that writes it, if it has another name."""
     page = ROOT / "docs" / "benchmarks.md"
-    begin, end = f"<!-- {name}: written by benches/{name} -->\n", "<!-- end -->\n"
+    begin, end = f"<!-- {name}: written by benches/{program or name} -->\n", "<!-- end -->\n"
     head, _, rest = page.read_text().partition(begin)
     _, _, tail = rest.partition(end)
     page.write_text(head + begin + table + end + tail)

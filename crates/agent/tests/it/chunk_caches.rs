@@ -34,7 +34,7 @@ fn save(entry: CacheEntry) -> Step {
 /// Runs a job with these steps, which must succeed. Returns its log.
 async fn run(agent: &mut Agent, steps: Vec<Step>) -> String {
     let plan = agent.plan(steps);
-    let (result, log) = agent.complete(&plan).await;
+    let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     log
 }
