@@ -66,6 +66,13 @@ impl Agent {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
+    /// Adds a job of an earlier agent that gets its result from `ending`.
+    pub(crate) fn adopt_unfinished(&self, job: &Arc<Job>, ending: impl Future<Output = ()> + Send + 'static) {
+        let mut state = self.state.lock();
+        state.jobs.insert(job.id.clone(), Arc::clone(job));
+        state.tasks.spawn(ending);
+    }
+
     /// Starts a job. Does nothing if a job with this ID already exists (R3 in `docs/spec/life-of-a-job.md`).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;

@@ -1,5 +1,6 @@
 //! Recovers the jobs of an earlier agent from its spool.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,12 +11,12 @@ use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
-use muster_steps::process::terminate_leftovers;
+use muster_steps::process::{ProcessRecord, terminate_leftovers};
 use muster_steps::style;
 use tokio::task::JoinSet;
 
 use crate::agent::Agent;
-use crate::job::{Finished, Job};
+use crate::job::{AgentContext, Finished, Job};
 use crate::run_job::{ParsedRequest, parse, persist_result, system_failure};
 use crate::spool::Entry;
 
@@ -88,11 +89,17 @@ async fn recover_job(
     if !rebooted {
         terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
-    let parsed = parse(&request).ok();
-    if let Some(parsed) = parsed.as_ref().filter(|parsed| !parsed.is_step_file())
-        && let Err(error) = Variables::clear_files(std::path::Path::new(&format!("{}.tmp", parsed.plan.project_dir)))
+    let mut parsed = parse(&request).ok();
+    let message = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
+    if contents.user_code
+        && let Some(parsed) = parsed.take_if(|parsed| has_leftovers(parsed))
     {
-        tracing::warn!(job = entry.id, %error, "failed to delete temporary files of a lost job");
+        let job = Arc::new(Job::new(entry.clone(), entry.journal()?, entry.log()?, None));
+        agent.adopt_unfinished(&job, clean_up_and_fail(Arc::clone(&agent.context), Arc::clone(&job), parsed, message));
+        return Ok(());
+    }
+    if let Some(parsed) = &parsed {
+        clear_files(parsed, &entry.id);
     }
     if !contents.user_code {
         restarting.extend(parsed.map(|parsed| (parsed, entry.id.clone())));
@@ -103,15 +110,61 @@ async fn recover_job(
         removals.spawn(remove_leftovers(parsed, entry.id.clone()));
     }
     let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
-    let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
-    let message = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
-    let line = style::error(&format!("Job failed (system failure): {message}"));
-    job.log.append(format!("{line_break}{line}").as_bytes())?;
-    let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
-    // The message contains no text of the job, so nothing is masked.
-    persist_result(&agent.context, &job, outcome, &Secrets::default());
+    fail(&agent.context, &job, message)?;
     agent.adopt(job);
     Ok(())
+}
+
+/// Writes the result of a lost job.
+fn fail(agent: &AgentContext, job: &Job, message: &str) -> std::io::Result<()> {
+    let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
+    let line = style::error(&format!("Job failed (system failure): {message}"));
+    let appended = job.log.append(format!("{line_break}{line}").as_bytes());
+    let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
+    // The message contains no text of the job, so nothing is masked.
+    persist_result(agent, job, outcome, &Secrets::default());
+    appended
+}
+
+/// Returns the directory for the temporary files of a job.
+fn temp_dir(parsed: &ParsedRequest) -> PathBuf {
+    format!("{}.tmp", parsed.plan.project_dir).into()
+}
+
+fn clear_files(parsed: &ParsedRequest, id: &str) {
+    if !parsed.is_step_file()
+        && let Err(error) = Variables::clear_files(&temp_dir(parsed))
+    {
+        tracing::warn!(job = id, %error, "failed to delete temporary files of a lost job");
+    }
+}
+
+/// Returns whether a step left something that only the step itself can remove, such as the environment of a driver.
+fn has_leftovers(parsed: &ParsedRequest) -> bool {
+    parsed.steps.iter().flat_map(Step::builtins).any(|step| step.has_leftovers(&temp_dir(parsed)))
+}
+
+/// Removes what the steps of a lost job left, and then writes its result. Until then the next job cannot use the same directories. If this
+/// agent is killed, too, the next one begins again.
+async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
+    let journal = Arc::clone(&job.journal);
+    let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));
+    match agent.process_manager.new_job(&job.id, "leftovers", recorder) {
+        Ok(mut processes) => {
+            processes.add_environment(parsed.environment());
+            for step in parsed.steps.iter().flat_map(Step::builtins) {
+                if let Err(error) = step.remove_leftovers(&temp_dir(&parsed), &processes).await {
+                    tracing::warn!(job = job.id, %error, "failed to remove the leftovers of a lost job");
+                }
+            }
+            processes.finish(KILL_GRACE).await;
+        }
+        Err(error) => tracing::error!(job = job.id, %error, "failed to remove the leftovers of a lost job"),
+    }
+    clear_files(&parsed, &job.id);
+    if let Err(error) = fail(&agent, &job, message) {
+        tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
+    }
 }
 
 fn is_environment_lost(result: &JobResult) -> bool {

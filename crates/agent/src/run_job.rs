@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -35,6 +36,11 @@ pub(crate) struct ParsedRequest {
 }
 
 impl ParsedRequest {
+    /// Returns the environment variables of all processes. They override the agent's own.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (OsString, OsString)> {
+        self.env.iter().map(|(key, value)| (key.into(), value.into()))
+    }
+
     /// Returns whether the request contains a step file. Several such jobs can run in the same directory at the same time.
     pub(crate) fn is_step_file(&self) -> bool {
         matches!(self.steps.as_slice(), [Step { call: Call::StepFile(_), .. }])
@@ -145,7 +151,7 @@ async fn run(
     parsed: &ParsedRequest,
     secrets: &Secrets,
 ) -> Result<JobOutcome, std::io::Error> {
-    let ParsedRequest { plan, steps, env } = parsed;
+    let ParsedRequest { plan, steps, .. } = parsed;
     let mut plan = Cow::Borrowed(plan);
     if parsed.is_step_file() {
         plan.to_mut().builds_dir = job.entry.dir().to_string_lossy().into_owned();
@@ -156,7 +162,7 @@ async fn run(
     let nonce = format!("{:016x}", rand::rng().random::<u64>());
     let mut processes =
         agent.process_manager.new_job(&job.id, &nonce, Arc::new(move |record| recorder.record_process(record)))?;
-    processes.add_environment(env.iter().map(|(key, value)| (key.into(), value.into())));
+    processes.add_environment(parsed.environment());
     let share_error = plan.share.as_ref().and_then(|share| share::apply_share(&mut processes, share));
     let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
     let (fault_agent, fault_job) = (Arc::clone(agent), Arc::clone(job));

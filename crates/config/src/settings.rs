@@ -417,7 +417,7 @@ impl RunnerSettings {
     /// Returns whether jobs have an environment of their own inside that of the executor. The configured directories are then those inside.
     #[must_use]
     pub fn has_inner_environment(&self) -> bool {
-        self.uses_containers() || self.executor == "custom"
+        self.uses_containers() || self.uses_driver()
     }
 
     /// Returns the base URL of the coordinator without a slash at its end.

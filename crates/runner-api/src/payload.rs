@@ -101,6 +101,9 @@ pub struct MusterExtension {
     /// Set by the manager: reason why the payload cannot be decoded. Such a job is only reported as failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_error: Option<String>,
+    /// Set by the manager for jobs that a driver runs: text of the server's answer, of which the driver may know more members than Muster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<String>,
 }
 
 impl JobPayload {

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::definition::{StepFile, StepFileError};
 use crate::failure::Failure;
+use crate::process::Processes;
 use crate::stop::StopToken;
 
 /// Built-in step with its inputs. `J` is the state that the steps of one job share.
@@ -45,6 +46,20 @@ pub trait Builtin<J>: Send + Sync {
     /// # Errors
     /// [`Failure`]. There is then no second attempt.
     async fn clear(&self, _job: &Arc<J>, _stop: &StopToken) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    /// Returns whether an agent that was killed left something of the step that [`Builtin::remove_leftovers`] removes. `temp_dir` is the
+    /// directory for the job's temporary files.
+    fn has_leftovers(&self, _temp_dir: &Path) -> bool {
+        false
+    }
+
+    /// Removes what an agent that was killed left of the step, except processes that are recorded with the job, and temporary files.
+    ///
+    /// # Errors
+    /// [`Failure`], for the log of the agent.
+    async fn remove_leftovers(&self, _temp_dir: &Path, _processes: &Processes) -> Result<(), Failure> {
         Ok(())
     }
 }
@@ -162,6 +177,16 @@ impl<J> Step<J> {
             Call::Delegate(target, _) => vec![&**target],
             Call::Steps(steps) => steps.iter().flat_map(Self::targets).collect(),
             Call::Builtin(_) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
+        }
+    }
+
+    /// Returns the built-in steps among this step and the steps inside it, except those that run at another agent.
+    #[must_use]
+    pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
+        match &self.call {
+            Call::Builtin(builtin) => vec![&**builtin],
+            Call::Steps(steps) => steps.iter().flat_map(Self::builtins).collect(),
+            Call::Delegate(..) | Call::Run(_) | Call::StepFile(_) => Vec::new(),
         }
     }
 

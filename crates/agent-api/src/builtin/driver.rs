@@ -18,8 +18,8 @@ pub const LAYOUT: &str = "/__muster_layout__";
 pub struct DriverPrepare {
     /// The driver.
     pub driver: Driver,
-    /// Payload of the job, for `JOB_RESPONSE_FILE`.
-    pub payload: Value,
+    /// Payload of the job as JSON, for `JOB_RESPONSE_FILE`.
+    pub payload: String,
     /// Services of the job as a JSON array, for `CUSTOM_ENV_CI_JOB_SERVICES`. Empty means no services.
     pub services: String,
     /// Directories of the job, as far as the configuration sets them.

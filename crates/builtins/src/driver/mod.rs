@@ -11,6 +11,7 @@
 //! artifacts. Each program has its own process group. A stop ends the program of the stage, but not what the preparation has started.
 
 mod cleanup;
+mod leftovers;
 mod prepare;
 mod program;
 mod script;

@@ -1,5 +1,6 @@
 //! `builtin://driver/prepare`: the configuration stage and the preparation of a driver.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +9,11 @@ use muster_agent_api::builtin::DriverPrepare;
 use muster_steps::builtin::{Builtin, Role};
 use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
+use muster_steps::process::Processes;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
+use super::leftovers;
 use crate::context::Context;
 use crate::driver_state::{Binding, ConfigOutput, DriverState};
 
@@ -50,6 +53,14 @@ impl Builtin<Context> for DriverPrepare {
             }
         }
     }
+
+    fn has_leftovers(&self, temp_dir: &Path) -> bool {
+        leftovers::exist(temp_dir)
+    }
+
+    async fn remove_leftovers(&self, temp_dir: &Path, processes: &Processes) -> Result<(), Failure> {
+        leftovers::clean_up(self, temp_dir, processes).await
+    }
 }
 
 /// Prepares the environment once. After a failure, it is cleaned up.
@@ -76,6 +87,7 @@ async fn run_programs(
     context: &Arc<Context>,
     stop: &StopToken,
 ) -> Result<(), Failure> {
+    session.record_environment(context, stop).await?;
     let output = session.config(context, stop).await?;
     session.output = ConfigOutput::parse(&output).map_err(|error| {
         let program = inputs.driver.config.as_ref().map_or("", |config| &config.program);
@@ -94,6 +106,7 @@ async fn run_programs(
             session.shell
         )));
     }
+    session.record_environment(context, stop).await?;
     context.print(&style::plain(&session.output.title()));
     inputs.lines.iter().for_each(|line| context.print(&style::plain(line)));
     session.prepare(context, stop).await

@@ -13,6 +13,7 @@ use muster_agent_api::builtin::{DriverPrepare, DriverProgram};
 use muster_steps::engine::Job as _;
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
+use muster_steps::process::Processes;
 use muster_steps::stop::StopToken;
 
 use super::program::{BUILD_FAILURE, ProgramRun, SYSTEM_FAILURE};
@@ -22,7 +23,7 @@ use crate::driver_state::{ConfigOutput, DriverState, has_placeholder};
 use crate::removal::remove_tree;
 
 /// Name of the driver's directory in the temporary directory of the job.
-const DIRECTORY: &str = "custom-executor";
+pub(super) const DIRECTORY: &str = "custom-executor";
 /// Name of the file with the payload of the job.
 const RESPONSE_FILE: &str = "response.json";
 
@@ -34,7 +35,7 @@ impl DriverState {
     pub(super) async fn begin(context: &Context, inputs: &DriverPrepare, stop: &StopToken) -> Result<Self, Failure> {
         let dir = context.temp_dir.join(DIRECTORY);
         let prepared = context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
-        let (path, payload) = (dir.clone(), inputs.payload.to_string());
+        let (path, payload) = (dir.clone(), inputs.payload.clone());
         blocking(context, "creating the driver's directory", stop, move || {
             create(&path, &payload).map_err(Failure::io(format!("failed to create {}", path.display())))
         })
@@ -121,6 +122,11 @@ impl DriverState {
 
     /// Returns the environment of a program. Before the configuration stage has ended, it has no variables with open directories.
     fn env(&self, context: &Context) -> Vec<(OsString, OsString)> {
+        with_base(&context.processes, self.own_env(context))
+    }
+
+    /// Returns the variables that the environment of a program has in addition to that of the agent.
+    pub(super) fn own_env(&self, context: &Context) -> BTreeMap<String, String> {
         let mut own = BTreeMap::from([
             ("TMPDIR".to_owned(), self.dir.display().to_string()),
             ("JOB_RESPONSE_FILE".to_owned(), self.dir.join(RESPONSE_FILE).display().to_string()),
@@ -135,8 +141,7 @@ impl DriverState {
         own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
         // No environment can represent these.
         own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
-        let base = context.processes.environment().iter().cloned();
-        base.chain(own.into_iter().map(|(key, value)| (key.into(), value.into()))).collect()
+        own
     }
 
     /// Returns the variables of the job. The value of a file variable is the content of the file.
@@ -152,6 +157,12 @@ impl DriverState {
     }
 }
 
+/// Returns the environment of a program: that of the processes of the job, and these variables.
+pub(super) fn with_base(processes: &Processes, own: BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
+    let base = processes.environment().iter().cloned();
+    base.chain(own.into_iter().map(|(key, value)| (key.into(), value.into()))).collect()
+}
+
 fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
     if dir.exists() {
         remove_tree(dir)?;
@@ -162,7 +173,7 @@ fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
 }
 
 /// Log of the cleanup: the log of the agent, because the log of the job is for its author.
-struct AgentLog;
+pub(super) struct AgentLog;
 
 impl Log for AgentLog {
     fn write(&self, _: Stream, bytes: &[u8]) {

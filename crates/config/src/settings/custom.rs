@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::RunnerSettings;
+
 /// Programs of a driver. Stored with a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -30,4 +32,12 @@ pub struct CustomProgram {
     pub args: Vec<String>,
     /// Maximum run time. `None` means that only the timeouts of the job apply.
     pub timeout: Option<Duration>,
+}
+
+impl RunnerSettings {
+    /// Returns whether the executor is the custom one, whose driver runs jobs by scripts.
+    #[must_use]
+    pub fn uses_driver(&self) -> bool {
+        self.executor == "custom"
+    }
 }

@@ -179,6 +179,7 @@ fn extension(input: &PayloadInput<'_>) -> wire::MusterExtension {
         trace_interval_ms: Some(milliseconds(input.trace_interval)),
         result_tree: true,
         decode_error: None,
+        answer: None,
     }
 }
 

@@ -23,12 +23,9 @@ use super::steps::JobParts;
 use super::variables::Variables;
 use super::{JobContext, LowerError, header};
 
-/// Name of the executor in the configuration.
-const NAME: &str = "custom";
-
 /// Returns whether a driver runs the job.
 pub(super) fn applies(context: &JobContext) -> bool {
-    context.runner.executor == NAME
+    context.runner.uses_driver()
 }
 
 /// Returns the context of a job in the environment of the driver. The directories that the driver chooses are tokens.
@@ -70,7 +67,7 @@ pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Res
     let configured = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let prepare = DriverPrepare {
         driver: driver(settings)?,
-        payload: serde_json::to_value(payload).unwrap_or_default(),
+        payload: answer(payload),
         services: services(payload, variables),
         directories: DriverDirectories {
             builds: configured(&runner.builds_dir),
@@ -124,6 +121,12 @@ fn program(settings: &CustomProgram) -> DriverProgram {
 /// Returns the value of [`DRIVER_LAYOUT`] in a builds directory that several runners share.
 fn shared_layout(context: &JobContext) -> String {
     format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
+}
+
+/// Returns the payload as the server sent it.
+fn answer(payload: &JobPayload) -> String {
+    let answer = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
+    answer.unwrap_or_else(|| json!(payload).to_string())
 }
 
 /// Returns the job's services for the driver. Empty if there are none.

@@ -328,7 +328,12 @@ impl Request {
             *self.last_update.lock() = version;
         }
         match offer.job {
-            Some(payload) => self.store(client, *payload).await,
+            Some(mut payload) => {
+                if self.runner.uses_driver() && !offer.text.is_empty() {
+                    payload.muster.get_or_insert_default().answer = Some(offer.text);
+                }
+                self.store(client, *payload).await
+            }
             None => PollResult::Empty { changed },
         }
     }

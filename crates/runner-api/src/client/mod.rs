@@ -116,11 +116,14 @@ impl Client {
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
         let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);
-        let job = match response.status() {
-            StatusCode::NO_CONTENT => None,
-            _ => Some(Box::new(reply::job(CALL, response).await?)),
+        let (job, text) = match response.status() {
+            StatusCode::NO_CONTENT => (None, String::new()),
+            _ => {
+                let (job, text) = reply::job(CALL, response).await?;
+                (Some(Box::new(job)), text)
+            }
         };
-        Ok(JobOffer { job, last_update, repeats })
+        Ok(JobOffer { job, text, last_update, repeats })
     }
 
     /// Sends a job request and follows redirects according to [`redirect`]. Each attempt consumes a body that tracks

@@ -25,6 +25,8 @@ const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 pub struct JobOffer {
     /// The job, if there is one.
     pub job: Option<Box<JobPayload>>,
+    /// Text of the answer with the job. Empty without a job, and if the answer is incomplete.
+    pub text: String,
     /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
     /// 2.3).
     pub last_update: Option<String>,
@@ -70,17 +72,18 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// Returns the job of a 201. It is assigned, so a partial payload is used if its ID and token can be read.
-pub(super) async fn job(call: &'static str, mut response: Response) -> Result<JobPayload, ClientError> {
+/// Returns the job of a 201, and the text of the answer. The job is assigned, so a partial payload is used if its ID and token can be read.
+pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(JobPayload, String), ClientError> {
     if response.status() != StatusCode::CREATED {
         return Err(refusal(call, response).await);
     }
     let mut body = Vec::new();
     if let Err(error) = read(call, &mut response, &mut body).await {
-        return JobPayload::recover_partial(&body, error.message()).ok_or(error);
+        return JobPayload::recover_partial(&body, error.message()).map(|job| (job, String::new())).ok_or(error);
     }
-    JobPayload::read(&body)
-        .map_err(|message| ClientError::Protocol { call, message: content_type_error(&response).unwrap_or(message) })
+    let job = JobPayload::read(&body)
+        .map_err(|message| ClientError::Protocol { call, message: content_type_error(&response).unwrap_or(message) })?;
+    Ok((job, String::from_utf8(body).unwrap_or_default()))
 }
 
 async fn json(call: &'static str, mut response: Response, expected: &[StatusCode]) -> Result<Vec<u8>, ClientError> {

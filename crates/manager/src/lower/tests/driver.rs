@@ -44,7 +44,12 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
     assert_eq!((&*prepare.directories.builds, &*prepare.directories.shared_layout), ("/vm/builds", "/shorttoke/1"));
     assert_eq!(value(&job, "CI_BUILDS_DIR").unwrap(), "/vm/builds");
     assert_eq!(value(&job, "CI_SHARED_ENVIRONMENT").unwrap(), "true");
-    assert_eq!(prepare.payload["id"], 42);
+    assert!(prepare.payload.contains("\"id\":42"), "{}", prepare.payload);
+    let answer = json!({ "muster": { "answer": "{\"id\": 42, \"not_known\": [1]}" } });
+    let settings = CustomSettings { run: program("/run"), ..CustomSettings::default() };
+    let job = lower(&payload(answer), &custom(Some(settings))).unwrap();
+    let prepare: DriverPrepare = job.plan.steps[0].call.inputs().unwrap();
+    assert_eq!(prepare.payload, "{\"id\": 42, \"not_known\": [1]}", "the text is that of the server");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::Job;
+use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::bench::{Bench, ManagerProcess};
@@ -116,7 +117,7 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
     let config = "echo config >>calls; echo to the trace >&2; test -z \"$CUSTOM_ENV_CI_PROJECT_DIR\" || exit 2
         echo '{\"driver\":{\"name\":\"bash\",\"version\":\"1.0\"},\"hostname\":\"the-vm\",\"builds_dir\":\"HOME_DIR/reported\",\"builds_dir_is_shared\":true,\"job_env\":{\"FROM_CONFIG\":\"yes\"}}'";
     let prepare = "echo prepare >>calls; echo env $FROM_CONFIG \"$CUSTOM_ENV_OWN\" \"$CUSTOM_ENV_SECRET_FILE\" $BUILD_FAILURE_EXIT_CODE $SYSTEM_FAILURE_EXIT_CODE
-        echo services \"$CUSTOM_ENV_CI_JOB_SERVICES\"; grep -o '\"id\":1,' \"$JOB_RESPONSE_FILE\"; stat -c 'mode %a' \"$JOB_RESPONSE_FILE\"
+        echo services \"$CUSTOM_ENV_CI_JOB_SERVICES\"; grep -o '\"id\":1,' \"$JOB_RESPONSE_FILE\"; stat -c 'mode %a' \"$JOB_RESPONSE_FILE\"; cp \"$JOB_RESPONSE_FILE\" HOME_DIR/response
         test \"$PWD\" = \"$TMPDIR\" && echo in the own directory; echo dir $CUSTOM_ENV_CI_PROJECT_DIR";
     let programs = [
         ("config", config),
@@ -165,6 +166,8 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
         "cleanup",
     ];
     assert_eq!(driver.calls(), stages, "{text}");
+    let response = std::fs::read_to_string(driver.path("response")).unwrap();
+    assert_eq!(response, serde_json::to_string(&job.payload).unwrap(), "not the answer of the coordinator");
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
     assert!(!PathBuf::from(directory.trim()).exists(), "the directory of the driver is left");
     let find = Command::new("find").arg(&project).args(["-path", "*.tmp/*"]).output().unwrap();
@@ -301,6 +304,29 @@ async fn canceled_job_ends_its_program_and_is_cleaned_up() {
         Err(_) => Ok(()),
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn environment_of_a_killed_agent_is_cleaned_up_by_the_next_one() {
+    let cleanup = "test -e \"$JOB_RESPONSE_FILE\" && test \"$PWD\" = \"$TMPDIR\" && echo \"$PWD\" >HOME_DIR/directory
+        echo cleanup $FROM_CONFIG $CUSTOM_ENV_CI_JOB_ID $CUSTOM_ENV_CI_JOB_STATUS >>calls";
+    let programs = [("config", "echo '{\"job_env\":{\"FROM_CONFIG\":\"yes\"}}'"), ("run", RUN), ("cleanup", cleanup)];
+    let driver = Driver::start(&programs, "").await;
+    driver.push(1, &["echo begun; sleep 600"], json!({}));
+    driver.bench.coordinator(0).wait_for(JobId(1), |job| job.text().contains("\nbegun\n")).await;
+    for (agent, _) in driver.bench.agents() {
+        kill_process(agent, Signal::KILL).unwrap();
+    }
+    let job = driver.bench.wait_for_end(0, 1).await;
+    assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{}", job.text());
+    contains(&job.text(), &["the agent was killed while the job ran"]);
+    let cleanups: Vec<_> = driver.calls().into_iter().filter(|call| call.starts_with("cleanup")).collect();
+    assert_eq!(cleanups, ["cleanup yes 1 failed"], "{}", job.text());
+    let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
+    assert!(!PathBuf::from(directory.trim()).exists(), "the directory of the driver is left");
+    // The agent that cleaned up runs the next job.
+    let next = driver.job(2, &["echo it ran"], json!({})).await;
+    assert_eq!(next.status, JobStatus::Success, "{}", next.text());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,82 @@
+//! What a later agent needs to clean the environment of a driver up, if this agent is killed: the environment of `cleanup_exec`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_agent_api::builtin::DriverPrepare;
+use muster_files::Limit;
+use muster_steps::failure::Failure;
+use muster_steps::process::Processes;
+use muster_steps::stop::StopToken;
+
+use super::program::ProgramRun;
+use super::session::{AgentLog, DIRECTORY, with_base};
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::driver_state::DriverState;
+
+/// Name of the file with the environment, in the driver's directory.
+const FILE: &str = "cleanup_environment.json";
+/// Limit of the file, which has the variables of the job twice at most.
+const LIMIT: Limit =
+    Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean the driver's environment up by hand" };
+/// Variable with the status of the job.
+const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
+
+impl DriverState {
+    /// Stores the environment of `cleanup_exec` as it is now.
+    ///
+    /// # Errors
+    /// [`Failure::System`] if the file cannot be written.
+    pub(super) async fn record_environment(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
+        let (dir, own) = (self.dir.clone(), self.own_env(context));
+        blocking(context, "storing the driver's environment", stop, move || {
+            write(&dir, &own).map_err(Failure::io(format!("failed to write {}", dir.join(FILE).display())))
+        })
+        .await
+    }
+}
+
+/// Replaces the file, so that it is always complete.
+fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
+    let new = dir.join(format!("{FILE}.new"));
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(&serde_json::to_vec(own)?)?;
+    file.sync_all()?;
+    std::fs::rename(new, dir.join(FILE))
+}
+
+/// Returns whether a driver was used, and not cleaned up.
+pub(super) fn exist(temp_dir: &Path) -> bool {
+    temp_dir.join(DIRECTORY).join(FILE).exists()
+}
+
+/// Runs `cleanup_exec` for an agent that was killed.
+///
+/// # Errors
+/// [`Failure`] of the program.
+pub(super) async fn clean_up(inputs: &DriverPrepare, temp_dir: &Path, processes: &Processes) -> Result<(), Failure> {
+    let Some(program) = &inputs.driver.cleanup else { return Ok(()) };
+    let dir = temp_dir.join(DIRECTORY);
+    let text = muster_files::read(dir.join(FILE), LIMIT).await.map_err(|error| Failure::System(error.to_string()))?;
+    let mut own: BTreeMap<String, String> = serde_json::from_str(&text).map_err(|error| {
+        Failure::System(format!("{} is not a valid environment: {error}; clean up by hand", dir.join(FILE).display()))
+    })?;
+    own.insert(STATUS.to_owned(), "failed".to_owned());
+    let run = ProgramRun {
+        key: "cleanup_exec",
+        program,
+        args: Vec::new(),
+        env: with_base(processes, own),
+        dir: &dir,
+        stdout: None,
+        log: Arc::new(AgentLog),
+        grace: Duration::from_millis(inputs.driver.graceful_kill_ms),
+    };
+    run.run(processes, &StopToken::new()).await
+}
