@@ -4,7 +4,7 @@
 //! agent on the host                          container
 //!   create, attach, start  ----------------> entrypoint of the image --> agent (EXECUTABLE)
 //!   output until STARTED is the entrypoint's <-------- STARTED on both streams
-//!   exec of DIAL, one for each connection <----------- READY on stdout: the agent listens on SOCKET
+//!   SOCKET, or else exec of DIAL for each connection <- READY on stdout: the agent listens on SOCKET
 //! ```
 
 /// Directory with the executable of the agent. Read-only.
@@ -15,6 +15,8 @@ pub const EXECUTABLE: &str = "/.muster/muster-agent";
 pub const RUN_DIR: &str = "/.muster-run";
 /// Socket on which the agent listens.
 pub const SOCKET: &str = "/.muster-run/agent.sock";
+/// Name of [`SOCKET`] in [`RUN_DIR`].
+pub const SOCKET_NAME: &str = "agent.sock";
 /// Spool of the agent.
 pub const SPOOL: &str = "/.muster-run/spool";
 
@@ -36,6 +38,9 @@ pub const MODE_CONTAINER: &str = "container";
 
 /// Variable with the address `host:port` on which the agent in the container listens, and forwards connections to the relay socket.
 pub const RELAY: &str = "MUSTER_AGENT_RELAY";
+/// Variable with the directories, one per line, that the agent in the container creates and makes writable for every user before it listens. The
+/// agent must be root.
+pub const DIRECTORIES: &str = "MUSTER_AGENT_DIRECTORIES";
 /// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the other agent.
 pub const RELAY_DIR: &str = "/.muster-relay";
 /// Name of the relay socket in its directory.

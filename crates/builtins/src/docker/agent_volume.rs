@@ -4,7 +4,7 @@
 //! container that is never started, which also works for an engine on another machine. The name of this container is a lock: at most one
 //! agent fills the volume.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::time::Duration;
 
@@ -43,6 +43,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serializes the jobs of this process that find an empty volume.
 static FILLING: Mutex<()> = Mutex::const_new(());
+/// Identities of the volumes that are known to be complete. The query takes the engine as long as the creation of a container.
+static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 /// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();
 
@@ -58,17 +60,26 @@ struct Executable {
 pub(super) struct AgentVolume {
     /// Name of the volume.
     pub(super) name: String,
+    /// The engine, the name, and the time of the creation. Another volume with the same name was created at another time.
+    identity: String,
     bytes: u64,
 }
 
-/// Creates the volume unless it exists. It may be empty.
-pub(super) async fn create(engine: &Docker) -> Result<AgentVolume, Failure> {
+/// Creates the volume of the engine at `host` unless it exists. It may be empty.
+pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, Failure> {
     let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let name = format!("muster-agent-{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
     let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
     let request = VolumeCreateRequest { name: Some(name.clone()), labels: Some(labels), ..Default::default() };
-    engine.create_volume(request).await.map_err(failed(format!("failed to create the volume {name}")))?;
-    Ok(AgentVolume { name, bytes: own.bytes })
+    let created = engine.create_volume(request).await;
+    let created = created.map_err(failed(format!("failed to create the volume {name}")))?;
+    let identity = format!("{host} {name} {:?}", created.created_at);
+    Ok(AgentVolume { name, identity, bytes: own.bytes })
+}
+
+/// Forgets which volumes are complete. A job that cannot start may be the consequence of a volume that has changed.
+pub(super) fn verify_again() {
+    COMPLETE.lock().clear();
 }
 
 async fn read_own() -> io::Result<Executable> {
@@ -84,6 +95,15 @@ impl AgentVolume {
     /// Fills the volume unless it is complete. `container` must mount the volume, so that the engine does not remove it. `image` may be any
     /// image that the engine has.
     pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
+        if COMPLETE.lock().contains(&self.identity) {
+            return Ok(());
+        }
+        self.fill_unless_complete(engine, container, image).await?;
+        COMPLETE.lock().insert(self.identity.clone());
+        Ok(())
+    }
+
+    async fn fill_unless_complete(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         if self.found_bytes(engine, container).await? == Some(self.bytes) {
             return Ok(());
         }

@@ -7,7 +7,7 @@ use bollard::Docker;
 use bollard::query_parameters::StartContainerOptions;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::client::Reach;
-use muster_agent_api::container::{AGENT_DIR, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
+use muster_agent_api::container::{AGENT_DIR, DIRECTORIES, EXECUTABLE, MODE, MODE_CONTAINER, RUN_DIR, SERVE};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
@@ -17,6 +17,7 @@ use super::engine::failed;
 use super::output::{Output, Progress};
 use super::relay::Relay;
 use super::services::{self, Service};
+use super::socket::RunDirectory;
 use super::target::{Container, End};
 use super::{create, network};
 use crate::context::Context;
@@ -27,7 +28,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(300);
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
-/// Creates the build container, and returns its ID.
+/// Creates the build container, and returns its ID. Its agent creates `directories`.
 pub(super) async fn create(
     engine: &Docker,
     job: &DockerContainer,
@@ -35,11 +36,14 @@ pub(super) async fn create(
     agent: &AgentVolume,
     services: &[Service],
     relay: Option<&Relay>,
+    directories: Option<&[String]>,
 ) -> Result<String, Failure> {
     let mut body = create::body(job, &job.build, image)?;
     let command = [EXECUTABLE].into_iter().chain(SERVE).map(str::to_owned);
     body.cmd = Some(command.collect());
-    body.env.get_or_insert_default().push(format!("{MODE}={MODE_CONTAINER}"));
+    let env = body.env.get_or_insert_default();
+    env.push(format!("{MODE}={MODE_CONTAINER}"));
+    env.extend(directories.map(|directories| format!("{DIRECTORIES}={}", directories.join("\n"))));
     let settings = body.host_config.get_or_insert_default();
     let own = [format!("{}:{AGENT_DIR}:ro", agent.name), format!("{}:{RUN_DIR}", create::run_volume(job))];
     settings.binds.get_or_insert_default().extend(own);
@@ -57,7 +61,7 @@ pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
     objects: &Objects,
-    id: String,
+    (id, run_dir): (String, Option<RunDirectory>),
     context: &Arc<Context>,
     stop: &StopToken,
 ) -> Result<Container, Failure> {
@@ -65,7 +69,7 @@ pub(super) async fn start(
     let name = &job.build.name;
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the container {name}")))?;
-    let container = Container::watch(engine.clone(), id, job, objects.clone(), output);
+    let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {
         container.output.wait_for(Progress::Ready).await;
         container.reach().await

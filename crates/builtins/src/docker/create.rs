@@ -1,6 +1,7 @@
 //! Descriptions of a job's containers and volumes for the engine.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use bollard::Docker;
 use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
@@ -26,8 +27,9 @@ pub(super) fn is_named(volume: &DockerVolume) -> bool {
     !volume.source.is_empty() && !volume.source.starts_with('/')
 }
 
-/// Creates the named volumes of a job. A volume that exists stays as it is.
-pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
+/// Creates the named volumes of a job. A volume that exists stays as it is. Returns the directory of the run volume on the engine's machine.
+pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<PathBuf, Failure> {
+    let mut directory = PathBuf::new();
     let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
     for volume in job.volumes.iter().filter(|volume| is_named(volume)).chain([&run]) {
         let request = VolumeCreateRequest {
@@ -38,9 +40,11 @@ pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<()
             ..VolumeCreateRequest::default()
         };
         let created = engine.create_volume(request).await;
-        created.map_err(failed(format!("failed to create the volume {}", volume.source)))?;
+        let created = created.map_err(failed(format!("failed to create the volume {}", volume.source)))?;
+        // The run volume is the last one.
+        directory = created.mountpoint.into();
     }
-    Ok(())
+    Ok(directory)
 }
 
 /// Returns the labels of an object of the job.

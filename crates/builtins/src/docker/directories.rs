@@ -1,6 +1,6 @@
-//! Directories in the build container, created before it starts and writable for every user.
+//! Directories in the build container, writable for every user. Its agent creates them, or they are created before it starts.
 //!
-//! They are sent as an archive: no container has to run for this, and the engine resolves their paths inside the container.
+//! In the latter case they are sent as an archive: no container has to run for this, and the engine resolves their paths inside the container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,8 +11,9 @@ use muster_agent_api::builtin::{ContainerSpec, DockerContainer};
 use muster_agent_api::container::{EXECUTABLE, RUN_DIR};
 use muster_steps::failure::Failure;
 
-use super::create;
 use super::engine::failed;
+use super::images::ResolvedImage;
+use super::{create, owner};
 
 /// Mode of the directories of a job, as those that gitlab-runner creates.
 const MODE: u32 = 0o777;
@@ -24,11 +25,29 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
     format!("{}-setup", job.build.name)
 }
 
+/// Returns the directories that the agent in the build container can create itself, which takes much less time than a call of the engine. `None`
+/// means that they must be created before it starts: it is not root, an entrypoint may give up the rights of root, or the root directory is
+/// read-only.
+pub(super) fn left_to_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
+    let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
+    let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
+    let has_entrypoint = entrypoint.iter().any(|word| !word.is_empty());
+    if has_entrypoint || is_read_only(job) || !owner::runs_as_root(job, image) {
+        return None;
+    }
+    let paths: Vec<_> = writable(job).into_iter().map(|(path, _)| path).filter(|path| path != RUN_DIR).collect();
+    // They are lines of a variable.
+    paths.iter().all(|path| !path.contains('\n')).then_some(paths)
+}
+
+fn is_read_only(job: &DockerContainer) -> bool {
+    job.build.host_config.get("ReadonlyRootfs").and_then(serde_json::Value::as_bool) == Some(true)
+}
+
 /// Creates the directories of the job in the build container, which has not started.
 pub(super) async fn create(engine: &Docker, job: &DockerContainer, build: &str, image: &str) -> Result<(), Failure> {
     let archive = archive(&writable(job)).map_err(Failure::io("failed to describe the directories of the job"))?;
-    let is_read_only = job.build.host_config.get("ReadonlyRootfs").and_then(serde_json::Value::as_bool) == Some(true);
-    let setup = if is_read_only { Some(create_setup(engine, job, image).await?) } else { None };
+    let setup = if is_read_only(job) { Some(create_setup(engine, job, image).await?) } else { None };
     let options = UploadToContainerOptions { path: "/".to_owned(), ..Default::default() };
     let container = setup.as_deref().unwrap_or(build);
     let sent = engine.upload_to_container(container, Some(options), bollard::body_full(archive.into())).await;

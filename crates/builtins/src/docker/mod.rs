@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! engine reached -> images -> volumes, network -> services -> build container, its entrypoint runs the agent
-//!                -> steps at that agent, over `exec` -> everything removed
+//!                -> steps at that agent -> everything removed
 //! ```
 //!
 //! The agent in the build container runs all steps. No other container runs code of Muster, and nothing on the engine's side follows
@@ -25,6 +25,7 @@ mod owner;
 mod relay;
 mod search;
 mod services;
+mod socket;
 mod target;
 
 use std::sync::Arc;
@@ -43,6 +44,7 @@ use cleanup::Objects;
 use images::Images;
 use relay::Relay;
 pub use search::{NoEngine, find_engine};
+use socket::RunDirectory;
 use target::Container;
 
 #[async_trait]
@@ -54,6 +56,7 @@ impl DelegateTarget<Context> for DockerContainer {
         match create_all(self, &objects, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
+                agent_volume::verify_again();
                 objects.remove_or_log(&engine).await;
                 Err(failure)
             }
@@ -76,22 +79,27 @@ async fn create_all(
 ) -> Result<Container, Failure> {
     let printing = Arc::clone(context);
     let print = move |line: &str| printing.print(line);
-    let relay = Relay::start(job)?;
+    let is_local = engine::is_local(&job.engine)?;
+    let relay = Relay::start(job, is_local)?;
     let images = Images::new(engine, &job.credentials, &print, stop);
-    let agent = agent_volume::create(engine).await?;
-    create::volumes(engine, job).await?;
+    let agent = agent_volume::create(engine, &job.engine.host).await?;
+    let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     check(stop)?;
     network::create(engine, job).await?;
     let services = services::start(engine, job, &images, context, stop).await?;
     let resolved = images.ensure(&job.build.image).await?;
     let image = &resolved.id;
     check(stop)?;
-    let build = build::create(engine, job, image, &agent, &services, relay.as_ref()).await?;
+    let directories = directories::left_to_agent(job, &resolved);
+    let build = build::create(engine, job, image, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
     stoppable(stop, agent.fill(engine, &build, image)).await?;
-    directories::create(engine, job, &build, image).await?;
+    if directories.is_none() {
+        directories::create(engine, job, &build, image).await?;
+    }
     check(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
-    let container = build::start(engine, job, objects, build, context, stop).await?.with_helpers(service_logs, relay);
+    let container =
+        build::start(engine, job, objects, (build, run_dir), context, stop).await?.with_helpers(service_logs, relay);
     stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, context)).await?;
     let checking = async {
         services::wait_until_healthy(engine, job, container.id(), &services, context).await;

@@ -22,8 +22,7 @@ pub(super) async fn adopt(
     image: &ResolvedImage,
     context: &Context,
 ) -> Result<(), Failure> {
-    let of_image = image.inspect.config.as_ref().and_then(|config| config.user.as_deref()).unwrap_or_default();
-    if is_root(if job.build.user.is_empty() { of_image } else { &job.build.user }) {
+    if runs_as_root(job, image) {
         return Ok(());
     }
     let owned = [job.project_dir.clone(), format!("{}.tmp", job.project_dir)];
@@ -39,6 +38,12 @@ pub(super) async fn adopt(
         "failed to give the job's directories to the user of the container: {problem}"
     )));
     Ok(())
+}
+
+/// Returns whether the build container runs as root.
+pub(super) fn runs_as_root(job: &DockerContainer, image: &ResolvedImage) -> bool {
+    let of_image = image.inspect.config.as_ref().and_then(|config| config.user.as_deref()).unwrap_or_default();
+    is_root(if job.build.user.is_empty() { of_image } else { &job.build.user })
 }
 
 /// Returns whether the user of an image or of the configuration is root.

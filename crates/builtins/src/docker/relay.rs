@@ -19,8 +19,6 @@ use tokio::net::{TcpStream, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::engine;
-
 /// Delay after a connection that cannot be accepted, for example because too many files are open.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
@@ -34,13 +32,12 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// Starts the relay of a job. `None` means that the job needs none.
+    /// Starts the relay of a job. `None` means that the job needs none. `is_local` tells whether the engine is on this machine.
     ///
     /// # Errors
     /// [`Failure`] if the engine is on another machine, where it cannot mount a socket of this machine, or the socket cannot be created.
-    pub(super) fn start(job: &DockerContainer) -> Result<Option<Self>, Failure> {
+    pub(super) fn start(job: &DockerContainer, is_local: bool) -> Result<Option<Self>, Failure> {
         let shares_network = matches!(&job.network, DockerNetwork::Mode(mode) if mode == "host");
-        let is_local = engine::is_local(&job.engine)?;
         if job.relay.is_empty() || is_local && shares_network {
             return Ok(None);
         }
@@ -107,22 +104,20 @@ async fn accept(listener: UnixListener, address: String) {
 
 #[cfg(test)]
 mod tests {
-    use muster_agent_api::builtin::DockerEngine;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, UnixStream};
 
     use super::*;
 
-    fn job(relay: &str, host: &str, network: DockerNetwork) -> DockerContainer {
-        let engine = DockerEngine { host: host.to_owned(), ..DockerEngine::default() };
-        DockerContainer { relay: relay.to_owned(), engine, network, ..DockerContainer::default() }
+    fn job(relay: &str, network: DockerNetwork) -> DockerContainer {
+        DockerContainer { relay: relay.to_owned(), network, ..DockerContainer::default() }
     }
 
     #[tokio::test]
     async fn bytes_reach_the_address_and_the_socket_is_removed_at_the_end() {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap().to_string();
-        let relay = Relay::start(&job(&address, "unix:///d.sock", DockerNetwork::Bridge)).unwrap().unwrap();
+        let relay = Relay::start(&job(&address, DockerNetwork::Bridge), true).unwrap().unwrap();
         let socket = relay.dir.path().join("s").join(RELAY_SOCKET_NAME);
         let mut inside = UnixStream::connect(&socket).await.unwrap();
         inside.write_all(b"ping").await.unwrap();
@@ -142,10 +137,10 @@ mod tests {
     #[tokio::test]
     async fn only_a_local_engine_can_have_a_relay() {
         let host = DockerNetwork::Mode("host".to_owned());
-        assert!(Relay::start(&job("127.0.0.1:1", "unix:///d.sock", host.clone())).unwrap().is_none());
-        assert!(Relay::start(&job("", "ssh://engine.example", DockerNetwork::Bridge)).unwrap().is_none());
+        assert!(Relay::start(&job("127.0.0.1:1", host.clone()), true).unwrap().is_none());
+        assert!(Relay::start(&job("", DockerNetwork::Bridge), false).unwrap().is_none());
         for network in [DockerNetwork::Bridge, host] {
-            let failure = Relay::start(&job("127.0.0.1:1", "ssh://engine.example", network)).unwrap_err();
+            let failure = Relay::start(&job("127.0.0.1:1", network), false).unwrap_err();
             assert!(failure.to_string().contains("use an engine on this machine"), "{failure}");
         }
     }

@@ -13,6 +13,7 @@ use muster_agent_api::container::{DIAL, EXECUTABLE};
 use muster_steps::builtin::OpenTarget;
 use muster_steps::failure::Failure;
 use parking_lot::Mutex;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
@@ -22,6 +23,7 @@ use super::engine::{is_not_found, reason};
 use super::exec;
 use super::output::Output;
 use super::relay::Relay;
+use super::socket::RunDirectory;
 
 /// Delay between two attempts to query the state of a container.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
@@ -72,6 +74,8 @@ pub(super) struct Container {
     service_logs: JoinSet<()>,
     /// Connections of the container to this machine. `None` if the job needs none.
     relay: Option<Relay>,
+    /// Directory with the socket of the agent. `None` if the engine is on another machine.
+    run_dir: Option<RunDirectory>,
 }
 
 impl Drop for Container {
@@ -82,7 +86,14 @@ impl Drop for Container {
 
 impl Container {
     /// Watches a container that was started.
-    pub(super) fn watch(engine: Docker, id: String, job: &DockerContainer, objects: Objects, output: Output) -> Self {
+    pub(super) fn watch(
+        engine: Docker,
+        id: String,
+        job: &DockerContainer,
+        objects: Objects,
+        output: Output,
+        run_dir: Option<RunDirectory>,
+    ) -> Self {
         let (report, ended) = watch::channel(None);
         let (watched, watched_id) = (engine.clone(), id.clone());
         let watching = tokio::spawn(async move {
@@ -106,6 +117,7 @@ impl Container {
             watching,
             service_logs: JoinSet::new(),
             relay: None,
+            run_dir,
         }
     }
 
@@ -132,6 +144,17 @@ impl Container {
         self.watching.abort();
         // An abort is not an error.
         let _ = (&mut self.watching).await;
+    }
+
+    /// Connects to the socket of the agent. `None` if that is not possible from here.
+    async fn direct(&self) -> Option<UnixStream> {
+        match self.run_dir.as_ref()?.connect().await {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                tracing::debug!(%error, container = self.name, "failed to open the agent's socket, using exec");
+                None
+            }
+        }
     }
 
     /// Returns a description of the end of the container.
@@ -229,10 +252,16 @@ impl Reach for Container {
         if let Some(connection) = known {
             return Ok(connection);
         }
-        let command = [EXECUTABLE].into_iter().chain(DIAL).map(str::to_owned);
-        let dialed = exec::connect(&self.engine, &self.id, command.collect()).await;
-        let dialed = dialed.map_err(|error| AgentError::NotReached(reason(&error).into()))?;
-        let opened = AgentConnection::from_stream(format!("container {}", self.name), dialed).await;
+        let location = format!("container {}", self.name);
+        let opened = match self.direct().await {
+            Some(socket) => AgentConnection::from_stream(location, socket).await,
+            None => {
+                let command = [EXECUTABLE].into_iter().chain(DIAL).map(str::to_owned);
+                let dialed = exec::connect(&self.engine, &self.id, command.collect()).await;
+                let dialed = dialed.map_err(|error| AgentError::NotReached(reason(&error).into()))?;
+                AgentConnection::from_stream(location, dialed).await
+            }
+        };
         let connection = opened.map_err(|error| AgentError::NotReached(error.into()))?;
         *self.connection.lock() = Some(connection.clone());
         Ok(connection)

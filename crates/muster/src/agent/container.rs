@@ -1,14 +1,17 @@
 //! The agent in a job's container, and connections to it from outside the container.
 
 use std::ffi::OsString;
+use std::fs::Permissions;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use muster_agent_api::container::{MODE, READY, RELAY, SERVE, SOCKET, SPOOL, STARTED};
+use muster_agent_api::container::{DIRECTORIES, MODE, READY, RELAY, SERVE, SOCKET, SPOOL, STARTED};
 use muster_steps::process::Containment;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -18,6 +21,8 @@ use super::{RETENTION, bridge, relay};
 
 /// Maximum size of the logs in the container. The agent that created the container limits the log of the job.
 const SPOOL_LIMIT: u64 = 16 << 30;
+/// Permissions of a directory that all users share.
+const SHARED_MODE: u32 = 0o777;
 /// Maximum time for one attempt to connect to a service.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to connect to a service. Services do not report when they are ready.
@@ -33,6 +38,9 @@ pub(crate) struct ContainerArgs {
     /// Loopback address to listen on. Connections are forwarded to the machine of the agent that created the container.
     #[arg(long, value_name = "HOST:PORT")]
     relay: Option<String>,
+    /// Directory to create, and to make writable for every user
+    #[arg(long, value_name = "DIR")]
+    directory: Vec<PathBuf>,
 }
 
 /// Runs `muster agent container`.
@@ -46,6 +54,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
         return ExitCode::FAILURE;
     }
     crate::logging::init_service();
+    args.directory.iter().for_each(|directory| create_shared(directory));
     let open_files = crate::open_files::raise();
     crate::runtime::block_on(async {
         let _relay = match relay::start(args.relay.as_deref()).await {
@@ -89,12 +98,27 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     })
 }
 
+/// Creates a directory that every user can write to. If that is not possible, the step that needs the directory reports it.
+fn create_shared(directory: &Path) {
+    let created = std::fs::create_dir_all(directory).and_then(|()| {
+        let mode = std::fs::metadata(directory)?.permissions().mode();
+        std::fs::set_permissions(directory, Permissions::from_mode(mode | SHARED_MODE))
+    });
+    if let Err(error) = created {
+        tracing::warn!(%error, directory = %directory.display(), "failed to create a directory of the job");
+    }
+}
+
 /// Replaces this process with one that does not have the agent's own variables, so that jobs do not inherit them.
 fn exec_without_variables() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {
             let relay = std::env::var_os(RELAY).into_iter().flat_map(|address| [OsString::from("--relay"), address]);
-            Command::new(own).args(SERVE).args(relay).env_remove(MODE).env_remove(RELAY).exec()
+            let directories = std::env::var(DIRECTORIES).unwrap_or_default();
+            let directories = directories.lines().map(|directory| format!("--directory={directory}"));
+            let mut command = Command::new(own);
+            command.args(SERVE).args(relay).args(directories);
+            command.env_remove(MODE).env_remove(RELAY).env_remove(DIRECTORIES).exec()
         }
         Err(error) => error,
     };

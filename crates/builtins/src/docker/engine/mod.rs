@@ -26,6 +26,8 @@ const BAD_REQUEST: u16 = 400;
 const NOT_FOUND: u16 = 404;
 /// Status of an answer that reports that an object already exists or is in use.
 const CONFLICT: u16 = 409;
+/// Status of an answer that reports a problem of the engine.
+const INTERNAL_ERROR: u16 = 500;
 
 /// Reason why an engine cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -119,5 +121,12 @@ pub(crate) fn is_not_found(error: &ApiError) -> bool {
 
 /// Returns whether the call failed because the object exists already, or is in use.
 pub(crate) fn is_conflict(error: &ApiError) -> bool {
-    matches!(error, ApiError::DockerResponseServerError { status_code: CONFLICT, .. })
+    match error {
+        ApiError::DockerResponseServerError { status_code: CONFLICT, .. } => true,
+        // Podman 4 reports a name that a container already has as an internal error.
+        ApiError::DockerResponseServerError { status_code: INTERNAL_ERROR, message } => {
+            message.contains("name is already in use")
+        }
+        _ => false,
+    }
 }
