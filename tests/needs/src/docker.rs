@@ -1,4 +1,4 @@
-//! Runs Debian's Docker Engine or Podman, and makes a root file system for images.
+//! Runs Debian's Docker Engine, and makes a root file system for images.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -49,17 +49,16 @@ const ISOLATE_AND_REPEAT: [&str; 10] = [
     "ip link set lo up; while :; do \"$0\" \"$@\"; done",
 ];
 
-/// Messages about missing engines.
+/// Message about a missing engine.
 const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
-const NO_PODMAN: &str = "podman cannot run here (Debian: podman; as root)";
-/// Podman's settings: registries on this machine have no TLS.
-const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
 
-/// A running Docker Engine, or Podman as one, with its own data. Dropping it ends the process.
+/// A running Docker Engine, or Podman as one ([`crate::podman`]), with its own data. Dropping it ends the process.
 #[derive(Debug)]
 pub struct DockerEngine {
     supervisor: Child,
     dir: PathBuf,
+    /// Path of the socket in the directory.
+    socket: &'static str,
 }
 
 impl Drop for DockerEngine {
@@ -110,18 +109,21 @@ impl DockerEngine {
     /// Kills the process of an isolated engine, which then starts again. Its containers continue. Returns whether the process existed.
     #[must_use]
     pub fn crash(&self) -> bool {
+        let id = self.process_id("dockerd");
+        id.is_some_and(|id| Command::new("kill").arg("-KILL").arg(id).status().is_ok_and(|status| status.success()))
+    }
+
+    /// Returns the ID of the engine's own process, which runs this program.
+    pub(crate) fn process_id(&self, program: &str) -> Option<OsString> {
         let data = self.dir.join("data");
         let is_engine = |process: &Path| {
             let arguments = std::fs::read(process.join("cmdline")).unwrap_or_default();
             let mut arguments = arguments.split(|byte| *byte == 0);
-            arguments.next() == Some(b"dockerd")
+            arguments.next() == Some(program.as_bytes())
                 && arguments.any(|argument| argument == data.as_os_str().as_encoded_bytes())
         };
         let mut processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let engine = processes.find(|process| is_engine(&process.path()));
-        engine.is_some_and(|process| {
-            Command::new("kill").arg("-KILL").arg(process.file_name()).status().is_ok_and(|status| status.success())
-        })
+        processes.find(|process| is_engine(&process.path())).map(|process| process.file_name())
     }
 
     /// Kills the engine with all containers, as if its machine lost power, and starts it again. Does not wait until it answers.
@@ -133,28 +135,8 @@ impl DockerEngine {
         input.write_all(b"restart\n").expect("the supervisor of the engine has ended");
     }
 
-    /// Starts Podman's service, which is compatible with Docker Engine. Returns `None` if Podman cannot run here.
-    ///
-    /// # Panics
-    /// The temporary directory of the engine cannot be created.
-    #[track_caller]
-    #[must_use]
-    pub fn podman() -> Option<Self> {
-        let started = Self::run("TERM", "API service listening on", |dir| {
-            let path = |name: &str| dir.join(name).into_os_string();
-            std::fs::write(path("registries.conf"), REGISTRIES).expect("failed to write Podman's settings");
-            let mut command: Vec<OsString> =
-                ["podman", "--log-level=info", "--storage-driver=vfs"].map(Into::into).into();
-            command.extend(["--root".into(), path("data"), "--runroot".into(), path("exec")]);
-            command.extend(["system", "service", "--time=0"].map(Into::into));
-            command.push(format!("unix://{}", dir.join(SOCKET).display()).into());
-            (command, vec![("CONTAINERS_REGISTRIES_CONF", path("registries.conf"))])
-        });
-        started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
-    }
-
     fn dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
-        let started = Self::run(signal, "API listen on", |dir| {
+        let started = Self::run(signal, SOCKET, "API listen on", |dir| {
             let mut command: Vec<OsString> = wrapper.iter().chain(&["dockerd"]).map(Into::into).collect();
             for (option, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {
                 command.extend([option.into(), dir.join(name).into_os_string()]);
@@ -168,8 +150,9 @@ impl DockerEngine {
 
     /// Runs the engine until it writes `ready` to its log. The error is the last line of the log. `describe` returns the command and the
     /// environment variables for a directory.
-    fn run(
+    pub(crate) fn run(
         signal: &str,
+        socket: &'static str,
         ready: &str,
         describe: impl FnOnce(&Path) -> (Vec<OsString>, Vec<(&'static str, OsString)>),
     ) -> Result<Self, String> {
@@ -187,14 +170,14 @@ impl DockerEngine {
             last.contains(ready)
         });
         std::thread::spawn(move || lines.for_each(drop));
-        let engine = Self { supervisor, dir };
+        let engine = Self { supervisor, dir, socket };
         if is_ready { Ok(engine) } else { Err(last) }
     }
 
     /// Returns the path of the engine's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
-        self.dir.join(SOCKET)
+        self.dir.join(self.socket)
     }
 
     /// Returns the directory of the engine.
@@ -248,8 +231,8 @@ impl DockerEngine {
         let Some(archive) = busybox_root() else { return false };
         let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
         let changes: String = instructions.iter().map(|line| format!("&changes={}", encode(line))).collect();
-        let (repository, tag) = name.rsplit_once(':').unwrap_or((name, "latest"));
-        let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}{changes}");
+        // Podman ignores a separate tag.
+        let path = format!("/images/create?fromSrc=-&repo={name}{changes}");
         let (status, answer) = self.call("POST", &path, &archive);
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
         true

@@ -4,6 +4,7 @@
 //! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
 
 mod docker;
+mod podman;
 mod registry;
 
 pub mod object_stores;
@@ -14,6 +15,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 pub use docker::{DockerEngine, busybox_root};
+pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 
 const REQUIRE: &str = "MUSTER_TEST_REQUIRE";

@@ -10,6 +10,7 @@ mod gitlab_ci_local;
 mod includes;
 mod inspect;
 mod output;
+mod podman;
 mod run;
 mod server;
 pub(crate) mod tutorial;

@@ -22,60 +22,65 @@ fn after_script() -> Step {
 
 #[tokio::test]
 async fn cancel_ends_the_script_and_runs_after_script_in_the_container() {
-    let Some(host) = Host::start().await else { return };
-    host.start_job(&job("cancel"), vec![script(&[ENDLESS]), after_script()]).await;
-    host.log_until("ready\n").await;
-    host.cancel().await;
-    let (log, result) = host.finish().await;
-    assert_eq!(failed(&result).0, "job_canceled", "{log}");
-    assert!(log.contains("\nafterwards it was canceled\n"), "{log}");
-    assert_eq!(host.objects("cancel"), "", "objects of the job are left");
+    for host in Host::start_on_each_engine().await {
+        host.start_job(&job("cancel"), vec![script(&[ENDLESS]), after_script()]).await;
+        host.log_until("ready\n").await;
+        host.cancel().await;
+        let (log, result) = host.finish().await;
+        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert!(log.contains("\nafterwards it was canceled\n"), "{log}");
+        assert_eq!(host.objects("cancel"), "", "objects of the job are left");
+    }
 }
 
 #[tokio::test]
 async fn timeout_of_the_job_removes_the_container() {
-    let Some(host) = Host::start().await else { return };
-    let timeout = Duration::from_secs(8);
-    host.start_job_with(&job("timeout"), vec![script(&[ENDLESS])], timeout).await;
-    let (log, result) = host.finish().await;
-    assert_eq!(failed(&result).0, "job_execution_timeout", "{log}");
-    assert_eq!(host.objects("timeout"), "", "objects of the job are left");
+    for host in Host::start_on_each_engine().await {
+        let timeout = Duration::from_secs(8);
+        host.start_job_with(&job("timeout"), vec![script(&[ENDLESS])], timeout).await;
+        let (log, result) = host.finish().await;
+        assert_eq!(failed(&result).0, "job_execution_timeout", "{log}");
+        assert_eq!(host.objects("timeout"), "", "objects of the job are left");
+    }
 }
 
 #[tokio::test]
 async fn cancel_while_an_entrypoint_runs_ends_the_job() {
-    let Some(host) = Host::start().await else { return };
-    let mut job = job("slow");
-    job.build.entrypoint = Some(["/bin/sh", "-c", "echo slow; sleep 600"].map(str::to_owned).to_vec());
-    host.start_job(&job, vec![script(&[ENDLESS])]).await;
-    host.log_until("slow\n").await;
-    host.cancel().await;
-    let (log, result) = host.finish().await;
-    assert_eq!(failed(&result).0, "job_canceled", "{log}");
-    assert_eq!(host.objects("slow"), "", "objects of the job are left");
+    for host in Host::start_on_each_engine().await {
+        let mut job = job("slow");
+        job.build.entrypoint = Some(["/bin/sh", "-c", "echo slow; sleep 600"].map(str::to_owned).to_vec());
+        host.start_job(&job, vec![script(&[ENDLESS])]).await;
+        host.log_until("slow\n").await;
+        host.cancel().await;
+        let (log, result) = host.finish().await;
+        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert_eq!(host.objects("slow"), "", "objects of the job are left");
+    }
 }
 
 #[tokio::test]
 async fn killed_container_fails_the_job() {
-    let Some(host) = Host::start().await else { return };
-    host.start_job(&job("killed"), vec![script(&[ENDLESS])]).await;
-    host.log_until("ready\n").await;
-    assert_eq!(host.docker.call("POST", "/containers/killed-build/kill", &[]).0, 204);
-    let (log, result) = host.finish().await;
-    assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
-    assert!(result.message.contains("the job's container exited with code 137"), "{result:?}");
-    assert_eq!(host.objects("killed"), "", "objects of the job are left");
+    for host in Host::start_on_each_engine().await {
+        host.start_job(&job("killed"), vec![script(&[ENDLESS])]).await;
+        host.log_until("ready\n").await;
+        assert_eq!(host.docker.call("POST", "/containers/killed-build/kill", &[]).0, 204);
+        let (log, result) = host.finish().await;
+        assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+        assert!(result.message.contains("the job's container exited with code 137"), "{result:?}");
+        assert_eq!(host.objects("killed"), "", "objects of the job are left");
+    }
 }
 
 #[tokio::test]
 async fn next_agent_removes_the_containers_of_a_killed_agent() {
-    let Some(mut host) = Host::start().await else { return };
-    host.start_job(&job("crash"), vec![script(&[ENDLESS])]).await;
-    host.log_until("ready\n").await;
-    assert_ne!(host.objects("crash"), "");
-    host.restart().await;
-    let (log, result) = host.finish().await;
-    let Outcome::Failed { cause, .. } = result.outcome else { panic!("{log}") };
-    assert_eq!(cause, Some(TerminationCause::EnvironmentLost));
-    host.until_no_objects("crash").await;
+    for mut host in Host::start_on_each_engine().await {
+        host.start_job(&job("crash"), vec![script(&[ENDLESS])]).await;
+        host.log_until("ready\n").await;
+        assert_ne!(host.objects("crash"), "");
+        host.restart().await;
+        let (log, result) = host.finish().await;
+        let Outcome::Failed { cause, .. } = result.outcome else { panic!("{log}") };
+        assert_eq!(cause, Some(TerminationCause::EnvironmentLost));
+        host.until_no_objects("crash").await;
+    }
 }

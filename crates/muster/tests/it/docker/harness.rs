@@ -1,4 +1,4 @@
-//! An agent in a separate process, beside a Docker Engine that the tests share.
+//! An agent in a separate process, beside an engine that the tests share.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable};
-use muster_test_needs::DockerEngine as TestEngine;
+use muster_test_needs::{DockerEngine as TestEngine, PodmanUser};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::net::UnixStream;
@@ -42,11 +42,25 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts an agent. `None` means that the machine has no engine.
+    /// Starts an agent beside a Docker Engine. `None` means that the machine has no engine.
     pub(crate) async fn start() -> Option<Self> {
         static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
-        let docker = TestEngine::shared()?;
-        if !IMAGE_EXISTS.get_or_init(|| docker.create_image(IMAGE, &[])) {
+        Self::beside(TestEngine::shared()?, &IMAGE_EXISTS).await
+    }
+
+    /// Starts an agent beside each kind of engine that the machine has: Docker Engine, Podman as root, and Podman as a user without privileges.
+    pub(crate) async fn start_on_each_engine() -> Vec<Self> {
+        static IMAGE_EXISTS: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
+        let mut hosts: Vec<_> = Self::start().await.into_iter().collect();
+        for (user, image_exists) in [PodmanUser::Root, PodmanUser::Unprivileged].into_iter().zip(&IMAGE_EXISTS) {
+            let Some(podman) = TestEngine::shared_podman(user) else { continue };
+            hosts.extend(Self::beside(podman, image_exists).await);
+        }
+        hosts
+    }
+
+    async fn beside(docker: &'static TestEngine, image_exists: &OnceLock<bool>) -> Option<Self> {
+        if !image_exists.get_or_init(|| docker.create_image(IMAGE, &[])) {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
