@@ -61,6 +61,8 @@ pub(crate) struct Fleet {
     home: PathBuf,
     project: PathBuf,
     machines: PathBuf,
+    /// Whether the runner deletes its instances only when it ends.
+    deletes_on_shutdown: bool,
     pipeline: RunningProcess,
     runner: RunningProcess,
 }
@@ -73,8 +75,26 @@ impl Fleet {
 
     /// Does the same as [`Self::start`] for another executor, with additional `keys` of the runner. The last of them may be a table.
     pub(crate) fn with_executor(executor: &str, keys: &str, yaml: &str, autoscaler: &str, plugin: &str) -> Self {
+        Self::with_entry(yaml, "machines", None, |machines| {
+            format!(
+                "executor = {executor:?}\n  request_concurrency = 20\n  {keys}\n  [runners.autoscaler]\n    \
+                 plugin = {:?}\n    delete_instances_on_shutdown = true\n{autoscaler}    \
+                 [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n{plugin}",
+                plugin_local()
+            )
+        })
+    }
+
+    /// Starts the pipeline, and a runner with the entry that `entry` returns without name and token. Its machines have their directories in
+    /// `machines`. `programs` is a directory that is added to `PATH` of the runner.
+    pub(crate) fn with_entry(
+        yaml: &str,
+        machines: &str,
+        programs: Option<&Path>,
+        entry: impl FnOnce(&Path) -> String,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let [home, project, machines] = ["home", "project", "machines"].map(|name| directory.path().join(name));
+        let [home, project, machines] = ["home", "project", machines].map(|name| directory.path().join(name));
         std::fs::create_dir(&home).unwrap();
         create_repository(&project, &[(".gitlab-ci.yml", yaml)]);
         let mut pipeline = clean_command(muster(), &home);
@@ -91,17 +111,18 @@ impl Fleet {
         let text = std::fs::read_to_string(&config).unwrap();
         let token = text.lines().find_map(|line| line.trim().strip_prefix("token = ")).unwrap();
         let text = format!(
-            "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  \
-             executor = {executor:?}\n  request_concurrency = 20\n  {keys}\n  [runners.autoscaler]\n    \
-             plugin = {:?}\n    delete_instances_on_shutdown = true\n{autoscaler}    \
-             [runners.autoscaler.plugin_config]\n      directory = {machines:?}\n      boot_delay_ms = 300\n{plugin}",
-            plugin_local()
+            "concurrent = 20\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = \"{url}\"\n  token = {token}\n  {}",
+            entry(&machines)
         );
-        std::fs::write(&config, text).unwrap();
+        std::fs::write(&config, &text).unwrap();
         let mut run = clean_command(muster(), &home);
         run.args(["runner", "run", "--config"]).arg(&config).arg("--state-dir").arg(directory.path().join("state"));
+        if let Some(programs) = programs {
+            run.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH").unwrap()));
+        }
         let runner = RunningProcess::start(run);
-        Self { _directory: directory, home, project, machines, pipeline, runner }
+        let deletes_on_shutdown = text.contains("delete_instances_on_shutdown = true");
+        Self { _directory: directory, home, project, machines, deletes_on_shutdown, pipeline, runner }
     }
 
     /// Waits until the pipeline has succeeded and the runner has deleted all instances. Returns the last event of the pipeline and the logs
@@ -114,11 +135,17 @@ impl Fleet {
     /// Does the same as [`Self::finish`], and also returns the log of the runner.
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
+        if !self.deletes_on_shutdown && status == Some(0) {
+            let is_empty = || std::fs::read_dir(&self.machines).is_ok_and(|mut machines| machines.next().is_none());
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+            assert!(runtime.block_on(wait_until(is_empty)), "instances remain in {}", self.machines.display());
+        }
         self.runner.signal("QUIT");
         let (log, runner_status) = self.runner.finish();
         assert_eq!(status, Some(0), "{}\n{}", lines.join("\n"), log.join("\n"));
         assert_eq!(runner_status, Some(0), "{}", log.join("\n"));
-        assert!(log.iter().any(|line| line.contains("all instances deleted")), "{}", log.join("\n"));
+        let deleted = log.iter().any(|line| line.contains("all instances deleted"));
+        assert!(deleted || !self.deletes_on_shutdown, "{}", log.join("\n"));
         let remaining = std::fs::read_dir(&self.machines).unwrap().count();
         assert_eq!(remaining, 0, "directories of instances remain: {}", log.join("\n"));
         let last = lines.iter().rev().find_map(|line| serde_json::from_str(line).ok()).unwrap();

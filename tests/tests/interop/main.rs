@@ -5,6 +5,7 @@
 mod archives;
 mod density;
 mod docker_autoscaler;
+mod docker_machine;
 mod extension;
 mod gitlab_runner;
 mod instance_executor;
