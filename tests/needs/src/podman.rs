@@ -44,7 +44,9 @@ if [ "$uid" != 0 ]; then
     chown "$uid:$uid" "$dir" "$dir/home" "$dir/run" "$dir/run/podman" "$dir/tmp"
 fi
 export HOME="$dir/home" XDG_RUNTIME_DIR="$dir/run" TMPDIR="$dir/tmp"; cd "$dir"
-exec setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@""#;
+# The first process stays root: with another user it would no longer end with its parent.
+setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"
+exit"#;
 
 /// Programs without which containers have no network, or find no names there.
 const PROGRAMS: [&str; 4] =
