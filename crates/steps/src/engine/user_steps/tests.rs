@@ -54,9 +54,11 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         exports: Mutex::default(),
         is_step_file: false,
         on_results: None,
+        development: None,
+        debugger: None,
     };
     let mut nodes = Vec::new();
-    let result = steps.run(&list, &mut nodes).await.map_err(|error| {
+    let result = steps.run("run", &list, &mut nodes).await.map_err(|error| {
         let mut text = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(inner) = source {
