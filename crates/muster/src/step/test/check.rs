@@ -170,7 +170,7 @@ fn check_file(path: &Path, name: &str, expected: &ExpectedFile) -> Result<(), St
         (Ok(_), true) => {}
     }
     let limit = muster_files::Limit { bytes: MAX_FILE_BYTES, remedy: "compare its checksum in the step instead" };
-    let bytes = muster_files::open(path).and_then(|file| Ok(muster_files::read_open(file, path, limit)?));
+    let bytes = muster_files::open(path).and_then(|file| muster_files::read_open(file, path, limit));
     let bytes = bytes.map_err(|error| error.to_string())?;
     let content = String::from_utf8_lossy(&bytes);
     if let Some(expected) = expected.content.as_ref().filter(|expected| **expected != content) {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::Project;
 
 /// Step with nested steps, one of which gets a sensitive input.
-const BUILD: &str = r#"spec: {}
+const BUILD: &str = r"spec: {}
 ---
 run:
   - name: compile
@@ -14,7 +14,7 @@ run:
     env: {MODE: fast}
   - name: link
     script: echo linking
-"#;
+";
 const COMPILE: &str = r#"spec:
   inputs:
     secret: {type: string, sensitive: true}

@@ -2,7 +2,7 @@
 
 use super::Project;
 
-const PASSING: &str = r#"tests:
+const PASSING: &str = r"tests:
   - name: greets by name
     inputs: {name: you, times: 3}
     env: {WHO: me}
@@ -17,7 +17,7 @@ const PASSING: &str = r#"tests:
     expect:
       status: failure
       error: does not accept input
-"#;
+";
 
 /// Tests of a step that calls a remote step, which a fake replaces.
 const WITH_FAKES: &str = r#"tests:
@@ -75,7 +75,7 @@ fn passing_tests_are_reported_like_those_of_cargo() {
 #[test]
 fn differences_name_the_line_of_the_expectation() {
     let project = Project::new();
-    let test = r#"tests:
+    let test = r"tests:
   - name: wrong <everything>
     inputs: {name: you}
     expect:
@@ -93,7 +93,7 @@ fn differences_name_the_line_of_the_expectation() {
         - step: inner
   - name: unexpected success
     expect: {status: failure}
-"#;
+";
     project.file("greet/step_test.yml", test);
     let result = project.step(&["test", "greet", "--junit", "report.xml"]).check(
         1,
