@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_agent_api::agent::agent_server::AgentServer;
 use muster_agent_api::agent::debugger_server::DebuggerServer;
 use muster_agent_api::step_runner::step_runner_server::StepRunnerServer;
-use muster_builtins::{AgentResources, Templates};
+use muster_builtins::{AgentResources, StepCache, Templates};
 use muster_job::TerminationCause;
 use muster_steps::process::{Containment, ProcessManager, Watched};
 use tokio::net::UnixListener;
@@ -123,9 +123,11 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         let path = path.to_owned();
         move |source| ServeError::Io { action, path, source }
     };
-    let templates = spool.templates();
-    let resources =
-        AgentResources::new(Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?);
+    let (templates, steps) = (spool.templates(), spool.step_cache());
+    let resources = AgentResources::new(
+        Templates::new(templates.clone()).map_err(failed("empty the directory", &templates))?,
+        StepCache::new(steps.clone()).map_err(failed("use the directory", &steps))?,
+    );
     let agent = Arc::new(Agent::new(
         spool,
         resources,

@@ -20,6 +20,7 @@ use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
 use muster_steps::process::{Command, ProcessEnd, Processes};
+use muster_steps::remote::StepSource;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 use parking_lot::Mutex;
@@ -30,6 +31,7 @@ use url::Url;
 use crate::blocking::blocking;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
+use crate::step_source::{StepCache, StepFetcher};
 use crate::templates::Templates;
 use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
@@ -42,6 +44,9 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 /// ID of the job at a second agent, which runs only the delegated part of one job.
 const DELEGATED_JOB_ID: &str = "delegated";
 
+/// Directory of the fetched steps, in the temporary directory of the job.
+const STEPS_DIR: &str = "remote-steps";
+
 /// Callback before the first command of the user runs. The command waits for the result, and does not start after an error.
 ///
 /// The future may be dropped before it completes, and the callback called again.
@@ -52,6 +57,8 @@ pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send 
 pub struct AgentResources {
     /// Work trees of commits, from which checkouts are copied.
     pub templates: Templates,
+    /// Content of remote steps.
+    pub steps: Arc<StepCache>,
     /// Leftovers of earlier jobs, which are removed in the background.
     pub trash: Trash,
     /// URL and client of the coordinator that was used last. Most agents have jobs of a single coordinator.
@@ -59,10 +66,10 @@ pub struct AgentResources {
 }
 
 impl AgentResources {
-    /// Returns the resources of an agent with these templates.
+    /// Returns the resources of an agent with these templates and this cache of remote steps.
     #[must_use]
-    pub fn new(templates: Templates) -> Self {
-        Self { templates, trash: Trash::default(), client: Mutex::default() }
+    pub fn new(templates: Templates, steps: StepCache) -> Self {
+        Self { templates, steps: Arc::new(steps), trash: Trash::default(), client: Mutex::default() }
     }
 
     /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.
@@ -298,6 +305,13 @@ impl engine::Job for Context {
 
     fn debugger(&self) -> Option<&Arc<engine::Debugger>> {
         self.debugger.as_ref()
+    }
+
+    fn step_source(&self) -> Option<Arc<dyn StepSource>> {
+        let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
+        fetcher.servers.push(self.coordinator.url.clone());
+        fetcher.tls = self.tls_files(&self.coordinator.tls);
+        Some(Arc::new(fetcher))
     }
 
     fn set_status(&self, status: &'static str) {

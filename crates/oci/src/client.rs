@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderMap, LINK};
 use reqwest::redirect::Policy;
-use reqwest::{Response, StatusCode};
+use reqwest::{RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::Mutex;
@@ -58,12 +58,24 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a client without sending anything.
-    /// Registries on the loopback interface are accessed with HTTP, all others with HTTPS.
+    /// Creates a client that trusts the certificates of the system, without sending anything.
     ///
     /// # Errors
     /// [`RegistryError::Name`] or [`RegistryError::Client`].
     pub fn new(repository: Repository, credentials: Option<Credentials>) -> Result<Self, RegistryError> {
+        Self::with_client(repository, credentials, reqwest::Client::builder())
+    }
+
+    /// Creates a client from a builder with settings for TLS, without sending anything.
+    /// Registries on the loopback interface are accessed with HTTP, all others with HTTPS.
+    ///
+    /// # Errors
+    /// [`RegistryError::Name`] or [`RegistryError::Client`].
+    pub fn with_client(
+        repository: Repository,
+        credentials: Option<Credentials>,
+        builder: reqwest::ClientBuilder,
+    ) -> Result<Self, RegistryError> {
         let host = match repository.registry.as_str() {
             "docker.io" | "index.docker.io" => "registry-1.docker.io",
             other => other,
@@ -81,7 +93,7 @@ impl Registry {
                 attempt.follow()
             }
         });
-        let http = reqwest::Client::builder()
+        let http = builder
             .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
@@ -112,26 +124,39 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`]. A registry that does not list its tags is not an error.
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
+        match self.list(self.url(&["tags", "list"])?, self.repository.to_string()).await {
+            Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) => Ok(TagList::Unlisted),
+            tags => tags.map(TagList::Tags),
+        }
+    }
+
+    /// Lists the repositories of the registry.
+    ///
+    /// # Errors
+    /// [`RegistryError`], also if the registry does not list its repositories.
+    pub async fn repositories(&self) -> Result<Vec<String>, RegistryError> {
+        let url = self.base.join("_catalog");
+        let url = url.map_err(|source| RegistryError::Name { name: self.repository.registry.clone(), source })?;
+        self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
+    }
+
+    /// Reads all pages of a list. `content` is the name in the error if nothing is found.
+    async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
+            #[serde(alias = "repositories")]
             tags: Option<Vec<String>>,
         }
-        let mut url = self.url(&["tags", "list"])?;
         url.set_query(Some("n=1000"));
-        let mut tags = Vec::new();
+        let mut names = Vec::new();
         for _ in 0..MAX_TAG_PAGES {
-            let response = match self.get(&url, HeaderMap::new(), Some(self.repository.to_string())).await {
-                Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) if tags.is_empty() => {
-                    return Ok(TagList::Unlisted);
-                }
-                response => response?,
-            };
+            let response = self.get(&url, HeaderMap::new(), Some(content.clone())).await?;
             let next = next_page(&url, response.headers());
             let page: Page = parse(&url, &read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?)?;
-            tags.extend(page.tags.unwrap_or_default());
+            names.extend(page.tags.unwrap_or_default());
             match next {
                 Some(next) => url = next,
-                None => return Ok(TagList::Tags(tags)),
+                None => return Ok(names),
             }
         }
         Err(RegistryError::invalid(url, ResponseError::TooManyPages(MAX_TAG_PAGES)))
@@ -142,21 +167,31 @@ impl Registry {
     /// # Errors
     /// [`RegistryError`], also if the tag points to a single image: only an index names the platforms.
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
+        self.resolve(tag).await.map(|(_, index)| index)
+    }
+
+    /// Fetches the index to which a tag points, or which has a digest. Returns it with its digest.
+    ///
+    /// # Errors
+    /// [`RegistryError`], as for [`Registry::index`].
+    pub async fn resolve(&self, tag: &str) -> Result<(Digest, Index), RegistryError> {
         let url = self.url(&["manifests", tag])?;
-        let content = format!("{}:{tag}", self.repository);
+        let is_digest = tag.contains(':');
+        let content = format!("{}{}{tag}", self.repository, if is_digest { '@' } else { ':' });
         let response = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
         let expected = response.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
         let expected = expected.map(str::to_owned);
         let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
-        if let Some(expected) = expected {
-            verify(&url, &expected, Digest::of(&body))?;
+        let digest = Digest::of(&body);
+        if let Some(expected) = if is_digest { Some(tag.to_owned()) } else { expected } {
+            verify(&url, &expected, digest)?;
         }
-        let index: Index = parse(&url, &body)?;
+        let index = Index { bytes: body.len() as u64, ..parse(&url, &body)? };
         let is_index = INDEX_TYPES.contains(&index.media_type.as_str()) || !index.manifests.is_empty();
         if !is_index {
             return Err(RegistryError::invalid(url, ResponseError::NotAnIndex));
         }
-        Ok(index)
+        Ok((digest, index))
     }
 
     /// Fetches the manifest of an index entry.
@@ -183,10 +218,22 @@ impl Registry {
         headers: HeaderMap,
         content: Option<String>,
     ) -> Result<Response, RegistryError> {
+        self.send(url, &|http| http.get(url.clone()).headers(headers.clone()), content).await
+    }
+
+    /// Sends a request to `url`, with retries. `content` is the name in the error if nothing is found.
+    pub(super) async fn send(
+        &self,
+        url: &Url,
+        request: &(dyn Fn(&reqwest::Client) -> RequestBuilder + Sync),
+        content: Option<String>,
+    ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
         loop {
-            let authorization = self.authorization.lock().await.clone();
-            let mut request = self.http.get(url.clone()).headers(headers.clone());
+            // Another server must not get the credentials.
+            let is_own = url.origin() == self.base.origin();
+            let authorization = if is_own { self.authorization.lock().await.clone() } else { None };
+            let mut request = request(&self.http);
             if let Some(authorization) = authorization {
                 request = request.header(AUTHORIZATION, authorization);
             }
@@ -201,7 +248,7 @@ impl Registry {
             };
             match response.status() {
                 status if status.is_success() => return Ok(response),
-                StatusCode::UNAUTHORIZED if !is_authorized => {
+                StatusCode::UNAUTHORIZED if is_own && !is_authorized => {
                     is_authorized = true;
                     self.authorize(url, response.headers()).await?;
                 }
@@ -258,6 +305,11 @@ fn parse<T: DeserializeOwned>(url: &Url, body: &[u8]) -> Result<T, RegistryError
     serde_json::from_slice(body).map_err(|error| RegistryError::invalid(url.as_str(), error))
 }
 
+/// Reads and parses a document.
+pub(super) async fn parse_body<T: DeserializeOwned>(response: Response, url: &Url) -> Result<T, RegistryError> {
+    parse(url, &read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?)
+}
+
 /// Checks that content has the expected digest.
 pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), RegistryError> {
     let expected: Digest =
@@ -268,7 +320,7 @@ pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), Reg
     Err(RegistryError::Digest { url: url.to_string(), expected: expected.to_string(), found: found.to_string() })
 }
 
-fn accept(types: &[&str]) -> HeaderMap {
+pub(super) fn accept(types: &[&str]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for value in types.iter().filter_map(|media_type| media_type.parse().ok()) {
         headers.append(ACCEPT, value);

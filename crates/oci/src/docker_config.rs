@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::credential_helper::{CredentialHelper, key};
 use crate::credentials::{Credentials, CredentialsError, HelperError};
+use crate::reference::Repository;
 
 /// Docker's configuration file.
 #[derive(Debug, Clone)]
@@ -69,31 +70,7 @@ impl DockerConfig {
             let failed = |error| self.helper_failed(&helper, error);
             return CredentialHelper::new(&helper).map_err(failed)?.get(&key).await.map_err(failed);
         }
-        let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
-        let entry = auths
-            .iter()
-            .find(|(name, _)| **name == key)
-            .or_else(|| auths.iter().find(|(name, _)| is_same_registry(name, &key)));
-        let Some((_, entry)) = entry else { return Ok(None) };
-        let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
-        if !text("identitytoken").is_empty() {
-            let password = text("identitytoken").to_owned();
-            return Ok(Some(Credentials { username: String::new(), password, is_identity_token: true }));
-        }
-        if !text("username").is_empty() {
-            return Ok(Some(Credentials::new(text("username"), text("password"))));
-        }
-        if text("auth").is_empty() {
-            return Ok(None);
-        }
-        let decoded = STANDARD.decode(text("auth").trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-        match decoded.as_deref().and_then(|text| text.split_once(':')) {
-            Some((username, password)) => Ok(Some(Credentials::new(username, password.trim_end_matches('\0')))),
-            None => Err(CredentialsError::Content {
-                path: self.path.clone(),
-                problem: format!("auths.{key}.auth is not NAME:PASSWORD in base64"),
-            }),
-        }
+        entry_credentials(&config, &[&key]).map_err(|problem| self.invalid(problem))
     }
 
     /// Stores credentials for a registry.
@@ -139,9 +116,55 @@ impl DockerConfig {
         File::open(directory)?.sync_all()
     }
 
+    fn invalid(&self, problem: String) -> CredentialsError {
+        CredentialsError::Content { path: self.path.clone(), problem }
+    }
+
     /// Returns the error of a helper that this file names.
     fn helper_failed(&self, name: &str, error: HelperError) -> CredentialsError {
         CredentialsError::Helper { helper: name.to_owned(), config: self.path.clone(), source: Box::new(error) }
+    }
+}
+
+/// Returns the credentials that the text of a configuration file has for a repository: those of the whole name, or else those of its registry.
+/// Credential helpers are not called.
+///
+/// # Errors
+/// The problem of the text.
+pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Credentials>, String> {
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let config: Value = serde_json::from_str(text).map_err(|error| format!("not valid JSON: {error}"))?;
+    let config = config.as_object().ok_or("not a JSON object")?;
+    entry_credentials(config, &[&repository.to_string(), &key(&repository.registry)])
+}
+
+/// Returns the credentials of the first of the keys that has an entry. The last key is the name of a registry, which may be written in
+/// other ways.
+fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Option<Credentials>, String> {
+    let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
+    let exact = keys.iter().find_map(|key| Some((*key, auths.get(*key)?)));
+    let registry = || {
+        let key = *keys.last()?;
+        auths.iter().find(|(name, _)| is_same_registry(name, key)).map(|(_, entry)| (key, entry))
+    };
+    let Some((key, entry)) = exact.or_else(registry) else { return Ok(None) };
+    let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
+    if !text("identitytoken").is_empty() {
+        let password = text("identitytoken").to_owned();
+        return Ok(Some(Credentials { username: String::new(), password, is_identity_token: true }));
+    }
+    if !text("username").is_empty() {
+        return Ok(Some(Credentials::new(text("username"), text("password"))));
+    }
+    if text("auth").is_empty() {
+        return Ok(None);
+    }
+    let decoded = STANDARD.decode(text("auth").trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    match decoded.as_deref().and_then(|text| text.split_once(':')) {
+        Some((username, password)) => Ok(Some(Credentials::new(username, password.trim_end_matches('\0')))),
+        None => Err(format!("auths.{key}.auth is not NAME:PASSWORD in base64")),
     }
 }
 

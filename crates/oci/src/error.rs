@@ -138,6 +138,9 @@ pub enum ResponseError {
         /// Name of the registry.
         registry: String,
     },
+    /// The response to the start of an upload has no address for the content.
+    #[error("the response has no address for the upload")]
+    NoLocation,
     /// The response contains no token.
     #[error("the response contains no token")]
     NoToken,

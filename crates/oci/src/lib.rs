@@ -1,7 +1,7 @@
 //! Fetches content from an OCI registry, verifies its digest and unpacks it within limits. Also defines the lock file.
 //!
 //! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution specification). [`unpack`]
-//! writes the files of a layer. [`LockFile`] stores the digests.
+//! writes the files of a layer. [`LockFile`] stores the digests. [`pack`] and [`publish`] put content into a registry.
 //!
 //! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
 //! continues where it stopped.
@@ -17,8 +17,12 @@ mod download;
 mod error;
 mod lock_file;
 mod manifest;
+mod pack;
 mod platform;
+mod publish;
+mod push;
 mod reference;
+mod referrers;
 mod retry;
 mod unpack;
 mod version;
@@ -27,11 +31,13 @@ pub use client::{Registry, TagList};
 pub use credential_helper::CredentialHelper;
 pub use credentials::{Credentials, CredentialsError, HelperError};
 pub use digest::{Digest, DigestError};
-pub use docker_config::DockerConfig;
+pub use docker_config::{DockerConfig, credentials_in};
 pub use error::{RegistryError, ResponseError};
 pub use lock_file::{Entry, LockFile, LockFileError};
 pub use manifest::{Descriptor, Index, Manifest, Platform};
+pub use pack::{PackError, pack};
 pub use platform::HostPlatform;
+pub use publish::{Image, publish};
 pub use reference::{Defaults, Reference, ReferenceError, Repository};
 pub use unpack::{Target, UnpackError, Unpacked, unpack};
 pub use version::{Constraint, Version, VersionError};

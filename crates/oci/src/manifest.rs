@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Media types of an index.
 pub(super) const INDEX_TYPES: [&str; 2] =
@@ -20,6 +20,11 @@ pub struct Index {
     pub media_type: String,
     /// Entries of the index.
     pub manifests: Vec<Descriptor>,
+    /// Annotations with arbitrary keys.
+    pub annotations: BTreeMap<String, String>,
+    /// Size of the document in bytes.
+    #[serde(skip)]
+    pub bytes: u64,
 }
 
 /// Manifest of the image for one platform.
@@ -31,7 +36,7 @@ pub struct Manifest {
 }
 
 /// Description of a blob or manifest.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Descriptor {
     /// Media type of the content.
@@ -41,13 +46,18 @@ pub struct Descriptor {
     /// Size of the content in bytes.
     pub size: u64,
     /// Platform of an index entry.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
+    /// Type of a document about other content. Empty for other content.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub artifact_type: String,
     /// Annotations with arbitrary keys.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
 }
 
 /// Platform of an image.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Platform {
     /// Operating system, named as in Go.
@@ -55,6 +65,7 @@ pub struct Platform {
     /// Architecture, named as in Go.
     pub architecture: String,
     /// Variant of the architecture, such as `v7`. Often empty.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub variant: String,
 }
 

@@ -140,6 +140,11 @@ impl Spool {
         self.root.join(".templates")
     }
 
+    /// Returns the directory of the cache of remote steps.
+    pub(crate) fn step_cache(&self) -> PathBuf {
+        self.root.join(".steps")
+    }
+
     /// Returns the entry of a job, even if it does not exist yet. `None` means that the ID is not valid as a directory name.
     pub(crate) fn entry(&self, id: &str) -> Option<Entry> {
         let is_valid_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

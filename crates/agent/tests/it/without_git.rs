@@ -1,95 +1,21 @@
 //! Checkouts in an environment that has no `git` command, from a real `git upload-pack` over HTTP.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::PathBuf;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use base64::Engine;
 use muster_agent_api::builtin::{Checkout, Cleanup, Rewrite};
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::Variable;
-use tokio::io::AsyncWriteExt;
 
 use crate::checkout::{git, repository, with_sources};
+use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
-
-const TOKEN: &str = "s3cret-t0ken";
-
-/// Git server for the repositories in a directory. Requests need the token.
-struct Server {
-    address: String,
-}
-
-impl Server {
-    async fn start(root: &Path) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let app = Router::new().fallback(serve).with_state(root.to_owned());
-        tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { address }
-    }
-
-    fn url(&self, token: &str, path: &str) -> String {
-        format!("http://gitlab-ci-token:{token}@{}/{path}", self.address)
-    }
-}
-
-async fn serve(State(root): State<PathBuf>, request: Request) -> Response {
-    let uri = request.uri().clone();
-    let path = uri.path().trim_start_matches('/').to_owned();
-    if path == "html.git/info/refs" {
-        return axum::response::Html("Sign in").into_response();
-    }
-    if path == "slow.git/info/refs" {
-        std::future::pending::<()>().await;
-    }
-    let expected = base64::engine::general_purpose::STANDARD.encode(format!("gitlab-ci-token:{TOKEN}"));
-    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    if authorization != Some(&format!("Basic {expected}")) {
-        return StatusCode::UNAUTHORIZED.into_response();
-    }
-    let (repository, arguments, kind) = if let Some(repository) = path.strip_suffix("/info/refs") {
-        (repository, vec!["--stateless-rpc", "--advertise-refs"], "advertisement")
-    } else if let Some(repository) = path.strip_suffix("/git-upload-pack") {
-        (repository, vec!["--stateless-rpc"], "result")
-    } else {
-        return StatusCode::NOT_FOUND.into_response();
-    };
-    let directory = root.join(repository);
-    if !directory.exists() {
-        return StatusCode::NOT_FOUND.into_response();
-    }
-    let body = axum::body::to_bytes(request.into_body(), 1 << 20).await.unwrap();
-    let mut output = if kind == "advertisement" { b"001e# service=git-upload-pack\n0000".to_vec() } else { Vec::new() };
-    output.extend(upload_pack(&directory, &arguments, body).await);
-    ([(header::CONTENT_TYPE, format!("application/x-git-upload-pack-{kind}"))], Body::from(output)).into_response()
-}
-
-async fn upload_pack(directory: &Path, arguments: &[&str], input: Bytes) -> Vec<u8> {
-    let mut child = tokio::process::Command::new("git")
-        .arg("upload-pack")
-        .args(arguments)
-        .arg(directory)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(&input).await.unwrap();
-    drop(stdin);
-    child.wait_with_output().await.unwrap().stdout
-}
 
 /// Agent, server and an upstream repository with one commit.
 struct Fixture {
     agent: Agent,
-    server: Server,
+    server: GitServer,
     sha: String,
     path: String,
 }
@@ -98,7 +24,7 @@ impl Fixture {
     async fn new() -> Self {
         let agent = Agent::start().await;
         let (_, sha) = repository(agent.dir.path());
-        let server = Server::start(agent.dir.path()).await;
+        let server = GitServer::start(agent.dir.path()).await;
         let bin = agent.dir.path().join("bin");
         fs::create_dir(&bin).unwrap();
         for directory in ["/usr/bin", "/bin"] {

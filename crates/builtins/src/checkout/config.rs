@@ -13,9 +13,9 @@ use muster_agent_api::builtin::{Checkout, GLOBAL_GIT_CONFIG};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
-use super::without_credentials;
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::git_http::without_credentials;
 
 /// User name for job tokens.
 pub(super) const TOKEN_USER: &str = "gitlab-ci-token";

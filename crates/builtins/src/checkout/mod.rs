@@ -124,23 +124,6 @@ async fn exists(context: &Context, name: &str, stop: &StopToken) -> Result<bool,
     blocking(context, "checking the project directory", stop, move || Ok(path.exists())).await
 }
 
-/// Returns a URL without user and password, so that it can be written to a file or the trace.
-pub(crate) fn without_credentials(url: &str) -> String {
-    match url.split_once("://") {
-        // The user of an SSH URL is not secret, and required.
-        Some((scheme @ ("http" | "https"), rest)) => {
-            let end = rest.find('/').unwrap_or(rest.len());
-            let (authority, path) = rest.split_at(end);
-            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-            format!("{scheme}://{host}{path}")
-        }
-        _ => url.to_owned(),
-    }
-}
-
 pub(crate) fn short_sha(sha: &str) -> &str {
     sha.get(..8).unwrap_or(sha)
 }
-
-#[cfg(test)]
-mod tests;

@@ -13,9 +13,10 @@ use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
-use super::{clear, embedded, exists, short_sha, submodules, without_credentials};
+use super::{clear, embedded, exists, short_sha, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::git_http::without_credentials;
 
 /// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };

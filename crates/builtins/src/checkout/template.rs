@@ -20,9 +20,10 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{config, remote, short_sha, submodules, without_credentials};
+use super::{config, remote, short_sha, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::git_http::without_credentials;
 use crate::templates::{Template, TemplateKey, Tree};
 use crate::transfer::TransferContext;
 

@@ -11,6 +11,7 @@ pub use error::StepFileError;
 pub(crate) use parse::is_identifier;
 pub use parse::{parse_list, parse_run_list, parse_value};
 
+pub use crate::remote::Location;
 pub use crate::value::Kind;
 
 /// Parsed step file.
@@ -121,8 +122,8 @@ pub enum Call {
     Script(String),
     /// Text reference of a step. It may contain expressions.
     Step(String),
-    /// Kind of step that this engine does not support. The text completes "... are not supported".
-    Unsupported(&'static str),
+    /// Step in a Git repository or an OCI registry. Its texts may contain expressions.
+    Remote(Location),
 }
 
 #[cfg(test)]

@@ -3,10 +3,13 @@
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, StepFileError};
+use super::{Body, Call, Kind, Location, Outputs, Parameter, Spec, StepEntry, StepFile, StepFileError};
 use crate::yaml::{self, Node};
 
 type Fields = IndexMap<String, Node>;
+
+/// Repository of the step that runs a GitHub action, and its revision (docs/spec/steps.md, section 1.7).
+const ACTION_RUNNER: (&str, &str) = ("https://gitlab.com/components/action-runner", "main");
 
 /// Names that are accepted for steps, inputs, outputs and environment variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,10 +102,13 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
         check_name("name", &name, names)?;
     }
     let call = match (key, value.to_scalar_text()) {
-        ("action", _) => Call::Unsupported("GitHub actions"),
+        ("action", Some(text)) if !text.is_empty() => {
+            let inputs = Value::Object(values(entry, "inputs", names)?);
+            return Ok(StepEntry { env: env(entry, names)?, name, ..action(text, inputs) });
+        }
         ("script", Some(text)) if !text.is_empty() => Call::Script(text),
-        ("script", _) => {
-            return Err(StepFileError::wrong_type(format!("{name:?}: `script`"), "a string that is not empty"));
+        ("script" | "action", _) => {
+            return Err(StepFileError::wrong_type(format!("{name:?}: `{key}`"), "a string that is not empty"));
         }
         (_, Some(reference)) => Call::Step(reference),
         (_, None) => {
@@ -120,19 +126,40 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
     Ok(StepEntry { env: env(entry, names)?, name, inputs, call })
 }
 
-/// Checks a reference that is a mapping (docs/spec/steps.md, section 2.2).
+/// Returns the call of the step that runs a GitHub action. The entry has no name.
+fn action(text: String, inputs: Value) -> StepEntry {
+    let (url, rev) = ACTION_RUNNER;
+    let (dir, file) = (String::new(), String::new());
+    StepEntry {
+        name: String::new(),
+        env: IndexMap::new(),
+        inputs: Map::from_iter([("action".to_owned(), Value::String(text)), ("inputs".to_owned(), inputs)]),
+        call: Call::Remote(Location::Git { url: url.to_owned(), rev: rev.to_owned(), dir, file }),
+    }
+}
+
+/// Parses a reference that is a mapping (docs/spec/steps.md, section 2.2).
 fn location(step: &str, fields: &Fields) -> Result<Call, StepFileError> {
-    let (name, value, required, kind) = match (fields.get("git"), fields.get("oci")) {
+    let (name, value) = match (fields.get("git"), fields.get("oci")) {
         (Some(_), Some(_)) => return Err(StepFileError::TwoLocations(step.to_owned())),
         (None, None) => return Err(StepFileError::NoLocation(step.to_owned())),
-        (Some(git), None) => ("git", git, ["url", "rev"].as_slice(), "steps from git"),
-        (None, Some(oci)) => ("oci", oci, ["registry", "repository", "tag"].as_slice(), "steps from OCI registries"),
+        (Some(git), None) => ("git", git),
+        (None, Some(oci)) => ("oci", oci),
     };
-    let has = |field: &&&str| value.as_map().is_some_and(|fields| fields.get(**field).is_some_and(|it| !it.is_null()));
-    match required.iter().find(|field| !has(field)) {
-        Some(field) => Err(StepFileError::NoField { step: step.to_owned(), field, location: name }),
-        None => Ok(Call::Unsupported(kind)),
-    }
+    let optional = |field: &'static str| match value.as_map() {
+        Some(fields) => scalar_text(fields, field, &format!("{name}.{field}")),
+        None => Ok(None),
+    };
+    let required = |field: &'static str| {
+        optional(field)?.ok_or_else(|| StepFileError::NoField { step: step.to_owned(), field, location: name })
+    };
+    let (dir, file) = (optional("dir")?.unwrap_or_default(), optional("file")?.unwrap_or_default());
+    Ok(Call::Remote(if name == "git" {
+        Location::Git { url: required("url")?, rev: required("rev")?, dir, file }
+    } else {
+        let (registry, repository, tag) = (required("registry")?, required("repository")?, required("tag")?);
+        Location::Oci { registry, repository, tag, dir, file }
+    }))
 }
 
 fn parse_exec(exec: &Node) -> Result<Body, StepFileError> {

@@ -10,12 +10,13 @@ use serde_json::{Map, Value};
 
 use super::exec::ValueFiles;
 use super::pauses::PausableStep;
-use super::reference::{ReferenceError, Target, is_dynamic};
+use super::reference::{Target, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
 use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, is_identifier};
 use crate::expression::{Dialect, Scope, to_text};
 use crate::log::{Log, Stream};
+use crate::remote::{ReferenceError, RemoteStep};
 
 const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
@@ -62,7 +63,7 @@ impl UserSteps<'_> {
         if frame.depth >= MAX_DEPTH {
             return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
-        let scope = self.scope(frame);
+        let scope = self.entry_scope(entry, frame);
         let inputs = match &entry.call {
             Call::Script(text) => Map::from_iter([("script".to_owned(), Value::String(text.clone()))]),
             _ => expand_keys(&entry.inputs, &scope)?,
@@ -73,6 +74,12 @@ impl UserSteps<'_> {
             None => match self.target(entry, &scope, frame.dir)? {
                 Target::Script => (script_file(), PathBuf::new()),
                 Target::File { dir, names } => (load(&dir, &names).await?, dir),
+                Target::Remote(step) => {
+                    // Boxed, because the future is large.
+                    let fetched = Box::pin(self.fetch(&step.source)).await;
+                    let dir = fetched.map_err(|error| self.fetch_failed(entry, error))?.join(step.dir);
+                    (load(&dir, &step.names).await?, dir)
+                }
             },
         };
         let given_inputs = inputs.keys().cloned().collect();
@@ -81,6 +88,7 @@ impl UserSteps<'_> {
             Some(_) => expanded_inputs(&inputs, &scope)?,
             None => checked_inputs(&file, &inputs, &scope)?,
         };
+        let remote_text = if let Call::Remote(location) = &entry.call { location.to_string() } else { String::new() };
         let invocation = Invocation {
             file: &file,
             dir: &dir,
@@ -94,7 +102,7 @@ impl UserSteps<'_> {
             text: match &entry.call {
                 Call::Script(_) => "script",
                 Call::Step(text) => text,
-                Call::Unsupported(kind) => kind,
+                Call::Remote(_) => &remote_text,
             },
         };
         self.call(invocation, record).await
@@ -119,7 +127,7 @@ impl UserSteps<'_> {
     fn target(&self, entry: &StepEntry, scope: &Scope, dir: &Path) -> Result<Target, StepError> {
         let text = match &entry.call {
             Call::Script(_) => return Ok(Target::Script),
-            Call::Unsupported(kind) => return Err(ReferenceError::Unsupported(kind).into()),
+            Call::Remote(location) => return Ok(Target::Remote(self.located(location, scope)?)),
             Call::Step(text) => text,
         };
         let site = "failed to load: fetching step: interpolating reference";
@@ -135,14 +143,16 @@ impl UserSteps<'_> {
     /// The reference is not of a form that can be called. Whether the step exists is checked right before it runs.
     pub(super) fn check_reference(&self, entry: &StepEntry, path: &str) -> Result<(), StepError> {
         let reference = if let Call::Step(text) = &entry.call { Some(&**text) } else { None };
+        let dialect = self.settings.dialect;
         match &entry.call {
             _ if find_fake(self.fakes(), path, reference).is_some() => Ok(()),
-            Call::Unsupported(kind) => Err(ReferenceError::Unsupported(kind).into()),
-            Call::Step(text) if !is_dynamic(text) => match Target::parse(text, Path::new(""), self.settings.dialect) {
-                Err(error @ (ReferenceError::NoRevision(_) | ReferenceError::Remote(_))) => Err(error.into()),
-                _ => Ok(()),
+            // Whether a local or bundled step exists is checked right before it runs.
+            Call::Step(text) if !is_dynamic(text) => match Target::parse(text, Path::new(""), dialect) {
+                Err(ReferenceError::Bundled(_) | ReferenceError::Builtin(_)) | Ok(_) => Ok(()),
+                Err(error) => Err(error.into()),
             },
-            Call::Step(_) | Call::Script(_) => Ok(()),
+            Call::Remote(location) if !location.is_dynamic() => Ok(RemoteStep::at(location, dialect).map(drop)?),
+            Call::Remote(_) | Call::Step(_) | Call::Script(_) => Ok(()),
         }
     }
 
@@ -168,6 +178,7 @@ impl UserSteps<'_> {
             reference: Value::Null,
             text: "",
         };
+        Box::pin(self.read_lock()).await?;
         let mut record = Record::default();
         let result = self.call(invocation, &mut record).await;
         nodes.append(&mut record.nodes);
@@ -413,7 +424,7 @@ pub(super) fn expression_error(description: &str) -> impl FnOnce(crate::expressi
 }
 
 /// Loads the first of the files that exists.
-async fn load(dir: &Path, names: &[String]) -> Result<StepFile, StepError> {
+pub(super) async fn load(dir: &Path, names: &[String]) -> Result<StepFile, StepError> {
     let mut result = Err(StepError::Step(format!("failed to load: {:?} has no step file", dir.display())));
     for name in names {
         let path = dir.join(name);

@@ -18,8 +18,10 @@ mod pauses;
 mod policy;
 mod progress;
 mod reference;
+mod remote_steps;
 mod results;
 mod settings;
+mod used_steps;
 mod user_steps;
 
 use std::ffi::OsString;
@@ -38,14 +40,15 @@ use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::process::Processes;
+use crate::remote::StepSource;
 use crate::stop::{StopToken, wait_until};
 use debug::StepState;
 pub use debug::{Attached, CommandEvent, CommandOutput, DebugError, Debugger, PauseInfo, Resume, Snapshot};
 pub use node::{StartTime, StepEnd};
 use progress::JobProgress;
-pub use reference::ReferenceError;
 pub use results::OnResults;
 pub use settings::SettingError;
+pub use used_steps::{Reader, UsedSteps};
 pub use user_steps::StepError;
 
 /// First and longest delay between two attempts of a step, if the plan has none (docs/spec/job-execution.md, section 1.4).
@@ -89,6 +92,11 @@ pub trait Job: Send + Sync + 'static {
 
     /// Returns the debugger of the job. `None` means that the job cannot be paused.
     fn debugger(&self) -> Option<&Arc<Debugger>> {
+        None
+    }
+
+    /// Returns the port that fetches remote steps for the job. `None` means that only steps of this machine can be called.
+    fn step_source(&self) -> Option<Arc<dyn StepSource>> {
         None
     }
 

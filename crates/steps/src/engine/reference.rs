@@ -1,13 +1,9 @@
-//! Text references of steps (docs/spec/steps.md, sections 2.1 to 2.5).
+//! References of steps in step files and `run:` lists (docs/spec/steps.md, sections 2.1 to 2.6).
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::expression::Dialect;
-
-/// Names of the step file in a step's directory. The first that exists is used.
-const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
-const LEGACY_STEP_FILES: [&str; 1] = ["step.yml"];
-const ADVICE: &str = "keep the step in the repository and call it as `./directory`";
+use crate::remote::{ReferenceError, RemoteStep, default_files, split};
 
 /// Step to which a reference refers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,26 +17,8 @@ pub(super) enum Target {
         /// Possible names of the file. The first that exists is used.
         names: Vec<String>,
     },
-}
-
-/// Reference that cannot be resolved.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ReferenceError {
-    /// There is no bundled step of this name.
-    #[error("fetching dist step: fetch: distributed step {0:?} not found; the only one is \"script\"")]
-    Bundled(String),
-    /// There is no built-in step of this name.
-    #[error("there is no built-in step {0:?}; {ADVICE}")]
-    Builtin(String),
-    /// The text is neither a local nor a remote reference.
-    #[error("expecting url@rev. got {0:?}; write a local step as `./directory`")]
-    NoRevision(String),
-    /// The kind of step is not supported.
-    #[error("{0} are not supported; {ADVICE}")]
-    Unsupported(&'static str),
-    /// The step is not in the repository.
-    #[error("{0:?}: only local steps are supported; {ADVICE}")]
-    Remote(String),
+    /// Step at a server.
+    Remote(RemoteStep),
 }
 
 /// Returns whether a reference contains an expression.
@@ -65,34 +43,13 @@ impl Target {
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return Err(ReferenceError::Builtin(name.to_owned()));
         }
-        let is_oci = dialect == Dialect::Current && reference.contains(':');
-        if reference.contains('@') || is_oci {
-            Err(ReferenceError::Remote(reference.to_owned()))
-        } else {
-            Err(ReferenceError::NoRevision(reference.to_owned()))
-        }
+        RemoteStep::parse(reference, dialect).map(Self::Remote)
     }
 
     fn local(reference: &str, base: &Path, dialect: Dialect) -> Self {
         let (dir, file) = split(reference, dialect);
-        let names = match (file, dialect) {
-            (Some(file), _) => vec![file.to_owned()],
-            (None, Dialect::Legacy) => LEGACY_STEP_FILES.map(str::to_owned).to_vec(),
-            (None, Dialect::Current) => STEP_FILES.map(str::to_owned).to_vec(),
-        };
+        let names = file.map_or_else(|| default_files(dialect), |file| vec![file.to_owned()]);
         Self::File { dir: clean(&base.join(dir)), names }
-    }
-}
-
-/// Splits a path into the directory of a step, and the name of its file if the path has one.
-pub(super) fn split(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
-    let path = path.trim_end_matches('/');
-    let is_file = |name: &str| name.ends_with(".yml") || (dialect == Dialect::Current && name.ends_with(".yaml"));
-    match path.rsplit_once('/') {
-        Some(("", file)) if is_file(file) => ("/", Some(file)),
-        Some((dir, file)) if is_file(file) => (dir, Some(file)),
-        _ if path.is_empty() => ("/", None),
-        _ => (path, None),
     }
 }
 

@@ -12,11 +12,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::call::{Details, Invocation};
-use super::reference::{is_dynamic, split};
+use super::reference::is_dynamic;
 use super::user_steps::UserSteps;
-use crate::definition::{Body, Call, Outputs, Parameter, StepEntry, StepFile};
+use crate::definition::{Body, Call, Location, Outputs, Parameter, StepEntry, StepFile};
 use crate::expression::Dialect;
 use crate::log::{Log, Stream};
+use crate::remote::{RemoteStep, Source, split};
 use crate::style;
 
 /// Receiver of the `StepResult` of the outermost step, as JSON.
@@ -213,7 +214,8 @@ pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
     let text = match call {
         Call::Script(_) => "dist://script",
         Call::Step(text) => text.trim(),
-        Call::Unsupported(kind) => return json!({"url": kind}),
+        Call::Remote(location) if location.is_dynamic() => return dynamic(location),
+        Call::Remote(location) => return RemoteStep::at(location, dialect).map_or(Value::Null, |step| remote(&step)),
     };
     if is_dynamic(text) {
         return json!({"protocol": "dynamic", "url": text});
@@ -221,12 +223,49 @@ pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
     let (protocol, path) = match text.strip_prefix("dist://") {
         Some(path) => ("dist", path),
         None if text.starts_with(['.', '/']) => ("local", text),
-        None => return json!({"url": text}),
+        None => return RemoteStep::parse(text, dialect).map_or_else(|_| json!({"url": text}), |step| remote(&step)),
     };
     let (path, file) = split(path, dialect);
     let root = path.starts_with('/').then_some("/");
-    let parts: Vec<&str> = root.into_iter().chain(path.split('/').filter(|part| !part.is_empty())).collect();
+    let parts: Vec<&str> = root.into_iter().chain(parts(path)).collect();
     json!({"protocol": protocol, "path": parts, "filename": file.unwrap_or("step.yml")})
+}
+
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty())
+}
+
+/// Returns a step at a server as a `Step.Reference`, without credentials.
+fn remote(step: &RemoteStep) -> Value {
+    let path: Vec<&str> = parts(&step.dir).collect();
+    let filename = step.names.last();
+    match &step.source {
+        Source::Git { revision, .. } => json!(fields([
+            ("protocol", json!("git")),
+            ("url", json!(step.source.name())),
+            ("path", json!(path)),
+            ("filename", json!(filename)),
+            ("version", json!(revision)),
+        ])),
+        Source::Oci { registry, repository, tag } => json!(fields([
+            ("protocol", json!("oci")),
+            ("path", json!(path)),
+            ("filename", json!(filename)),
+            ("registry", json!(registry)),
+            ("repository", json!(repository)),
+            ("tag", json!(tag)),
+        ])),
+    }
+}
+
+/// Returns a location with expressions as a `Step.Reference`.
+fn dynamic(location: &Location) -> Value {
+    match location {
+        Location::Git { url, rev, .. } => json!({"protocol": "git", "url": url, "version": rev}),
+        Location::Oci { registry, repository, tag, .. } => {
+            json!({"protocol": "oci", "registry": registry, "repository": repository, "tag": tag})
+        }
+    }
 }
 
 fn parameters(parameters: &IndexMap<String, Parameter>) -> Value {

@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 use super::debug::{Debugger, StepState};
 use super::masked_log::MaskedLog;
-use super::reference::ReferenceError;
+use super::remote_steps::RemoteSteps;
 use super::results::{OnResults, StepResult};
 use super::settings::{LOG_LEVEL, SettingError, Settings};
 use super::{Job, StartTime, StepEnd};
@@ -32,6 +32,7 @@ use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
 use crate::log::{Log, Stream};
 use crate::process::{Processes, RunError};
+use crate::remote::{ReferenceError, StepSource};
 use crate::stop::StopToken;
 
 /// Failure of a step of a `run:` list.
@@ -67,6 +68,14 @@ pub enum StepError {
     /// A reference is invalid or not supported.
     #[error("failed to load: fetching step: {0}")]
     Reference(#[from] ReferenceError),
+    /// A remote step was not fetched.
+    #[error("failed to load: fetching step: {source_name}: {message}")]
+    Fetch {
+        /// Source of the step.
+        source_name: String,
+        /// Answer of the server, and the remedy.
+        message: String,
+    },
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
@@ -86,7 +95,7 @@ pub enum StepError {
 
 impl StepError {
     /// Returns the error of a sequence in which the step `name` failed with this error.
-    fn within(self, name: &str) -> Self {
+    pub(super) fn within(self, name: &str) -> Self {
         Self::Inner { name: name.to_owned(), source: self.into() }
     }
 
@@ -123,7 +132,7 @@ pub(super) struct UserSteps<'a> {
     /// Lowest layer of the processes' environment.
     pub(super) environment: Vec<(OsString, OsString)>,
     /// Variables of the job, for expressions.
-    variables: Map<String, Value>,
+    pub(super) variables: Map<String, Value>,
     pub(super) settings: Settings,
     pub(super) work_dir: &'a Path,
     /// Directory for output and export files. It is private to the job.
@@ -137,6 +146,9 @@ pub(super) struct UserSteps<'a> {
     /// Options for authors of steps.
     pub(super) development: Option<&'a Development>,
     pub(super) debugger: Option<&'a Arc<Debugger>>,
+    /// Port that fetches remote steps.
+    pub(super) step_source: Option<Arc<dyn StepSource>>,
+    pub(super) remote: RemoteSteps,
 }
 
 /// Results of the steps that were started.
@@ -198,6 +210,8 @@ impl<'a> UserSteps<'a> {
             on_results: job.on_results(),
             development: job.development(),
             debugger: job.debugger(),
+            step_source: job.step_source(),
+            remote: RemoteSteps::default(),
         })
     }
 

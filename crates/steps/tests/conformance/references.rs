@@ -1,4 +1,4 @@
-//! Cases 86 to 88, 91, 93 and 94: references. Git repositories and OCI registries are not supported.
+//! Cases 86 to 88, 91, 93 and 94: references. Tests of the crate `muster-agent` fetch steps from servers.
 
 use super::harness::Project;
 
@@ -78,12 +78,18 @@ async fn c088_reference_without_revision_is_rejected() {
 
 #[tokio::test]
 async fn c088_references_are_parsed_before_the_first_step_runs() {
-    for reference in ["numdef", "gitlab.com/a/b@v1", "{git: {url: gitlab.com/a/b, rev: v1}}"] {
+    for reference in ["numdef", "ssh://gitlab.com/a/b@v1", "gitlab.com/a/b@.git", "{git: {url: gitlab.com, rev: v1}}"] {
         let items = format!("- {{name: a, script: echo ran}}\n- {{name: r, step: {reference}}}");
         let outcome = Project::new().run(&items).await;
         assert_eq!(outcome.log_before_error(), "", "{reference}");
         outcome.assert_error("step \"r\": failed to load: fetching step: ");
     }
+}
+
+#[tokio::test]
+async fn remote_step_fails_where_steps_cannot_be_fetched() {
+    let outcome = Project::new().run("- {name: r, step: gitlab.com/a/b@v1}").await;
+    outcome.assert_error("https://gitlab.com/a/b@v1: remote steps are not available here; copy the step");
 }
 
 #[tokio::test]

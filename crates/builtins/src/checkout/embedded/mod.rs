@@ -5,9 +5,7 @@
 
 mod clean;
 mod credentials;
-mod http;
 mod submodules;
-mod sys;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,11 +23,11 @@ use muster_steps::stop::StopToken;
 use muster_steps::style;
 use tokio::runtime::Handle;
 
-use super::{config, remote, short_sha, without_credentials};
+use super::{config, remote, short_sha};
 use crate::blocking::blocking;
 use crate::context::Context;
-use credentials::Credentials;
-use http::{Clients, Session};
+use crate::git_http::{self, Clients, Session, without_credentials};
+use credentials::credentials;
 
 /// Time for a connection to be established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -37,6 +35,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum number of files that libgit2 writes before a stop is noticed.
 const PART_FILES: usize = 1000;
+/// Explanation of a refused access.
+const ACCESS: &str = "the job's token has no access to this repository";
 /// Depth that libgit2 takes for "all commits" of a repository that has only some.
 const UNSHALLOW: i32 = i32::MAX;
 
@@ -54,7 +54,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let tls = context.tls_files(&checkout.tls);
     let text = |name: &str| context.environment_value(name).unwrap_or_default().to_string_lossy().into_owned();
     let accept_any = !matches!(text("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
-    let credentials = Credentials::new(checkout, &text("CI_JOB_TOKEN"));
+    let credentials = credentials(checkout, &text("CI_JOB_TOKEN"));
     let skips_lfs = checkout.skip_lfs || !checkout.checkout;
     let (shared, checkout, stop_work) = (Arc::clone(context), checkout.clone(), stop.clone());
     let runtime = Handle::current();
@@ -68,12 +68,12 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
             let client =
                 client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
             // A redirect must not lead the job's certificate to another server.
-            let client = if tls.is_empty() { client } else { client.redirect(http::same_server()) };
+            let client = if tls.is_empty() { client } else { client.redirect(git_http::same_server()) };
             client.build().map_err(|error| failed(&error))
         };
         let clients = Clients::new(&checkout.repo_url, client(&tls)?, client(&TlsFiles::default())?);
-        let session = Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone() });
-        http::register().map_err(|error| failed(&error))?;
+        let session = Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone(), access: ACCESS });
+        git_http::register().map_err(|error| failed(&error))?;
         let work = Work { context: &shared, checkout: &checkout, session: &session, template };
         session.enter(|| work.run()).map_err(|error| match stop_work.cause() {
             Some(cause) => Failure::Stopped(cause),
@@ -98,7 +98,7 @@ pub(super) async fn clean_up(
     let (submodules, stop_work) = (cleanup.submodules.clone(), stop.clone());
     blocking(&**context, "cleaning the checkout", stop, move || {
         let clean = || -> Result<(), git2::Error> {
-            http::register()?;
+            git_http::register()?;
             let repository = Repository::open(&project)?;
             check_work_tree(&repository, &project)?;
             clean::clean(&repository, &flags, &stop_work, &|line| shared.print(line))?;

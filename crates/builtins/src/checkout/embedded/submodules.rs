@@ -5,7 +5,7 @@ use muster_steps::stop::StopToken;
 use muster_steps::style;
 
 use super::{Work, check_out_commit, check_out_head, clean};
-use crate::checkout::without_credentials;
+use crate::git_http::without_credentials;
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
 

@@ -7,7 +7,8 @@ use super::frame::{Body, command};
 use super::{Target, path, submodules};
 use crate::checkout::config::{external_path, external_text, template_text};
 use crate::checkout::remote::{options, regex_escaped};
-use crate::checkout::{short_sha, without_credentials};
+use crate::checkout::short_sha;
+use crate::git_http::without_credentials;
 use crate::script::posix::{push_commands, quote};
 
 /// Variables that would make git use another repository.

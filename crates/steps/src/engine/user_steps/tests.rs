@@ -56,6 +56,8 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         on_results: None,
         development: None,
         debugger: None,
+        step_source: None,
+        remote: RemoteSteps::default(),
     };
     let mut nodes = Vec::new();
     let result = steps.run("run", &list, &mut nodes).await.map_err(|error| {

@@ -3,6 +3,9 @@
 //! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. The session is
 //! therefore stored in a thread-local variable while a fetch runs ([`Session::enter`]).
 
+mod credentials;
+mod sys;
+
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, OnceLock};
@@ -17,7 +20,7 @@ use reqwest::{RequestBuilder, Response, StatusCode};
 use tokio::runtime::Handle;
 use url::{Origin, Url};
 
-use super::credentials::Credentials;
+pub(crate) use credentials::{Credentials, without_credentials};
 
 /// Maximum size of a request: the commits that the job wants and those that it has.
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
@@ -32,15 +35,17 @@ thread_local! {
 }
 
 /// What the requests of one fetch have in common.
-pub(super) struct Session {
-    pub(super) clients: Clients,
-    pub(super) credentials: Credentials,
-    pub(super) runtime: Handle,
-    pub(super) stop: StopToken,
+pub(crate) struct Session {
+    pub(crate) clients: Clients,
+    pub(crate) credentials: Credentials,
+    pub(crate) runtime: Handle,
+    pub(crate) stop: StopToken,
+    /// Explanation for the user if the server refuses access.
+    pub(crate) access: &'static str,
 }
 
 /// HTTP clients. Only the coordinator gets the job's client certificate, and is trusted because of the job's certificate authority.
-pub(super) struct Clients {
+pub(crate) struct Clients {
     coordinator: Option<Origin>,
     own: reqwest::Client,
     other: reqwest::Client,
@@ -48,7 +53,7 @@ pub(super) struct Clients {
 
 impl Clients {
     /// `own` has the certificates of the job, and `other` those of the system.
-    pub(super) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
+    pub(crate) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
         Self { coordinator: origin(coordinator), own, other }
     }
 
@@ -65,7 +70,7 @@ fn origin(url: &str) -> Option<Origin> {
 }
 
 /// Returns a policy that follows redirects only within one server.
-pub(super) fn same_server() -> Policy {
+pub(crate) fn same_server() -> Policy {
     Policy::custom(|attempt| {
         let last = attempt.previous().last().map(Url::origin);
         match () {
@@ -78,7 +83,7 @@ pub(super) fn same_server() -> Policy {
 
 impl Session {
     /// Runs `work` on this thread, with this session for its requests.
-    pub(super) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
         /// Removes the session, also if the work panics.
         struct Leave;
         impl Drop for Leave {
@@ -92,7 +97,7 @@ impl Session {
     }
 
     /// Requests the list of a repository's refs.
-    pub(super) fn list_refs(&self, url: &str) -> io::Result<Response> {
+    pub(crate) fn list_refs(&self, url: &str) -> io::Result<Response> {
         let repository = self.credentials.apply(url);
         let url = format!("{}{LIST_REFS}", repository.url);
         let response = self.send(repository.authorize(self.clients.get(&url).get(&url)))?;
@@ -113,7 +118,7 @@ impl Session {
             _ if elsewhere(&response).is_some() => Ok(response),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!("the server answered {status}: the job's token has no access to this repository"),
+                format!("the server answered {status}: {}", self.access),
             )),
             status => Err(io::Error::other(format!("the server answered {status}"))),
         }
@@ -135,9 +140,9 @@ fn network_error(error: reqwest::Error) -> io::Error {
 }
 
 /// Makes libgit2 use this transport for `http` and `https`.
-pub(super) fn register() -> Result<(), git2::Error> {
+pub(crate) fn register() -> Result<(), git2::Error> {
     static REGISTERED: OnceLock<Result<(), String>> = OnceLock::new();
-    let register = || super::sys::register(transport).map_err(|error| error.message().to_owned());
+    let register = || sys::register(transport).map_err(|error| error.message().to_owned());
     REGISTERED.get_or_init(register).clone().map_err(|message| git2::Error::from_str(&message))
 }
 

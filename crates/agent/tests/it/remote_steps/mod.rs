@@ -1,0 +1,111 @@
+//! Steps from Git repositories and registries: conformance cases 89, 90, 92 and 95 to 97 of `docs/spec/steps.md`.
+
+mod cache;
+mod git;
+mod lock;
+mod registry;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use muster_agent_api::plan::{Call, When};
+use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::step_runner::Variable;
+use serde_json::{Value, json};
+
+use crate::checkout::git;
+use crate::git_server::{GitServer, TOKEN};
+use crate::harness::*;
+
+/// Step that prints where it is, with a program of its own.
+const STEP: &str = "{}\n---\nexec: {command: ['${{step_dir}}/print', '${{step_dir}}']}\n";
+
+/// Agent, and a Git server with the repository `g/steps.git`.
+struct Fixture {
+    agent: Agent,
+    server: GitServer,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let agent = Agent::start().await;
+        let server = GitServer::start(&agent.dir.path().join("served")).await;
+        let fixture = Self { agent, server };
+        let work = fixture.work();
+        fs::create_dir_all(&work).unwrap();
+        fs::create_dir_all(fixture.bare().parent().unwrap()).unwrap();
+        git(&work, &["init", "--quiet"]);
+        fixture.write_step("steps", "top");
+        fixture.write_step("steps/sub", "sub");
+        fixture.write_step("", "root");
+        fs::copy(work.join("steps/step.yml"), work.join("steps/other.yml")).unwrap();
+        fixture.commit("first");
+        git(fixture.agent.dir.path(), &["clone", "--quiet", "--bare", &text(&work), &text(&fixture.bare())]);
+        fixture
+    }
+
+    fn work(&self) -> PathBuf {
+        self.agent.dir.path().join("work")
+    }
+
+    fn bare(&self) -> PathBuf {
+        self.agent.dir.path().join("served/g/steps.git")
+    }
+
+    /// Writes a step that prints `word`.
+    fn write_step(&self, dir: &str, word: &str) {
+        let dir = self.work().join(dir);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("step.yml"), STEP).unwrap();
+        fs::write(dir.join("print"), format!("#!/bin/sh\necho \"<{word}>\"\n")).unwrap();
+        make_executable(&dir.join("print"));
+    }
+
+    /// Commits everything, and returns the commit.
+    fn commit(&self, message: &str) -> String {
+        git(&self.work(), &["add", "-A"]);
+        git(&self.work(), &["commit", "--quiet", "--allow-empty", "-m", message]);
+        git(&self.work(), &["rev-parse", "HEAD"])
+    }
+
+    /// Publishes the commit as the branch `main`.
+    fn push(&self, reference: &str) {
+        git(&self.work(), &["push", "--quiet", "--force", &text(&self.bare()), &format!("HEAD:{reference}")]);
+    }
+
+    /// Returns the URL of a repository that needs no token.
+    fn public(&self) -> String {
+        format!("http://{}/public/g/steps.git", self.server.address)
+    }
+
+    async fn run(&mut self, step: Value) -> (String, JobResult) {
+        let variables = [variable("CI_SERVER_URL", &format!("http://{}", self.server.address))];
+        let job_token = Variable { masked: true, ..variable("CI_JOB_TOKEN", TOKEN) };
+        self.run_list(json!([{"name": "remote", "step": step}]), &[variables.to_vec(), vec![job_token]].concat()).await
+    }
+
+    async fn run_list(&mut self, list: Value, variables: &[Variable]) -> (String, JobResult) {
+        let plan = self.agent.plan(vec![step("step_script", When::OnSuccess, Call::Run(list))]);
+        self.agent.run("1-1", &plan, variables).await;
+        let log = self.agent.log("1-1").await;
+        let result = self.agent.wait("1-1").await;
+        self.agent.close("1-1").await;
+        (log, result)
+    }
+
+    async fn pass(&mut self, step: Value) -> String {
+        let (log, result) = self.run(step).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        log
+    }
+
+    async fn fail(&mut self, step: Value) -> String {
+        let (log, result) = self.run(step).await;
+        assert_eq!(failure(&result).0, "script_failure", "{log}");
+        log
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

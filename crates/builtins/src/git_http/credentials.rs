@@ -1,0 +1,103 @@
+//! Credentials for the repositories that a job may read (docs/spec/job-execution.md, section 2.6).
+
+use reqwest::RequestBuilder;
+use url::Url;
+
+/// Rules for the URLs of a job.
+#[derive(Debug)]
+pub(crate) struct Credentials {
+    /// URLs, or beginnings of URLs, and by what they are replaced. The first that matches is used.
+    rewrites: Vec<(String, String)>,
+}
+
+/// A repository as it is requested.
+pub(crate) struct Repository {
+    /// URL without credentials.
+    pub(crate) url: String,
+    user: Option<(String, Option<String>)>,
+}
+
+impl Credentials {
+    /// `rewrites` are pairs of a URL with credentials and the beginning of a URL that it replaces.
+    pub(crate) fn new(rewrites: Vec<(String, String)>) -> Self {
+        Self { rewrites }
+    }
+
+    /// Returns the URL that replaces this one, which may contain credentials.
+    pub(crate) fn rewrite(&self, url: &str) -> String {
+        let matching = self.rewrites.iter().find_map(|(to, from)| {
+            let rest = url.strip_prefix(from.as_str())?;
+            // `https://host` must not match `https://host.example.com`, nor another port.
+            let is_whole = from.ends_with(['/', ':']) || rest.is_empty() || rest.starts_with('/');
+            is_whole.then(|| format!("{to}{rest}"))
+        });
+        matching.unwrap_or_else(|| url.to_owned())
+    }
+
+    /// Returns the repository at a URL, with its credentials.
+    pub(crate) fn apply(&self, url: &str) -> Repository {
+        let has_user = without_credentials(url) != url;
+        let url = if has_user { url.to_owned() } else { self.rewrite(url) };
+        let parsed = Url::parse(&url).ok().filter(|parsed| !parsed.username().is_empty());
+        let user = parsed.map(|parsed| (percent_decoded(parsed.username()), parsed.password().map(percent_decoded)));
+        Repository { url: without_credentials(&url).trim_end_matches('/').to_owned(), user }
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+impl Repository {
+    /// Returns the user and the password. `None` means that requests have no credentials.
+    #[cfg(test)]
+    pub(crate) fn user(&self) -> Option<(&str, Option<&str>)> {
+        self.user.as_ref().map(|(user, password)| (user.as_str(), password.as_deref()))
+    }
+
+    /// Adds the credentials to a request.
+    pub(crate) fn authorize(&self, request: RequestBuilder) -> RequestBuilder {
+        match &self.user {
+            Some((user, password)) => request.basic_auth(user, password.as_ref()),
+            None => request,
+        }
+    }
+
+    /// Returns whether a URL has the same scheme, host and port.
+    pub(crate) fn is_at(&self, url: &str) -> bool {
+        let origin = |url: &str| Url::parse(url).map(|url| url.origin());
+        matches!((origin(&self.url), origin(url)), (Ok(own), Ok(other)) if own == other)
+    }
+}
+
+/// Returns a URL without user and password, so that it can be written to a file or the trace.
+pub(crate) fn without_credentials(url: &str) -> String {
+    match url.split_once("://") {
+        // The user of an SSH URL is not secret, and required.
+        Some((scheme @ ("http" | "https"), rest)) => {
+            let end = rest.find('/').unwrap_or(rest.len());
+            let (authority, path) = rest.split_at(end);
+            let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+            format!("{scheme}://{host}{path}")
+        }
+        _ => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_are_removed_from_urls() {
+        for (url, plain) in [
+            ("https://gitlab-ci-token:s3cret@host/a/b.git", "https://host/a/b.git"),
+            ("https://host:8080/a@b", "https://host:8080/a@b"),
+            ("/srv/repo.git", "/srv/repo.git"),
+            ("git@host:a/b.git", "git@host:a/b.git"),
+            ("ssh://git@host/a/b.git", "ssh://git@host/a/b.git"),
+        ] {
+            assert_eq!(without_credentials(url), plain);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Fetches a commit of a Git repository with libgit2, over HTTP (docs/spec/steps.md, section 2.7).
+//!
+//! The cache has a bare repository for each commit. libgit2 compares every object that it reads with its hash.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use git2::build::CheckoutBuilder;
+use git2::{AutotagOption, Direction, FetchOptions, Oid, RemoteCallbacks, Repository};
+use muster_runner_api::client::{TlsFiles, http_client};
+use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup};
+use muster_steps::stop::StopToken;
+use tokio::runtime::Handle;
+
+use super::{StepFetcher, system};
+use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
+
+/// Time for a connection to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time without a byte from the server.
+const READ_TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum number of bytes that are received for one source.
+const MAX_BYTES: usize = 1024 * 1024 * 1024;
+/// Minimum number of digits of a shortened hash.
+const MIN_HASH_DIGITS: usize = 8;
+/// Reference to the fetched commit in a repository of the cache.
+const FETCHED: &str = "refs/muster/step";
+/// Explanation of a refused access.
+const ACCESS: &str = "check the name of the repository. On the GitLab server of the job, the job's token must have access to the repository. \
+     For another server, write a user and a token into the URL: https://USER:TOKEN@HOST/PATH";
+
+/// Commit that a revision denotes.
+struct Resolved {
+    commit: String,
+    /// Reference at the server that points to the commit. `None` means that the commit is fetched by its hash.
+    reference: Option<String>,
+}
+
+/// Connection with a server, on a thread that may block.
+struct Connection {
+    url: String,
+    session: Arc<Session>,
+}
+
+/// Fetches a repository's revision.
+pub(super) async fn fetch(
+    fetcher: &StepFetcher,
+    url: &str,
+    revision: &str,
+    request: FetchRequest<'_>,
+    stop: &StopToken,
+) -> Result<FetchedSource, FetchError> {
+    let connection = connect(fetcher, url, request.lookup, stop).map_err(FetchError::Failed)?;
+    let (revision, pin) = (revision.to_owned(), request.pin.map(str::to_owned));
+    let (connection, resolved) = run(stop, move || {
+        let resolved = connection.resolve(&revision, pin.as_deref()).map_err(with_remedy)?;
+        Ok((connection, resolved))
+    })
+    .await?;
+    let commit = resolved.commit.clone();
+    let entry = fetcher.cache.entry("git", &commit).await.map_err(system("failed to use the cache of steps"))?;
+    let into = fetcher.next_directory();
+    let dir = into.clone();
+    let is_new = run(stop, move || {
+        fs::create_dir_all(&into).map_err(io_failed)?;
+        if entry.path.exists() {
+            match export(&entry.path, &resolved.commit, &into) {
+                Ok(()) => return Ok(false),
+                Err(error) => {
+                    // A job can change the files of the cache if it has the same user as the agent.
+                    tracing::warn!(%error, commit = resolved.commit, "invalid entry in the cache of steps, fetching it again");
+                    entry.discard().and_then(|()| crate::removal::remove_tree(&into)).map_err(io_failed)?;
+                    fs::create_dir_all(&into).map_err(io_failed)?;
+                }
+            }
+        }
+        let incomplete = tempfile::Builder::new().tempdir_in(&entry.incomplete).map_err(io_failed)?;
+        let repository = incomplete.path().join("repository");
+        connection.download(&resolved, &repository)?;
+        entry.complete(&repository).map_err(io_failed)?;
+        export(&entry.path, &resolved.commit, &into).map(|()| true)
+    })
+    .await?;
+    if is_new {
+        let cache = Arc::clone(&fetcher.cache);
+        run(stop, move || cache.prune().map_err(io_failed)).await?;
+    }
+    Ok(FetchedSource { dir, digest: commit, notices: Vec::new() })
+}
+
+fn connect(fetcher: &StepFetcher, url: &str, lookup: Lookup<'_>, stop: &StopToken) -> Result<Connection, String> {
+    let token = lookup("CI_JOB_TOKEN").filter(|token| !token.is_empty());
+    let mut servers = fetcher.servers.clone();
+    servers.extend(lookup("CI_SERVER_URL"));
+    let origins: Vec<String> = servers.iter().filter_map(|server| origin(server)).collect();
+    let is_own = origin(&without_credentials(url)).is_some_and(|origin| origins.contains(&origin));
+    let rewrites = token.into_iter().flat_map(|token| {
+        let with_token = |origin: &String| {
+            let (scheme, host) = origin.split_once("://")?;
+            Some((format!("{scheme}://gitlab-ci-token:{token}@{host}"), origin.clone()))
+        };
+        origins.iter().filter_map(with_token).collect::<Vec<_>>()
+    });
+    let client = |tls: &TlsFiles| {
+        let client = http_client(tls).map_err(|error| error.to_string())?;
+        let client = client.connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
+        let client = client.user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")));
+        // A redirect must not lead the job's certificate to another server.
+        let client = if tls.is_empty() { client } else { client.redirect(git_http::same_server()) };
+        client.build().map_err(|error| format!("failed to create an HTTP client: {error}"))
+    };
+    let coordinator = if is_own { url } else { "" };
+    let clients = Clients::new(coordinator, client(&fetcher.tls)?, client(&TlsFiles::default())?);
+    let credentials = Credentials::new(rewrites.collect());
+    let session = Session { clients, credentials, runtime: Handle::current(), stop: stop.clone(), access: ACCESS };
+    Ok(Connection { url: url.to_owned(), session: Arc::new(session) })
+}
+
+/// Returns scheme, host and port of an HTTP URL.
+fn origin(url: &str) -> Option<String> {
+    let url = url::Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
+    Some(url.origin().ascii_serialization())
+}
+
+/// Runs work on a thread that may block. The requests of the work end when the job is stopped.
+async fn run<T: Send + 'static>(
+    stop: &StopToken,
+    work: impl FnOnce() -> Result<T, git2::Error> + Send + 'static,
+) -> Result<T, FetchError> {
+    let done = tokio::task::spawn_blocking(move || git_http::register().and_then(|()| work())).await;
+    let result = done.map_err(|error| FetchError::System(format!("fetching a step panicked: {error}")))?;
+    result.map_err(|error| match stop.cause() {
+        Some(cause) => FetchError::Stopped(cause),
+        None if error.class() == git2::ErrorClass::Os => FetchError::System(error.message().to_owned()),
+        None => FetchError::Failed(error.message().to_owned()),
+    })
+}
+
+/// Adds the remedy to an error of the first requests.
+fn with_remedy(error: git2::Error) -> git2::Error {
+    if error.class() != git2::ErrorClass::Net || error.message().ends_with(ACCESS) {
+        return error;
+    }
+    let remedy = "check the URL, and that this machine can reach the server";
+    git2::Error::new(error.code(), error.class(), format!("{}; {remedy}", error.message()))
+}
+
+fn io_failed(error: std::io::Error) -> git2::Error {
+    let message = format!("failed to store the step: {error}");
+    git2::Error::new(git2::ErrorCode::GenericError, git2::ErrorClass::Os, message)
+}
+
+impl Connection {
+    /// Asks the server which commit the revision denotes. A pin replaces the revision, but the server is asked anyway: it decides whether the
+    /// job may read the repository.
+    fn resolve(&self, revision: &str, pin: Option<&str>) -> Result<Resolved, git2::Error> {
+        let references = self.session.enter(|| self.references())?;
+        if let Some(pin) = pin {
+            let reference = references.iter().find(|(_, commit)| commit == pin).map(|(name, _)| name.clone());
+            return Ok(Resolved { commit: pin.to_owned(), reference });
+        }
+        for prefix in ["refs/tags/", "refs/heads/"] {
+            let name = format!("{prefix}{revision}");
+            if let Some((_, commit)) = references.iter().find(|(found, _)| *found == name) {
+                return Ok(Resolved { commit: commit.clone(), reference: Some(name) });
+            }
+        }
+        let is_hash = revision.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_hash || revision.len() < MIN_HASH_DIGITS || revision.len() > 40 {
+            return Err(not_found(revision));
+        }
+        let digits = revision.to_ascii_lowercase();
+        if let Some((name, commit)) = references.iter().find(|(_, commit)| commit.starts_with(&digits)) {
+            return Ok(Resolved { commit: commit.clone(), reference: Some(name.clone()) });
+        }
+        if digits.len() == 40 {
+            return Ok(Resolved { commit: digits, reference: None });
+        }
+        let directory = tempfile::tempdir().map_err(io_failed)?;
+        let repository = self.session.enter(|| self.all(&directory.path().join("repository")))?;
+        let object = repository.revparse_single(&digits).and_then(|object| object.peel_to_commit());
+        let commit = object.map_err(|_| not_found(revision))?.id().to_string();
+        Ok(Resolved { commit, reference: None })
+    }
+
+    /// Returns the branches and tags of the server with their commits.
+    fn references(&self) -> Result<Vec<(String, String)>, git2::Error> {
+        let mut remote = git2::Remote::create_detached(self.url.as_str())?;
+        remote.connect(Direction::Fetch)?;
+        let mut found: Vec<(String, String)> = Vec::new();
+        for head in remote.list()? {
+            let (name, id) = (head.name(), head.oid().to_string());
+            // An annotated tag is followed by the commit that it points to.
+            match (name.strip_suffix("^{}"), found.last_mut()) {
+                (Some(name), Some((last, commit))) if last == name => *commit = id,
+                _ => found.push((name.to_owned(), id)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Downloads a commit into a new bare repository.
+    fn download(&self, resolved: &Resolved, directory: &Path) -> Result<(), git2::Error> {
+        let commit = Oid::from_str(&resolved.commit)?;
+        let download = || -> Result<(), git2::Error> {
+            let refspec = format!("+{}:{FETCHED}", resolved.reference.as_deref().unwrap_or(&resolved.commit));
+            let repository = Repository::init_bare(directory)?;
+            let fetched = self.fetch_into(&repository, &refspec, 1);
+            if fetched.is_ok() && repository.find_commit(commit).is_ok() {
+                return Ok(());
+            }
+            // The branch has changed, or the server permits only hashes of branches and tags.
+            if self.session.stop.cause().is_some() {
+                return fetched;
+            }
+            crate::removal::remove_tree(directory).map_err(io_failed)?;
+            let repository = self.all(directory)?;
+            repository.find_commit(commit).map(drop).map_err(|_| not_found(&resolved.commit))
+        };
+        self.session.enter(download)
+    }
+
+    /// Fetches all branches and tags with their history.
+    fn all(&self, directory: &Path) -> Result<Repository, git2::Error> {
+        let repository = Repository::init_bare(directory)?;
+        for refspec in ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"] {
+            self.fetch_into(&repository, refspec, 0)?;
+        }
+        Ok(repository)
+    }
+
+    fn fetch_into(&self, repository: &Repository, refspec: &str, depth: i32) -> Result<(), git2::Error> {
+        let mut is_too_large = false;
+        let mut callbacks = RemoteCallbacks::new();
+        callbacks.transfer_progress(|progress| {
+            is_too_large |= progress.received_bytes() > MAX_BYTES;
+            !is_too_large && self.session.stop.cause().is_none()
+        });
+        let mut options = FetchOptions::new();
+        options.remote_callbacks(callbacks).download_tags(AutotagOption::None).depth(depth);
+        let fetched = repository.remote_anonymous(&self.url)?.fetch(&[refspec], Some(&mut options), None);
+        drop(options);
+        if is_too_large {
+            let limit = MAX_BYTES / 1024 / 1024;
+            return Err(git2::Error::from_str(&format!("the repository has more than {limit} MiB; use a smaller one")));
+        }
+        fetched
+    }
+}
+
+/// Writes the files of a commit into an empty directory.
+fn export(repository: &Path, commit: &str, into: &Path) -> Result<(), git2::Error> {
+    let repository = Repository::open_bare(repository)?;
+    let tree = repository.find_commit(Oid::from_str(commit)?)?.tree()?;
+    let mut options = CheckoutBuilder::new();
+    options.force().target_dir(into).update_index(false).disable_filters(true);
+    repository.checkout_tree(tree.as_object(), Some(&mut options))
+}
+
+fn not_found(revision: &str) -> git2::Error {
+    let remedy = "the server has no such tag, branch or commit; check the spelling";
+    git2::Error::from_str(&format!("cannot find version {revision:?}: {remedy}"))
+}

@@ -1,0 +1,75 @@
+//! Fetches remote steps: implements [`muster_steps::remote::StepSource`] for Git repositories and OCI registries.
+//!
+//! ```text
+//! source --server, with the job's credentials--> digest --cache, or server--> verified content --> directory of the job
+//! ```
+//!
+//! Every job asks the server once for each source. So a job never gets content that its credentials cannot read, and a branch or tag is never
+//! stale. The content itself comes from the [`StepCache`] of the agent if an earlier job has fetched it. It is verified against its digest
+//! each time it is read, and each job gets files of its own, which it may change.
+
+mod cache;
+mod git;
+mod oci;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use muster_oci::DockerConfig;
+use muster_runner_api::client::TlsFiles;
+use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Source, StepSource};
+use muster_steps::stop::StopToken;
+
+pub use cache::StepCache;
+pub use oci::{LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
+
+/// Fetches the remote steps of one job, or of one command.
+#[derive(Debug, Clone)]
+pub struct StepFetcher {
+    /// Content that earlier jobs have fetched.
+    pub cache: Arc<StepCache>,
+    /// Directory for the content of this job. It is created.
+    pub directory: PathBuf,
+    /// URLs of the job's own GitLab server. Only their hosts get the token of the job.
+    pub servers: Vec<String>,
+    /// Certificates for the job's own server. The client certificate is only sent there.
+    pub tls: TlsFiles,
+    /// Docker's configuration of the user, for a command. `None` means that only `DOCKER_AUTH_CONFIG` has credentials of registries.
+    pub docker: Option<DockerConfig>,
+    /// Number of the next directory.
+    next: Arc<AtomicU64>,
+}
+
+impl StepFetcher {
+    /// Returns a fetcher without credentials, which writes into `directory`.
+    #[must_use]
+    pub fn new(cache: Arc<StepCache>, directory: PathBuf) -> Self {
+        let (servers, tls, docker, next) = (Vec::new(), TlsFiles::default(), None, Arc::default());
+        Self { cache, directory, servers, tls, docker, next }
+    }
+
+    /// Returns a new directory for the content of a source.
+    fn next_directory(&self) -> PathBuf {
+        self.directory.join(self.next.fetch_add(1, Ordering::Relaxed).to_string())
+    }
+}
+
+#[async_trait]
+impl StepSource for StepFetcher {
+    async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, FetchError> {
+        match request.source {
+            Source::Git { url, revision } => git::fetch(self, url, revision, request, stop).await,
+            Source::Oci { registry, repository, tag } => {
+                oci::fetch(self, (registry, repository, tag), request, stop).await
+            }
+        }
+    }
+}
+
+/// Returns a function that turns an I/O error into a failure of the machine.
+fn system(operation: &str) -> impl FnOnce(std::io::Error) -> FetchError {
+    let operation = operation.to_owned();
+    move |error| FetchError::System(format!("{operation}: {error}"))
+}

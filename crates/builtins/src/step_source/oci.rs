@@ -1,0 +1,222 @@
+//! Fetches an image of a registry with steps (docs/spec/steps.md, section 2.8).
+//!
+//! The cache has the layers. Each is verified while it is unpacked.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_archive::{Format, Limits, Root, create_root, unpack};
+use muster_job::error_chain;
+use muster_oci::{
+    Credentials, Descriptor, Digest, HostPlatform, Index, Registry, RegistryError, Repository, credentials_in,
+};
+use muster_runner_api::client::{TlsFiles, http_client};
+use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup, Notice, NoticeKind};
+use muster_steps::stop::StopToken;
+use sha2::{Digest as _, Sha256};
+
+use super::cache::EntryGuard;
+use super::{StepFetcher, system};
+
+/// Media type of the layers of published steps.
+pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
+/// Type of the document with the notices about a published step.
+pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
+/// Operating system of an image for every platform.
+const GENERIC: &str = "generic";
+/// Maximum size of a layer in bytes.
+const MAX_LAYER_BYTES: u64 = 2 * 1024 * 1024 * 1024;
+/// Limits of the files of a layer.
+const LIMITS: Limits =
+    Limits { bytes: 8 << 30, entries: 200_000, ratio: 1000, ratio_floor: 1 << 30, header_bytes: 64 << 20 };
+
+/// Fetches the image `(registry, repository, tag)`.
+pub(super) async fn fetch(
+    fetcher: &StepFetcher,
+    (host, path, tag): (&str, &str, &str),
+    request: FetchRequest<'_>,
+    stop: &StopToken,
+) -> Result<FetchedSource, FetchError> {
+    let repository = Repository { registry: host.to_owned(), path: path.to_owned() };
+    let work = async {
+        let registry = open(fetcher, repository, request.lookup).await?;
+        let (digest, index) = registry.resolve(request.pin.unwrap_or(tag)).await.map_err(|error| failed(&error))?;
+        let notices = registry_notices(&registry, digest, &index).await.map_err(|error| failed(&error))?;
+        let image = select(&index).map_err(FetchError::Failed)?;
+        let manifest = registry.manifest(image).await.map_err(|error| failed(&error))?;
+        let dir = fetcher.next_directory();
+        fs::create_dir_all(&dir).map_err(system("failed to create the directory of a step"))?;
+        for layer in &manifest.layers {
+            fetch_layer(fetcher, &registry, layer, &dir, stop).await?;
+        }
+        Ok(FetchedSource { dir, digest: digest.to_string(), notices })
+    };
+    tokio::select! {
+        biased;
+        cause = stop.stopped() => Err(FetchError::Stopped(cause)),
+        done = work => done,
+    }
+}
+
+/// Returns a client of the repository, with the credentials of the job for its registry.
+async fn open(fetcher: &StepFetcher, repository: Repository, lookup: Lookup<'_>) -> Result<Registry, FetchError> {
+    let text = lookup("DOCKER_AUTH_CONFIG").unwrap_or_default();
+    let problem = |problem| FetchError::Failed(format!("DOCKER_AUTH_CONFIG: {problem}; correct the variable"));
+    let mut credentials = credentials_in(&text, &repository).map_err(problem)?;
+    if credentials.is_none() && lookup("CI_REGISTRY").as_deref() == Some(repository.registry.as_str()) {
+        let (user, password) = (lookup("CI_REGISTRY_USER"), lookup("CI_REGISTRY_PASSWORD"));
+        credentials = user.zip(password).map(|(user, password)| Credentials::new(user, password));
+    }
+    if let (None, Some(docker)) = (&credentials, &fetcher.docker) {
+        let found = docker.get(&repository.registry).await;
+        credentials = found.map_err(|error| FetchError::Failed(error_chain(&error)))?;
+    }
+    let tls = TlsFiles { ca: fetcher.tls.ca.clone(), ..TlsFiles::default() };
+    let client = http_client(&tls).map_err(|error| FetchError::Failed(error.to_string()))?;
+    Registry::with_client(repository, credentials, client).map_err(|error| failed(&error))
+}
+
+fn failed(error: &RegistryError) -> FetchError {
+    let remedy = match error {
+        RegistryError::Refused { .. } => "; set DOCKER_AUTH_CONFIG to credentials for this registry",
+        _ => "",
+    };
+    FetchError::Failed(format!("{}{remedy}", error_chain(error)))
+}
+
+/// Returns the image for this platform, or else the image for every platform.
+fn select(index: &Index) -> Result<&Descriptor, String> {
+    let this = HostPlatform::this();
+    let is_generic = |entry: &&Descriptor| entry.platform.as_ref().is_some_and(|platform| platform.os == GENERIC);
+    this.select(&index.manifests).or_else(|| index.manifests.iter().find(is_generic)).ok_or_else(|| {
+        let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref());
+        let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
+        format!(
+            "didn't find an image matching platform {this} or {GENERIC}; publish the step for one of them. It exists for: {}",
+            platforms.join(", ")
+        )
+    })
+}
+
+/// Returns the notices of the publisher: annotations of the index, and of the documents that were published about it later.
+///
+/// # Errors
+/// The registry does not list the documents. That there are none is not an error.
+pub async fn registry_notices(
+    registry: &Registry,
+    digest: Digest,
+    index: &Index,
+) -> Result<Vec<Notice>, RegistryError> {
+    let mut found = Vec::new();
+    let referrers = registry.referrers(digest).await?;
+    for annotations in [&index.annotations].into_iter().chain(referrers.iter().map(|entry| &entry.annotations)) {
+        for kind in [NoticeKind::Deprecated, NoticeKind::Defective] {
+            let message = annotations.get(&notice_annotation(kind)).filter(|message| !message.is_empty());
+            found.extend(message.map(|message| Notice { kind, message: message.clone() }));
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the key of the annotation with a notice of a kind.
+#[must_use]
+pub fn notice_annotation(kind: NoticeKind) -> String {
+    format!("io.muster.step.{}", kind.name())
+}
+
+/// Unpacks a layer into the directory of the step, and downloads it before if no earlier job did.
+async fn fetch_layer(
+    fetcher: &StepFetcher,
+    registry: &Registry,
+    layer: &Descriptor,
+    dir: &Path,
+    stop: &StopToken,
+) -> Result<(), FetchError> {
+    if layer.size > MAX_LAYER_BYTES {
+        let limit = MAX_LAYER_BYTES / 1024 / 1024;
+        return Err(FetchError::Failed(format!(
+            "a layer of the image has more than {limit} MiB; make the step smaller"
+        )));
+    }
+    let digest: Digest =
+        layer.digest.parse().map_err(|error| FetchError::Failed(format!("a layer of the image: {error}")))?;
+    let name = layer.digest.replace(':', "-");
+    let entry = fetcher.cache.entry("oci", &name).await.map_err(system("failed to use the cache of steps"))?;
+    let entry = Arc::new(entry);
+    if entry.path.exists() {
+        match unpack_layer(&entry, digest, dir, stop).await {
+            Ok(()) => return Ok(()),
+            Err(LayerError::Changed) => {
+                // A job can change the files of the cache if it has the same user as the agent.
+                tracing::warn!(layer = layer.digest, "invalid entry in the cache of steps, fetching it again");
+                entry.discard().map_err(system("failed to remove a layer from the cache of steps"))?;
+            }
+            Err(LayerError::Failed(error)) => return Err(error),
+        }
+    }
+    let incomplete = tempfile::Builder::new().tempdir_in(&entry.incomplete);
+    let incomplete = incomplete.map_err(system("failed to create a file for a layer"))?;
+    let file = incomplete.path().join("layer");
+    registry.download(layer, &file).await.map_err(|error| failed(&error))?;
+    entry.complete(&file).map_err(system("failed to put a layer into the cache of steps"))?;
+    let unpacked = unpack_layer(&entry, digest, dir, stop).await;
+    drop(entry);
+    fetcher.cache.prune().map_err(system("failed to remove old entries from the cache of steps"))?;
+    unpacked.map_err(|error| match error {
+        LayerError::Changed => {
+            FetchError::Failed("a layer was changed while it was unpacked; start the job again".into())
+        }
+        LayerError::Failed(error) => error,
+    })
+}
+
+/// Reason why a layer was not unpacked.
+enum LayerError {
+    /// The content of the file does not match its digest.
+    Changed,
+    Failed(FetchError),
+}
+
+async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
+    let (entry, dir, stop) = (Arc::clone(entry), dir.to_owned(), stop.clone());
+    let work = move || unpack_verified(&entry.path, digest, &dir, &stop);
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(LayerError::Failed(FetchError::System(format!("unpacking a layer panicked: {error}"))))
+    })
+}
+
+/// Copies a layer to a private file while its digest is computed, and unpacks the copy. So what is unpacked is what was verified.
+fn unpack_verified(path: &PathBuf, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
+    let io = |error: io::Error| LayerError::Failed(FetchError::System(format!("failed to unpack a layer: {error}")));
+    let mut layer = muster_files::open(path).map_err(|_| LayerError::Changed)?;
+    let mut copy = tempfile::tempfile_in(dir).map_err(io)?;
+    if copy_hashed(&mut layer, &mut copy).map_err(io)? != digest.to_string() {
+        return Err(LayerError::Changed);
+    }
+    let mut head = [0; 4];
+    copy.seek(SeekFrom::Start(0)).and_then(|_| copy.read(&mut head)).map_err(io)?;
+    copy.rewind().map_err(io)?;
+    let format = Format::from_magic(&head).filter(|format| *format != Format::Zip).unwrap_or(Format::Tar);
+    let root = create_root(dir, &Root::Chosen).map_err(io)?;
+    let unpacked = unpack(&copy, &root, &LIMITS, format, &|| stop.cause().is_some());
+    unpacked.map(drop).map_err(|error| {
+        LayerError::Failed(FetchError::Failed(format!("a layer of the image is invalid: {}", error_chain(&error))))
+    })
+}
+
+/// Copies a file. Returns its digest.
+fn copy_hashed(from: &mut File, to: &mut File) -> io::Result<String> {
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; 64 * 1024]);
+    loop {
+        let length = from.read(&mut buffer)?;
+        let read = buffer.get(..length).unwrap_or_default();
+        if read.is_empty() {
+            return Ok(format!("sha256:{}", hex::encode(hash.finalize())));
+        }
+        hash.update(read);
+        io::Write::write_all(to, read)?;
+    }
+}

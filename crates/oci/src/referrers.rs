@@ -1,0 +1,91 @@
+//! Documents about other content of a repository (OCI distribution specification, "referrers").
+//!
+//! Registries that do not implement the API keep the list of the documents about a digest in an index with the tag `sha256-<digits>`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::client::{Registry, parse_body};
+use crate::digest::Digest;
+use crate::error::RegistryError;
+use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES};
+
+/// Content of an empty configuration.
+const EMPTY: &[u8] = b"{}";
+const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
+/// Header of the response of a registry that implements the API.
+const SUBJECT_HEADER: &str = "OCI-Subject";
+
+impl Registry {
+    /// Returns the documents about the content with a digest.
+    ///
+    /// # Errors
+    /// [`RegistryError`]. No documents are not an error.
+    pub async fn referrers(&self, subject: Digest) -> Result<Vec<Descriptor>, RegistryError> {
+        let subject = subject.to_string();
+        let url = self.url(&["referrers", &subject])?;
+        match self.get_index(&url).await? {
+            Some(index) => Ok(index.manifests),
+            None => Ok(self
+                .get_index(&self.url(&["manifests", &fallback_tag(&subject)])?)
+                .await?
+                .unwrap_or_default()
+                .manifests),
+        }
+    }
+
+    async fn get_index(&self, url: &url::Url) -> Result<Option<Index>, RegistryError> {
+        match self.get(url, crate::client::accept(&INDEX_TYPES[..1]), None).await {
+            Ok(response) => parse_body(response, url).await.map(Some),
+            Err(RegistryError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Publishes a document of a type about the index with a digest, instead of the earlier documents of this type.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub async fn replace_referrer(
+        &self,
+        subject: Digest,
+        size: u64,
+        artifact_type: &str,
+        annotations: &BTreeMap<String, String>,
+    ) -> Result<(), RegistryError> {
+        let subject = subject.to_string();
+        let config = self.push_blob(EMPTY.to_vec()).await?.to_string();
+        let empty = json!({"mediaType": EMPTY_TYPE, "digest": config, "size": EMPTY.len()});
+        let document = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPES[0],
+            "artifactType": artifact_type,
+            "config": empty,
+            "layers": [empty],
+            "subject": {"mediaType": INDEX_TYPES[0], "digest": subject, "size": size},
+            "annotations": annotations,
+        });
+        let (digest, bytes, response) = self.put_manifest(None, MANIFEST_TYPES[0], &document).await?;
+        if response.headers().contains_key(SUBJECT_HEADER) {
+            return Ok(());
+        }
+        let tag = fallback_tag(&subject);
+        let known = self.get_index(&self.url(&["manifests", &tag])?).await?.unwrap_or_default().manifests;
+        let others = known.iter().filter(|entry| entry.artifact_type != artifact_type).map(|entry| json!(entry));
+        let own = json!({
+            "mediaType": MANIFEST_TYPES[0],
+            "digest": digest.to_string(),
+            "size": bytes,
+            "artifactType": artifact_type,
+            "annotations": annotations,
+        });
+        let manifests: Vec<Value> = others.chain([own]).collect();
+        let list = json!({"schemaVersion": 2, "mediaType": INDEX_TYPES[0], "manifests": manifests});
+        self.push_manifest(Some(&tag), INDEX_TYPES[0], &list).await.map(drop)
+    }
+}
+
+fn fallback_tag(digest: &str) -> String {
+    digest.replace(':', "-")
+}

@@ -1,0 +1,149 @@
+//! Fetches the remote steps of a `run:` list, and obeys the lock file of the checkout (docs/spec/steps.md, sections 2.7 and 2.8).
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use muster_files::Limit;
+use serde_json::{Map, Value};
+
+use super::user_steps::{Frame, StepError, UserSteps};
+use crate::definition::{Call, StepEntry};
+use crate::expression::Scope;
+use crate::lock::{LOCK_FILE, StepLock};
+use crate::log::{Log, Stream};
+use crate::remote::{FetchError, FetchRequest, FetchedSource, Location, RemoteStep, Source};
+use crate::style;
+
+const LOCK_LIMIT: Limit = Limit { bytes: 4 * 1024 * 1024, remedy: "restore it from the repository" };
+
+/// Remote steps that a job has used so far.
+#[derive(Debug, Default)]
+pub(super) struct RemoteSteps {
+    /// Lock file, as it was before the first step ran. The inner `None` means that the file does not exist.
+    lock: tokio::sync::OnceCell<Option<StepLock>>,
+    /// Directories of the fetched sources. During a job, a source does not change.
+    fetched: tokio::sync::Mutex<HashMap<Source, PathBuf>>,
+}
+
+impl UserSteps<'_> {
+    /// Reads the lock file, before a step can change it.
+    pub(super) async fn read_lock(&self) -> Result<(), StepError> {
+        self.remote.lock.get_or_try_init(async || self.lock_file().await).await.map(drop)
+    }
+
+    async fn lock_file(&self) -> Result<Option<StepLock>, StepError> {
+        match muster_files::read(self.work_dir.join(LOCK_FILE), LOCK_LIMIT).await {
+            Ok(text) => StepLock::parse(&text).map(Some).map_err(|error| StepError::Step(error.to_string())),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(StepError::Step(error.to_string())),
+        }
+    }
+
+    /// Fetches a source, once in a job. Returns its directory.
+    pub(super) async fn fetch(&self, source: &Source) -> Result<PathBuf, StepError> {
+        let failed = |message: String| StepError::Fetch { source_name: source.to_string(), message };
+        self.read_lock().await?;
+        let pin = match self.remote.lock.get().and_then(Option::as_ref) {
+            Some(lock) => Some(lock.digest(source).ok_or_else(|| failed(not_locked()))?),
+            None => None,
+        };
+        let Some(port) = &self.step_source else {
+            return Err(failed(
+                "remote steps are not available here; copy the step and call it as `./directory`".into(),
+            ));
+        };
+        if let Some(password) = source.password() {
+            self.log.add(&Value::String(password.to_owned()));
+        }
+        let mut fetched = self.remote.fetched.lock().await;
+        if let Some(dir) = fetched.get(source) {
+            return Ok(dir.clone());
+        }
+        let lookup = |name: &str| self.variable(name);
+        let request = FetchRequest { source, pin, lookup: &lookup };
+        let result = port.fetch(request, self.stop).await.map_err(|error| match error {
+            FetchError::Stopped(cause) => StepError::Stopped(cause),
+            FetchError::Failed(message) => failed(message),
+            FetchError::System(message) => StepError::System(format!("failed to fetch the step {source}: {message}")),
+        })?;
+        if let Some(pin) = pin.filter(|pin| *pin != result.digest) {
+            let message = format!("{LOCK_FILE} has the digest {pin}, but the content has {}", result.digest);
+            return Err(failed(format!(
+                "{message}; run `muster step update {source}` to accept it, and commit the file"
+            )));
+        }
+        self.report(source, &result);
+        fetched.insert(source.clone(), result.dir.clone());
+        Ok(result.dir)
+    }
+
+    /// Writes what was fetched to the log, and the notices of its publisher.
+    fn report(&self, source: &Source, fetched: &FetchedSource) {
+        let is_pinned = self.remote.lock.get().is_some_and(Option::is_some);
+        let locked = if is_pinned { ", as locked" } else { "" };
+        let line = style::info(&format!("Fetched the step {source} ({}{locked})", fetched.digest));
+        self.log.write(Stream::Runner, line.as_bytes());
+        for notice in &fetched.notices {
+            let warning = style::warning(&format!("the step {source} is {}: {}", notice.kind.name(), notice.message));
+            self.log.write(Stream::Runner, warning.as_bytes());
+        }
+    }
+
+    /// Returns the value of an export, of a variable of the job, or of the agent's environment.
+    fn variable(&self, name: &str) -> Option<String> {
+        let variable = || self.variables.get(name).and_then(Value::as_str).map(str::to_owned);
+        let inherited = || self.environment.iter().rev().find(|(key, _)| key == name)?.1.to_str().map(str::to_owned);
+        self.exports.lock().get(name).cloned().or_else(variable).or_else(inherited)
+    }
+
+    /// Returns the step at a location. In the legacy dialect, only the URL of a repository can have expressions.
+    pub(super) fn located(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
+        let expand = |text: &String| {
+            let site = "failed to load: fetching step: interpolating reference";
+            scope.expand_text(text).map_err(super::call::expression_error(site))
+        };
+        let expanded = match location {
+            Location::Git { url, rev, dir, file } if self.is_legacy() => {
+                Location::Git { url: expand(url)?, rev: rev.clone(), dir: dir.clone(), file: file.clone() }
+            }
+            Location::Oci { .. } if self.is_legacy() => location.clone(),
+            Location::Git { url, rev, dir, file } => {
+                Location::Git { url: expand(url)?, rev: expand(rev)?, dir: expand(dir)?, file: expand(file)? }
+            }
+            Location::Oci { registry, repository, tag, dir, file } => Location::Oci {
+                registry: expand(registry)?,
+                repository: expand(repository)?,
+                tag: expand(tag)?,
+                dir: expand(dir)?,
+                file: expand(file)?,
+            },
+        };
+        Ok(RemoteStep::at(&expanded, self.settings.dialect)?)
+    }
+
+    /// Returns the values for the inputs and the environment of an entry. In the legacy dialect, the entry of an image cannot read the
+    /// inputs and the earlier steps of its caller (docs/spec/steps.md, section 2.8).
+    pub(super) fn entry_scope(&self, entry: &StepEntry, frame: &Frame<'_>) -> Scope {
+        if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) {
+            let (env, path) = (frame.env.clone(), frame.path.clone());
+            return self.scope(&Frame { env, path, inputs: Map::new(), steps: Map::new(), ..*frame });
+        }
+        self.scope(frame)
+    }
+
+    /// Returns the error of an image that was not fetched. In step-runner 0.11.0, a step of its own fetches an image, and prints the error
+    /// (docs/spec/steps.md, section 2.8).
+    pub(super) fn fetch_failed(&self, entry: &StepEntry, error: StepError) -> StepError {
+        match error {
+            StepError::Fetch { .. } if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) => {
+                self.log.write(Stream::Runner, style::error(&error.to_string()).as_bytes());
+                StepError::Exit(1).within(&format!("fetch_step_{}", entry.name))
+            }
+            other => other,
+        }
+    }
+}
+
+fn not_locked() -> String {
+    format!("{LOCK_FILE} does not name this step; run `muster step lock` and commit the file")
+}

@@ -1,0 +1,321 @@
+//! Parses references of steps at servers.
+
+use std::fmt;
+
+use super::Source;
+use super::source::without_credentials;
+use crate::expression::Dialect;
+
+/// Names of the step file in a step's directory. The first that exists is used.
+const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
+const LEGACY_STEP_FILES: [&str; 1] = ["step.yml"];
+/// Directory of the steps in a repository that is named by a text.
+const GIT_TEXT_DIR: &str = "steps";
+
+/// Reference of a step at a server as a mapping. Its texts may contain expressions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Location {
+    /// `git: {url, rev, dir, file}`
+    Git {
+        /// URL of the repository.
+        url: String,
+        /// Revision.
+        rev: String,
+        /// Directory of the step. Empty means the top directory.
+        dir: String,
+        /// Name of the step file. Empty means the default names.
+        file: String,
+    },
+    /// `oci: {registry, repository, tag, dir, file}`
+    Oci {
+        /// Host of the registry.
+        registry: String,
+        /// Path of the repository.
+        repository: String,
+        /// Tag or digest. Empty means `latest`.
+        tag: String,
+        /// Directory of the step. Empty means the top directory.
+        dir: String,
+        /// Name of the step file. Empty means the default names.
+        file: String,
+    },
+}
+
+impl Location {
+    /// Returns whether a text contains an expression.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        let texts = match self {
+            Self::Git { url, rev, dir, file } => vec![url, rev, dir, file],
+            Self::Oci { registry, repository, tag, dir, file } => vec![registry, repository, tag, dir, file],
+        };
+        texts.into_iter().any(|text| text.contains("${{"))
+    }
+}
+
+impl fmt::Display for Location {
+    /// Writes the location without credentials, directory and file.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Git { url, rev, .. } => write!(f, "{}@{rev}", without_credentials(url)),
+            Self::Oci { registry, repository, tag, .. } => write!(f, "{registry}/{repository}:{tag}"),
+        }
+    }
+}
+
+/// Step at a server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RemoteStep {
+    /// Source that contains the step.
+    pub source: Source,
+    /// Directory of the step in its source. Empty means the top directory.
+    pub dir: String,
+    /// Possible names of the step file. The first that exists is used.
+    pub names: Vec<String>,
+}
+
+/// Reference that cannot be resolved.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReferenceError {
+    /// There is no bundled step of this name.
+    #[error("fetching dist step: fetch: distributed step {0:?} not found; the only one is \"script\"")]
+    Bundled(String),
+    /// There is no built-in step of this name.
+    #[error("there is no built-in step {0:?}; keep the step in the repository and call it as `./directory`")]
+    Builtin(String),
+    /// The text is neither a local nor a remote reference.
+    #[error(
+        "expecting url@rev. got {0:?}; write a local step as `./directory`, a step of a registry as `registry/repository:tag`"
+    )]
+    NoRevision(String),
+    /// The URL of a repository cannot be used.
+    #[error("{0:?} is not a valid URL of a step; use https://HOST/PATH")]
+    Url(String),
+    /// Legacy dialect: the host has no dot.
+    #[error("escaping path: malformed module path {0:?}: missing dot in first path element")]
+    HostWithoutDot(String),
+    /// The revision is the directory of a repository.
+    #[error(".git version not allowed; use a tag, a branch or the hash of a commit")]
+    GitRevision,
+    /// The tag or digest of an image is invalid.
+    #[error("{0:?} is not a valid tag or digest; use a tag such as 1.2.3, or sha256: and 64 hexadecimal digits")]
+    Tag(String),
+    /// The name of an image is invalid.
+    #[error("{0:?} is not a valid name of a registry and a repository; use HOST/PATH:TAG")]
+    Image(String),
+    /// The directory or file is outside of the source.
+    #[error("{0:?} is not a valid directory or file of a step; use a path inside its repository or image")]
+    Outside(String),
+}
+
+/// Returns the possible names of the step file in a directory.
+pub(crate) fn default_files(dialect: Dialect) -> Vec<String> {
+    match dialect {
+        Dialect::Legacy => LEGACY_STEP_FILES.map(str::to_owned).to_vec(),
+        Dialect::Current => STEP_FILES.map(str::to_owned).to_vec(),
+    }
+}
+
+/// Splits a path into the directory of a step, and the name of its file if the path has one.
+pub(crate) fn split(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
+    let path = path.trim_end_matches('/');
+    let is_file = |name: &str| name.ends_with(".yml") || (dialect == Dialect::Current && name.ends_with(".yaml"));
+    match path.rsplit_once('/') {
+        Some(("", file)) if is_file(file) => ("/", Some(file)),
+        Some((dir, file)) if is_file(file) => (dir, Some(file)),
+        _ if path.is_empty() => ("/", None),
+        _ => (path, None),
+    }
+}
+
+/// Like [`split`], for a path in a source. A path that is only a file has an empty directory.
+fn split_inside(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
+    match split(path, dialect) {
+        ("/", file) => ("", file),
+        (file, None) if !file.contains('/') && split(&format!("./{file}"), dialect).1.is_some() => ("", Some(file)),
+        other => other,
+    }
+}
+
+impl RemoteStep {
+    /// Parses a reference that is neither local nor of a bundled step: `url[/-/path]@rev`, or in the current dialect
+    /// `registry/repository:tag [path]`.
+    ///
+    /// # Errors
+    /// [`ReferenceError`]. A text without a revision is [`ReferenceError::NoRevision`].
+    pub fn parse(text: &str, dialect: Dialect) -> Result<Self, ReferenceError> {
+        let text = text.trim();
+        let no_revision = || ReferenceError::NoRevision(text.to_owned());
+        if dialect == Dialect::Current {
+            let mut words = text.split_ascii_whitespace();
+            let (image, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let is_image = match image.rsplit_once('@') {
+                Some((_, revision)) => revision.starts_with("sha256:"),
+                None => !image.contains("://") && image.rsplit('/').next().is_some_and(|name| name.contains(':')),
+            };
+            if is_image && words.next().is_none() && image.contains('/') {
+                return Self::image(image, path, dialect);
+            }
+        }
+        let (url, revision) = text.rsplit_once('@').ok_or_else(no_revision)?;
+        if url.is_empty() || revision.is_empty() {
+            return Err(no_revision());
+        }
+        let (url, path) = url.split_once("/-/").unwrap_or((url, ""));
+        let (dir, file) = split_inside(path, dialect);
+        let dir = format!("{GIT_TEXT_DIR}/{dir}");
+        Self::git(url, revision, &dir, file.unwrap_or_default(), dialect)
+    }
+
+    /// Returns the step at a location whose expressions have been evaluated.
+    ///
+    /// # Errors
+    /// [`ReferenceError`].
+    pub fn at(location: &Location, dialect: Dialect) -> Result<Self, ReferenceError> {
+        match location {
+            Location::Git { url, rev, dir, file } => Self::git(url, rev, dir, file, dialect),
+            Location::Oci { registry, repository, tag, dir, file } => {
+                Self::oci(registry, repository, tag, dir, file, dialect)
+            }
+        }
+    }
+
+    fn git(url: &str, revision: &str, dir: &str, file: &str, dialect: Dialect) -> Result<Self, ReferenceError> {
+        let url = url.trim().trim_end_matches('/');
+        let url = if url.contains("://") { url.to_owned() } else { format!("https://{url}") };
+        let source = Source::Git { url, revision: revision.trim().to_owned() };
+        let name = source.name();
+        let rest = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or_default();
+        let host = rest.split_once('/').map_or("", |(host, _)| host);
+        if host.is_empty() || rest.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(ReferenceError::Url(name));
+        }
+        if dialect == Dialect::Legacy && !host.contains('.') {
+            return Err(ReferenceError::HostWithoutDot(rest.to_owned()));
+        }
+        if source.version() == ".git" {
+            return Err(ReferenceError::GitRevision);
+        }
+        Self::inside(source, dir, file, dialect)
+    }
+
+    fn image(image: &str, path: &str, dialect: Dialect) -> Result<Self, ReferenceError> {
+        let invalid = || ReferenceError::Image(image.to_owned());
+        let (name, tag) = match image.split_once('@') {
+            // A tag before a digest is only a comment.
+            Some((name, digest)) => {
+                let end = name.rfind(':').filter(|end| !name.get(*end..).is_some_and(|rest| rest.contains('/')));
+                (end.map_or(name, |end| name.get(..end).unwrap_or(name)), digest)
+            }
+            None => image.rsplit_once(':').ok_or_else(invalid)?,
+        };
+        let (registry, repository) = name.split_once('/').ok_or_else(invalid)?;
+        let (dir, file) = split_inside(path, dialect);
+        Self::oci(registry, repository, tag, dir, file.unwrap_or_default(), dialect)
+    }
+
+    fn oci(
+        registry: &str,
+        repository: &str,
+        tag: &str,
+        dir: &str,
+        file: &str,
+        dialect: Dialect,
+    ) -> Result<Self, ReferenceError> {
+        let (registry, repository) = (registry.trim(), repository.trim().trim_matches('/'));
+        let tag = if tag.trim().is_empty() { "latest" } else { tag.trim() };
+        let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
+        let is_path = |segment: &str| {
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            !segment.is_empty() && segment.chars().all(is_plain) && !segment.starts_with(['.', '-'])
+        };
+        if registry.is_empty() || !registry.chars().all(is_host) || !repository.split('/').all(is_path) {
+            return Err(ReferenceError::Image(format!("{registry}/{repository}")));
+        }
+        let is_tag_char = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+        let is_tag = tag.len() <= 128 && tag.chars().all(is_tag_char) && !tag.starts_with(['.', '-']);
+        let digits = tag.strip_prefix("sha256:").unwrap_or_default();
+        if !is_tag && !(digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))) {
+            return Err(ReferenceError::Tag(tag.to_owned()));
+        }
+        let (registry, repository, tag) = (registry.to_owned(), repository.to_owned(), tag.to_owned());
+        Self::inside(Source::Oci { registry, repository, tag }, dir, file, dialect)
+    }
+
+    fn inside(source: Source, dir: &str, file: &str, dialect: Dialect) -> Result<Self, ReferenceError> {
+        let parts: Vec<&str> = dir.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+        if parts.contains(&"..") || file.contains('/') || file == ".." || dir.contains('\0') || file.contains('\0') {
+            return Err(ReferenceError::Outside(format!("{dir}/{file}")));
+        }
+        let names = if file.is_empty() { default_files(dialect) } else { vec![file.to_owned()] };
+        Ok(Self { source, dir: parts.join("/"), names })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str, dialect: Dialect) -> String {
+        match RemoteStep::parse(text, dialect) {
+            Ok(step) => format!("{} {}/{}", step.source, step.dir, step.names.join("|")),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn c089_git_text_names_a_step_below_the_directory_steps() {
+        for (text, expected) in [
+            ("gitlab.com/g/p@v1", "https://gitlab.com/g/p@v1 steps/step.yml"),
+            ("https://gitlab.com/g/p@v1", "https://gitlab.com/g/p@v1 steps/step.yml"),
+            ("http://gitlab.com/g/p@v1", "http://gitlab.com/g/p@v1 steps/step.yml"),
+            ("gitlab.com/g/p/-/a/b@main", "https://gitlab.com/g/p@main steps/a/b/step.yml"),
+            ("gitlab.com/g/p/-/x.yml@main", "https://gitlab.com/g/p@main steps/x.yml"),
+            ("gitlab.com/g/p/-/a/x.yml@main", "https://gitlab.com/g/p@main steps/a/x.yml"),
+            ("u:t0k@gitlab.com/g/p.git@feature/x", "https://gitlab.com/g/p.git@feature/x steps/step.yml"),
+        ] {
+            assert_eq!(parsed(text, Dialect::Legacy), expected, "{text}");
+            let current = expected.replace("/step.yml", "/func.yml|step.yml");
+            assert_eq!(parsed(text, Dialect::Current), current, "{text}");
+        }
+        let step = RemoteStep::parse("u:t0k@gitlab.com/g/p.git@v1", Dialect::Current).unwrap();
+        assert!(matches!(&step.source, Source::Git { url, .. } if url == "https://u:t0k@gitlab.com/g/p.git"));
+        assert_eq!(step.source.password(), Some("t0k"));
+        assert!(!format!("{step:?}").contains("t0k"));
+    }
+
+    #[test]
+    fn image_text_names_a_registry_a_repository_and_a_tag_or_digest() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        for (text, expected) in [
+            ("r.example/g/echo:1", "r.example/g/echo:1 /func.yml|step.yml".to_owned()),
+            ("127.0.0.1:5000/echo:1 reverse/func.yml", "127.0.0.1:5000/echo:1 reverse/func.yml".to_owned()),
+            ("r.example/echo:1 a/b", "r.example/echo:1 a/b/func.yml|step.yml".to_owned()),
+            ("r.example/echo:1 x.yml", "r.example/echo:1 /x.yml".to_owned()),
+            (&format!("r.example/echo@{digest}"), format!("r.example/echo@{digest} /func.yml|step.yml")),
+            (&format!("r.example:1/echo:1@{digest}"), format!("r.example:1/echo@{digest} /func.yml|step.yml")),
+        ] {
+            assert_eq!(parsed(text, Dialect::Current), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn invalid_references_are_rejected_with_a_remedy() {
+        for (text, part) in [
+            ("numdef", "expecting url@rev. got \"numdef\""),
+            ("@v1", "expecting url@rev"),
+            ("ssh://gitlab.com/g/p@v1", "use https://HOST/PATH"),
+            ("gitlab.com@v1", "use https://HOST/PATH"),
+            ("gitlab.com/g/p@.git", ".git version not allowed"),
+            ("gitlab.com/g/p/-/../x@v1", "use a path inside"),
+            ("r.example/../echo:1", "use HOST/PATH:TAG"),
+            ("r.example/echo:1 ../x", "use a path inside"),
+            ("r.example/echo:", "is not a valid tag"),
+            ("r.example/echo@sha256:12", "is not a valid tag or digest"),
+        ] {
+            let found = parsed(text, Dialect::Current);
+            assert!(found.contains(part) || (text.ends_with(':') && found.contains("latest")), "{text}: {found}");
+        }
+        assert!(parsed("localhost/g/p@v1", Dialect::Legacy).contains("malformed module path \"localhost/g/p\""));
+        assert!(parsed("r.example/echo:1", Dialect::Legacy).contains("expecting url@rev"));
+    }
+}

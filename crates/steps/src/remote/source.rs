@@ -1,0 +1,90 @@
+//! Sources of steps: what a server has under one name and version.
+
+use std::fmt;
+
+/// Content that a server has under a name and a version. One source can contain several steps.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// Commit of a Git repository.
+    Git {
+        /// URL, `http` or `https`. It may contain a user and a password.
+        url: String,
+        /// Tag, branch, or hash of a commit, which may be shortened to 8 digits.
+        revision: String,
+    },
+    /// Image in an OCI registry.
+    Oci {
+        /// Host of the registry, with its port if it has one.
+        registry: String,
+        /// Path of the repository.
+        repository: String,
+        /// Tag, or digest that starts with `sha256:`.
+        tag: String,
+    },
+}
+
+/// Identity of a step, for checks against a policy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepIdentity {
+    /// `https://host/path` of a Git repository, or `registry/repository`. It contains no credentials.
+    pub name: String,
+    /// Revision or tag, as the reference names it.
+    pub version: String,
+    /// Hash of the Git commit, or digest of the OCI index.
+    pub digest: String,
+}
+
+impl Source {
+    /// Returns the name of the repository, without credentials.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Git { url, .. } => without_credentials(url),
+            Self::Oci { registry, repository, .. } => format!("{registry}/{repository}"),
+        }
+    }
+
+    /// Returns the revision or tag.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        match self {
+            Self::Git { revision, .. } => revision,
+            Self::Oci { tag, .. } => tag,
+        }
+    }
+
+    /// Returns what the content of this source with a digest is.
+    #[must_use]
+    pub fn identity(&self, digest: &str) -> StepIdentity {
+        StepIdentity { name: self.name(), version: self.version().to_owned(), digest: digest.to_owned() }
+    }
+
+    /// Returns the password in the URL of the source, which must not appear in a message.
+    pub(crate) fn password(&self) -> Option<&str> {
+        let Self::Git { url, .. } = self else { return None };
+        let authority = url.split_once("://")?.1.split('/').next()?;
+        authority.rsplit_once('@')?.0.split_once(':').map(|(_, password)| password)
+    }
+}
+
+pub(super) fn without_credentials(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
+}
+
+impl fmt::Display for Source {
+    /// Writes the reference of the source without credentials: `https://host/path@revision`, or `registry/repository:tag`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_digest = matches!(self, Self::Oci { tag, .. } if tag.contains(':'));
+        let separator = if is_digest || matches!(self, Self::Git { .. }) { '@' } else { ':' };
+        write!(f, "{}{separator}{}", self.name(), self.version())
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
