@@ -58,7 +58,7 @@ enum Command {
     /// Execute the steps of jobs. Started by managers.
     #[command(subcommand)]
     Agent(agent::Command),
-    /// Run, test and debug the steps that you write.
+    /// Run, test and debug the steps that you write; pin, publish and find remote steps.
     #[command(subcommand)]
     Step(step::StepCommand),
     /// Run a command of GitLab's step-runner.

@@ -4,7 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use muster_archive::{Format, Limits, Root, create_root, unpack};
@@ -189,7 +189,7 @@ async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop:
 }
 
 /// Copies a layer to a private file while its digest is computed, and unpacks the copy. So what is unpacked is what was verified.
-fn unpack_verified(path: &PathBuf, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
+fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
     let io = |error: io::Error| LayerError::Failed(FetchError::System(format!("failed to unpack a layer: {error}")));
     let mut layer = muster_files::open(path).map_err(|_| LayerError::Changed)?;
     let mut copy = tempfile::tempfile_in(dir).map_err(io)?;

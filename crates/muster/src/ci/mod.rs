@@ -32,6 +32,7 @@ mod select;
 mod shell;
 mod show;
 mod state;
+pub(crate) mod step_lists;
 mod svg;
 pub(crate) mod ui;
 mod variables;

@@ -1,10 +1,16 @@
-//! `muster step`: tools for authors of steps.
+//! `muster step`: tools for authors and users of steps.
 //!
 //! Each command is a module with its arguments and `run`. Steps run at an agent, as in a job ([`local`]).
 
+mod catalog;
 mod debug;
 mod deterministic;
+mod error;
+mod fetcher;
+mod index;
 mod local;
+mod lock;
+mod publish;
 mod request;
 mod results;
 mod run;
@@ -13,6 +19,12 @@ mod test;
 
 use std::fmt::Display;
 use std::process::ExitCode;
+
+use crate::ci::ui;
+use error::StepCommandError;
+
+/// Log filter of the commands that print their results themselves.
+const LOG: &str = "warn,muster_runner_api=off,muster_coordinator=off";
 
 /// Subcommands of `muster step`.
 #[derive(Debug, clap::Subcommand)]
@@ -25,16 +37,37 @@ pub(crate) enum StepCommand {
     Debug(debug::DebugArgs),
     /// Show the steps of a finished run from its result tree.
     Results(results::ResultsArgs),
+    /// Pin the remote steps of the pipeline in `muster-steps.lock`. Steps that are pinned already do not change.
+    Lock(lock::StepLockArgs),
+    /// Pin the current content of remote steps in `muster-steps.lock`.
+    Update(lock::StepUpdateArgs),
+    /// Check that `muster-steps.lock` pins every remote step of the pipeline, and that the pinned content is available.
+    Verify(lock::StepVerifyArgs),
+    /// Publish the steps of a directory as an image of a registry.
+    Publish(publish::StepPublishArgs),
+    /// Mark a published step as deprecated or defective. Jobs that use it print the message as a warning.
+    Mark(publish::StepMarkArgs),
+    /// Search a registry or an index for steps.
+    Search(catalog::StepSearchArgs),
+    /// Show a remote step: its digest, platforms, inputs, outputs and marks.
+    Info(catalog::StepInfoArgs),
 }
 
 /// Runs a subcommand of `muster step`.
 pub(crate) fn run(command: StepCommand) -> ExitCode {
-    crate::logging::init_command("warn");
+    crate::logging::init_command(LOG);
     match command {
         StepCommand::Run(args) => run::run(args),
         StepCommand::Test(args) => test::run(args),
         StepCommand::Debug(args) => debug::run(args),
         StepCommand::Results(args) => results::run(&args),
+        StepCommand::Lock(args) => exit_code(lock::lock(&args)),
+        StepCommand::Update(args) => exit_code(lock::update(&args)),
+        StepCommand::Verify(args) => exit_code(lock::verify(&args)),
+        StepCommand::Publish(args) => exit_code(publish::publish(&args)),
+        StepCommand::Mark(args) => exit_code(publish::mark(&args)),
+        StepCommand::Search(args) => exit_code(catalog::search(&args)),
+        StepCommand::Info(args) => exit_code(catalog::info(&args)),
     }
 }
 
@@ -42,4 +75,19 @@ pub(crate) fn run(command: StepCommand) -> ExitCode {
 fn fail(error: impl Display) -> ExitCode {
     anstream::eprintln!("error: {error}");
     ExitCode::FAILURE
+}
+
+/// Runs a command to completion, reports its error, and returns its exit code.
+fn exit_code(work: impl Future<Output = Result<bool, StepCommandError>>) -> ExitCode {
+    crate::runtime::block_on(async {
+        let code = match Box::pin(work).await {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                ui::report(&error);
+                ExitCode::FAILURE
+            }
+        };
+        crate::ci::with_output(code)
+    })
 }

@@ -84,14 +84,20 @@ fn reference(reference: &Value, dir: &Path) -> Result<Value, String> {
     let parts = reference.get("path").unwrap_or(at(reference, "/paths/parts"));
     let (parts, text) = (texts(parts), |key: &str| at(reference, &format!("/{key}")).as_str().unwrap_or_default());
     let file = Some(text("filename")).filter(|name| !name.is_empty() && *name != "step.yml");
-    let path: PathBuf = parts.iter().map(String::as_str).chain(file).collect();
+    let step_dir: PathBuf = parts.iter().collect();
+    let path: PathBuf = step_dir.iter().chain(file.map(std::ffi::OsStr::new)).collect();
+    let location = |fields: &[&str], keys: &[&str]| {
+        let fields = fields.iter().zip(keys).map(|(field, key)| ((*field).to_owned(), json!(text(key))));
+        let place = [("dir".to_owned(), json!(step_dir)), ("file".to_owned(), json!(file))];
+        Value::Object(fields.chain(place).collect())
+    };
     Ok(match text("protocol") {
         "local" => json!(dir.join(path)),
         "dist" => json!(format!("dist://{}", path.display())),
         "dynamic" if text("url").is_empty() => json!(text("pathExp")),
         "dynamic" => json!(text("url")),
-        "git" => json!({"git": {"url": text("url"), "rev": text("version"), "dir": path}}),
-        "oci" => json!({"oci": {"registry": text("registry"), "repository": text("repository"), "tag": text("tag")}}),
+        "git" => json!({"git": location(&["url", "rev"], &["url", "version"])}),
+        "oci" => json!({"oci": location(&["registry", "repository", "tag"], &["registry", "repository", "tag"])}),
         other => return Err(format!("the protocol {other:?} of its reference is not supported")),
     })
 }

@@ -16,6 +16,7 @@ mod from_clone;
 mod manager;
 mod plugin;
 mod process;
+mod remote_steps;
 mod runner;
 mod step;
 mod step_runner;

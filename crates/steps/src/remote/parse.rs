@@ -318,4 +318,23 @@ mod tests {
         assert!(parsed("localhost/g/p@v1", Dialect::Legacy).contains("malformed module path \"localhost/g/p\""));
         assert!(parsed("r.example/echo:1", Dialect::Legacy).contains("expecting url@rev"));
     }
+
+    #[test]
+    fn fuzz_references() {
+        let samples: [&[u8]; 3] = [
+            b"gitlab-ci-token:t0ken@gitlab.com/g/p/-/a/x.yml@v1",
+            b"r.example:5000/g/echo:1.0.0@sha256:0a a/b/func.yml",
+            b"https://gitlab.com/g/p@feature/x",
+        ];
+        let words = ["@", "/-/", "sha256:", "://", "..", ".yml", ":", " ", "/"];
+        muster_fuzz::fuzz("references of steps", muster_fuzz::Corpus { samples: &samples, words: &words }, |input| {
+            let text = String::from_utf8_lossy(input);
+            for dialect in [Dialect::Current, Dialect::Legacy] {
+                if let Ok(step) = RemoteStep::parse(&text, dialect) {
+                    assert!(!step.dir.split('/').any(|part| part == ".."), "{text}");
+                    assert!(step.names.iter().all(|name| !name.contains('/')), "{text}");
+                }
+            }
+        });
+    }
 }

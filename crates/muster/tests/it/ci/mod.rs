@@ -86,8 +86,13 @@ impl Project {
 
     /// Creates the command `muster ci <arguments>` in the repository.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        self.muster(&[&["ci"], arguments].concat())
+    }
+
+    /// Creates the command `muster <arguments>` in the repository.
+    pub(crate) fn muster(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
-        command.current_dir(self.path()).arg("ci").args(arguments).env_clear();
+        command.current_dir(self.path()).args(arguments).env_clear();
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.env("HOME", self.home()).env("USER", "ada").env("GIT_CONFIG_NOSYSTEM", "1");
         command.env("XDG_STATE_HOME", self.home().join("state")).env("XDG_CONFIG_HOME", self.home().join("config"));

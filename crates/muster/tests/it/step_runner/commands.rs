@@ -87,11 +87,11 @@ fn c120_run_reads_inputs_as_yaml_and_sets_the_environment() {
     project.run(&["run"]).check(1, &["Error: no step specified"]);
     project.run(&["run", "./echo", "--inputs", "text"]).check(1, &["\"text\" is not of the form name=value"]);
     project.run(&["run", "./echo", "--inputs", "other=1"]).check(1, &["does not accept input with name \"other\""]);
-    let git = ["run", "--git-url", "example.com/steps", "--git-rev", "v1"];
-    project.run(&git).check(1, &["steps from git are not supported"]);
+    let git = ["run", "--git-url", "http://127.0.0.1:1/steps", "--git-rev", "v1"];
+    project.run(&git).check(1, &["http://127.0.0.1:1/steps@v1: ", "Connection refused"]);
     project.run(&git[..3]).check(1, &["field rev in git: required"]);
-    let oci = ["run", "--oci-registry", "example.com", "--oci-repository", "steps", "--oci-tag", "1"];
-    project.run(&oci).check(1, &["steps from OCI registries are not supported"]);
+    let oci = ["run", "--oci-registry", "127.0.0.1:1", "--oci-repository", "steps", "--oci-tag", "1"];
+    project.run(&oci).check(1, &["127.0.0.1:1/steps:1: ", "check the name of the registry"]);
 }
 
 #[test]

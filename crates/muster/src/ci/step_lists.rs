@@ -1,0 +1,84 @@
+//! The `run:` lists of a repository's pipeline, for `muster step`.
+
+use std::path::PathBuf;
+
+use muster_pipeline::context::Context;
+use muster_pipeline::load;
+use muster_pipeline::node::{Node, Value};
+
+use super::args::PipelineArgs;
+use super::error::CiError;
+use super::prepare::{Purpose, Target, locate, read_sources};
+use super::ui;
+
+/// Arguments that select the pipeline.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct StepListsArgs {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+}
+
+/// The `run:` lists of a pipeline.
+pub(crate) struct StepLists {
+    /// Top directory of the repository.
+    pub(crate) worktree: PathBuf,
+    /// Names of the jobs and their lists, also those of hidden jobs and of jobs that no rule selects.
+    pub(crate) lists: Vec<(String, serde_json::Value)>,
+}
+
+impl StepLists {
+    /// Reads the configuration and everything that it includes.
+    ///
+    /// # Errors
+    /// The configuration cannot be read, or has errors, which are printed.
+    pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
+        let args = args.pipeline.clone();
+        let project = locate(&args.repository.directory)?;
+        let temporary = tempfile::Builder::new().prefix("muster-").tempdir();
+        let temporary = temporary.map_err(CiError::system("create a temporary directory"))?;
+        let store = temporary.path().join("store.git");
+        let runtime = tokio::runtime::Handle::current();
+        let work = tokio::task::spawn_blocking(move || {
+            let target =
+                Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
+            let sources = read_sources(&args, project, &target, runtime)?;
+            // A rule of an include may select it for another event.
+            let context = Context { ignores_include_rules: true, ..sources.context.clone() };
+            let loaded = load::load(&sources.text, &context, &sources.sources);
+            if loaded.has_errors() {
+                let text =
+                    muster_pipeline::render::render(&loaded.diagnostics, &loaded.sources, ui::stderr_has_color());
+                ui::errln(text.trim_end());
+                let errors = loaded.diagnostics.len();
+                return Err(CiError::Configuration { errors });
+            }
+            Ok(Self { worktree: sources.snapshot.worktree.clone(), lists: lists(&loaded.root) })
+        });
+        work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    }
+}
+
+fn lists(root: &Node) -> Vec<(String, serde_json::Value)> {
+    let jobs = root.as_map().into_iter().flat_map(|map| map.iter());
+    let list = |(name, entry): (&std::sync::Arc<str>, &muster_pipeline::node::Entry)| {
+        let run = entry.node.as_map()?.get("run")?;
+        run.as_list().map(|_| (name.to_string(), json(run)))
+    };
+    jobs.filter_map(list).collect()
+}
+
+fn json(node: &Node) -> serde_json::Value {
+    match &node.value {
+        Value::Null | Value::Reference(_) => serde_json::Value::Null,
+        Value::Bool(value) => (*value).into(),
+        Value::Int(value) => (*value).into(),
+        Value::Float(value) => (*value).into(),
+        Value::String(text) => text.to_string().into(),
+        Value::List(list) => list.iter().map(json).collect(),
+        Value::Map(map) => map
+            .iter()
+            .map(|(key, entry)| (key.to_string(), json(&entry.node)))
+            .collect::<serde_json::Map<_, _>>()
+            .into(),
+    }
+}

@@ -1,0 +1,175 @@
+//! `muster step search` and `info`: finds and shows published steps.
+
+use std::path::PathBuf;
+
+use muster_builtins::registry_notices;
+use muster_oci::{Index, Repository, TagList};
+use muster_steps::definition::{Outputs, Parameter, StepFile};
+use muster_steps::expression::Dialect;
+use muster_steps::remote::{FetchRequest, RemoteStep, Source, StepSource as _};
+use muster_steps::stop::StopToken;
+
+use super::error::StepCommandError;
+use super::fetcher::{CommandFetcher, environment, registry};
+use super::index;
+use super::publish::DESCRIPTION;
+use crate::ci::ui::{self, Table};
+
+/// Arguments of `muster step search`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StepSearchArgs {
+    /// Text in the name or the description of a step. Upper and lower case are the same. Empty finds all steps.
+    #[arg(value_name = "TERM", default_value = "", hide_default_value = true)]
+    term: String,
+    #[command(flatten)]
+    place: SearchPlace,
+}
+
+/// Where to search.
+#[derive(Debug, clap::Args)]
+#[group(required = true, multiple = false)]
+struct SearchPlace {
+    /// Registry that lists its repositories: HOST or HOST/PATH. Most public registries do not list them.
+    #[arg(long, value_name = "HOST[/PATH]")]
+    registry: Option<String>,
+    /// Directory of an index: one TOML file for each step.
+    #[arg(long, value_name = "DIR")]
+    index: Option<PathBuf>,
+}
+
+/// Arguments of `muster step info`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StepInfoArgs {
+    /// Reference of the step, as a `run:` list names it.
+    #[arg(value_name = "REFERENCE")]
+    reference: String,
+}
+
+/// Found step.
+struct Found {
+    step: String,
+    description: String,
+    marks: String,
+}
+
+/// Runs `muster step search`. Returns whether a step was found.
+pub(super) async fn search(args: &StepSearchArgs) -> Result<bool, StepCommandError> {
+    let term = args.term.to_lowercase();
+    let all = match (&args.place.registry, &args.place.index) {
+        (Some(name), _) => in_registry(name, &term).await?,
+        (None, Some(directory)) => in_index(directory)?,
+        (None, None) => Vec::new(),
+    };
+    let matches =
+        |found: &Found| found.step.to_lowercase().contains(&term) || found.description.to_lowercase().contains(&term);
+    let all: Vec<Found> = all.into_iter().filter(matches).collect();
+    if all.is_empty() {
+        ui::note(&format!("no step matches {:?}", args.term));
+        return Ok(false);
+    }
+    let mut table = Table::new(&["STEP", "DESCRIPTION", "MARK"]);
+    let plain = anstyle::Style::new();
+    for found in all {
+        table.row([(found.step, plain), (found.description, plain), (found.marks, ui::WARN)]);
+    }
+    ui::out(&table.to_string());
+    Ok(true)
+}
+
+fn in_index(directory: &std::path::Path) -> Result<Vec<Found>, StepCommandError> {
+    let found = |entry: index::IndexEntry| {
+        let marks = [("deprecated", &entry.deprecated), ("defective", &entry.defective)];
+        let marks = marks.iter().filter_map(|(kind, message)| Some(format!("{kind}: {}", message.as_ref()?)));
+        Found { marks: marks.collect::<Vec<_>>().join("; "), step: entry.step, description: entry.description }
+    };
+    Ok(index::read(directory)?.into_iter().map(found).collect())
+}
+
+/// Returns the newest version of each image below the name.
+async fn in_registry(name: &str, term: &str) -> Result<Vec<Found>, StepCommandError> {
+    let (host, path) = name.split_once('/').unwrap_or((name, ""));
+    let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
+    let repositories = registry(repository("catalog")).await?.repositories().await?;
+    let mut found = Vec::new();
+    for repository_path in repositories.iter().filter(|repository| repository.starts_with(path)) {
+        let client = registry(repository(repository_path)).await?;
+        let TagList::Tags(tags) = client.tags().await? else { continue };
+        let Some(tag) = newest(&tags) else { continue };
+        // Content that is not an index, such as the image of a container, is not a step.
+        let Ok((digest, index)) = client.resolve(tag).await else { continue };
+        let description = description(&index);
+        let is_match = repository_path.to_lowercase().contains(term) || description.to_lowercase().contains(term);
+        if !is_match {
+            continue;
+        }
+        let notices = registry_notices(&client, digest, &index).await?;
+        let marks = notices.iter().map(|notice| format!("{}: {}", notice.kind.name(), notice.message));
+        let marks = marks.collect::<Vec<_>>().join("; ");
+        found.push(Found { step: format!("{host}/{repository_path}:{tag}"), description, marks });
+    }
+    Ok(found)
+}
+
+/// Returns the highest version, or else the last tag that does not belong to a list of documents.
+fn newest(tags: &[String]) -> Option<&str> {
+    let versions = tags.iter().filter_map(|tag| Some((tag.parse::<muster_oci::Version>().ok()?, tag)));
+    let highest = versions.max().map(|(_, tag)| tag.as_str());
+    highest.or_else(|| tags.iter().map(String::as_str).rfind(|tag| !tag.starts_with("sha256-")))
+}
+
+fn description(index: &Index) -> String {
+    index.annotations.get(DESCRIPTION).cloned().unwrap_or_default()
+}
+
+/// Runs `muster step info`.
+pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> {
+    let step = RemoteStep::parse(&args.reference, Dialect::Current)?;
+    let fetcher = CommandFetcher::new()?;
+    let request = FetchRequest { source: &step.source, pin: None, lookup: &environment };
+    let fetched = fetcher.fetcher.fetch(request, &StopToken::new()).await?;
+    ui::outln(&format!("step: {}", step.source));
+    ui::outln(&format!("digest: {}", fetched.digest));
+    if let Source::Oci { registry: host, repository, .. } = &step.source {
+        let client = registry(Repository { registry: host.clone(), path: repository.clone() }).await?;
+        let (_, index) = client.resolve(&fetched.digest).await?;
+        let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref());
+        let platforms: Vec<String> = platforms.map(ToString::to_string).collect();
+        ui::outln(&format!("platforms: {}", platforms.join(", ")));
+        let description = description(&index);
+        if !description.is_empty() {
+            ui::outln(&format!("description: {description}"));
+        }
+    }
+    for notice in &fetched.notices {
+        ui::warning(&format!("the step is {}: {}", notice.kind.name(), notice.message));
+    }
+    show_file(&fetched.dir.join(&step.dir), &step.names)?;
+    Ok(true)
+}
+
+/// Shows the inputs and outputs of a step file.
+fn show_file(dir: &std::path::Path, names: &[String]) -> Result<(), StepCommandError> {
+    let Some(path) = names.iter().map(|name| dir.join(name)).find(|path| path.exists()) else {
+        ui::warning(&format!("it has no step file {}; write its directory after the reference", names.join(" or ")));
+        return Ok(());
+    };
+    let text = std::fs::read_to_string(&path).map_err(StepCommandError::file(&path))?;
+    let file = StepFile::parse(&text).map_err(|source| StepCommandError::StepFile { path, source })?;
+    for (name, parameter) in &file.spec.inputs {
+        ui::outln(&format!("input {}", parameter_text(name, parameter)));
+    }
+    if let Outputs::Declared(outputs) = &file.spec.outputs {
+        for (name, parameter) in outputs {
+            ui::outln(&format!("output {}", parameter_text(name, parameter)));
+        }
+    }
+    Ok(())
+}
+
+fn parameter_text(name: &str, parameter: &Parameter) -> String {
+    let default = match &parameter.default {
+        Some(default) => format!(", default {default}"),
+        None => String::new(),
+    };
+    format!("{name}: {}{default}", parameter.kind.name())
+}

@@ -1,0 +1,52 @@
+//! Errors of `muster step`.
+
+use std::path::PathBuf;
+
+use muster_oci::{CredentialsError, PackError, RegistryError};
+use muster_steps::definition::StepFileError;
+use muster_steps::engine::StepError;
+use muster_steps::lock::LockError;
+use muster_steps::remote::{FetchError, ReferenceError};
+
+use crate::ci::CiError;
+
+/// Error that ends a command.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StepCommandError {
+    #[error(transparent)]
+    Pipeline(#[from] CiError),
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    #[error("job `{job}`: {source}")]
+    Job { job: String, source: StepError },
+    #[error("job `{job}`: {source}")]
+    List { job: String, source: StepFileError },
+    #[error(transparent)]
+    Step(#[from] StepError),
+    #[error("{}: {source}", path.display())]
+    StepFile { path: PathBuf, source: StepFileError },
+    #[error("{} is not a valid entry of an index: {problem}; correct or remove the file", path.display())]
+    Index { path: PathBuf, problem: String },
+    #[error("failed to access {}", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{0}")]
+    Usage(String),
+}
+
+impl StepCommandError {
+    /// Returns a function that creates the error of a file.
+    pub(super) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}

@@ -1,0 +1,72 @@
+//! Index of steps in a directory: one TOML file for each step, `NAME.toml`, in any subdirectory.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use walkdir::WalkDir;
+
+use super::error::StepCommandError;
+
+/// Entry of an index.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct IndexEntry {
+    /// Reference of the step, as a `run:` list names it.
+    pub(super) step: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) description: String,
+    /// Message to the users of a deprecated step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) deprecated: Option<String>,
+    /// Message to the users of a defective step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) defective: Option<String>,
+}
+
+/// Reads all entries of an index, in the order of their files.
+pub(super) fn read(directory: &Path) -> Result<Vec<IndexEntry>, StepCommandError> {
+    let mut entries = Vec::new();
+    for file in WalkDir::new(directory).sort_by_file_name() {
+        let file = file.map_err(|error| StepCommandError::File { path: directory.to_owned(), source: error.into() })?;
+        if file.path().extension().is_some_and(|extension| extension == "toml") && file.file_type().is_file() {
+            entries.push(read_entry(file.path())?);
+        }
+    }
+    Ok(entries)
+}
+
+/// Writes the entry of a step, instead of its earlier entry if it has one. The file is named after the last part of the step's name.
+pub(super) fn write(directory: &Path, entry: &IndexEntry) -> Result<(), StepCommandError> {
+    let text = toml::to_string(entry).map_err(|error| StepCommandError::Usage(error.to_string()))?;
+    let path = path(directory, &entry.step);
+    std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&path, text)).map_err(StepCommandError::file(path))
+}
+
+/// Changes the entry of a step.
+pub(super) fn change(
+    directory: &Path,
+    step: &str,
+    change: impl FnOnce(&mut IndexEntry),
+) -> Result<(), StepCommandError> {
+    let path = path(directory, step);
+    let mut entry = match path.exists() {
+        true => read_entry(&path)?,
+        false => IndexEntry { step: step.to_owned(), ..IndexEntry::default() },
+    };
+    entry.step = step.to_owned();
+    change(&mut entry);
+    write(directory, &entry)
+}
+
+fn read_entry(path: &Path) -> Result<IndexEntry, StepCommandError> {
+    let text = std::fs::read_to_string(path).map_err(StepCommandError::file(path))?;
+    let invalid =
+        |error: toml::de::Error| StepCommandError::Index { path: path.to_owned(), problem: error.message().to_owned() };
+    toml::from_str(&text).map_err(invalid)
+}
+
+fn path(directory: &Path, step: &str) -> PathBuf {
+    let name = step.rsplit('/').next().unwrap_or_default();
+    let name = name.split([':', '@']).next().unwrap_or_default();
+    directory.join(format!("{name}.toml"))
+}
