@@ -234,7 +234,8 @@ impl RemoteStep {
         let is_tag_char = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let is_tag = tag.len() <= 128 && tag.chars().all(is_tag_char) && !tag.starts_with(['.', '-']);
         let digits = tag.strip_prefix("sha256:").unwrap_or_default();
-        if !is_tag && !(digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))) {
+        let is_digest = digits.len() == 64 && digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        if !is_tag && !is_digest {
             return Err(ReferenceError::Tag(tag.to_owned()));
         }
         let (registry, repository, tag) = (registry.to_owned(), repository.to_owned(), tag.to_owned());
