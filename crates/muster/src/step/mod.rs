@@ -88,6 +88,6 @@ fn exit_code(work: impl Future<Output = Result<bool, StepCommandError>>) -> Exit
                 ExitCode::FAILURE
             }
         };
-        crate::ci::with_output(code)
+        crate::ci::report_output_error(code)
     })
 }

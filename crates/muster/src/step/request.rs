@@ -1,5 +1,6 @@
 //! Requests to an agent: a single step, or the scripts of a saved job.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -212,7 +213,8 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Va
         certificates: Certificates::default(),
         docker: DockerFiles::default(),
         share: None,
-        cache_objects: std::collections::BTreeMap::new(),
+        cache_objects: BTreeMap::new(),
+        cache_chunks: BTreeMap::new(),
     };
     let job = lower(&payload, &context)?;
     Ok((job.plan, job.variables))
