@@ -8,6 +8,7 @@
 //!
 //! Unknown fields are ignored and missing ones have defaults, so that manager and agent can have adjacent versions.
 
+use muster_job::StepPolicy;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -122,6 +123,9 @@ pub struct JobPlan {
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
+    /// Rules and limits for the steps that the author of the job wrote. `None` means that there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_policy: Option<StepPolicy>,
     /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
@@ -187,6 +191,9 @@ pub struct Policy {
     pub timeout_ms: u64,
     /// Whether a failure is only a warning.
     pub allow_failure: bool,
+    /// Whether the operator of the runner has added the step. Its failure is then one of the runner, not of the job.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub by_operator: bool,
 }
 
 impl Default for Policy {
@@ -198,6 +205,7 @@ impl Default for Policy {
             attempts: 1,
             timeout_ms: 0,
             allow_failure: false,
+            by_operator: false,
         }
     }
 }

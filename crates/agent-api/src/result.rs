@@ -52,6 +52,10 @@ pub struct ResourceUsage {
     ///
     /// The CPU time then covers all processes that exited or were killed, and the memory is that of the largest process.
     pub counted_by_process: bool,
+    /// Bytes that the processes of the job read from storage. `None` means that it was not measured.
+    pub read_bytes: Option<u64>,
+    /// Bytes that they wrote to storage, also if the kernel had not yet flushed them. `None` means that it was not measured.
+    pub written_bytes: Option<u64>,
     /// Time for which a process of the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, a process of the machine.
     pub cpu_stalled_ms: Option<u64>,
     /// Time spent waiting for memory, in milliseconds.
@@ -65,14 +69,10 @@ pub struct ResourceUsage {
 impl ResourceUsage {
     /// Adds what steps used in another environment while this job waited for them.
     pub fn add_delegated(&mut self, other: &Self) {
-        let sum = |own: &mut Option<u64>, other: Option<u64>| {
-            *own = match (*own, other) {
-                (Some(own), Some(other)) => Some(own.saturating_add(other)),
-                (own, other) => own.or(other),
-            };
-        };
         sum(&mut self.cpu_ms, other.cpu_ms);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        sum(&mut self.read_bytes, other.read_bytes);
+        sum(&mut self.written_bytes, other.written_bytes);
         self.counted_by_process |= other.counted_by_process;
         sum(&mut self.cpu_stalled_ms, other.cpu_stalled_ms);
         sum(&mut self.memory_stalled_ms, other.memory_stalled_ms);
@@ -83,6 +83,44 @@ impl ResourceUsage {
     #[must_use]
     pub fn from_tree(tree: &Value) -> Option<Self> {
         serde_json::from_value(tree.get(USAGE_KEY)?.clone()).ok()
+    }
+}
+
+fn sum(own: &mut Option<u64>, other: Option<u64>) {
+    *own = match (*own, other) {
+        (Some(own), Some(other)) => Some(own.saturating_add(other)),
+        (own, other) => own.or(other),
+    };
+}
+
+/// Resources that the processes of a step used. `None` means that no process was measured.
+///
+/// Only processes that ended during the step are counted, and their children if they waited for them. The fields are a part of those of
+/// [`ResourceUsage`], which the root of the tree has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepUsage {
+    /// CPU time, in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    /// Peak memory of the largest process, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Bytes read from storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
+    /// Bytes written to storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
+}
+
+impl StepUsage {
+    /// Adds what an inner step used.
+    pub fn add(&mut self, inner: &Self) {
+        sum(&mut self.cpu_ms, inner.cpu_ms);
+        self.memory_bytes = self.memory_bytes.max(inner.memory_bytes);
+        sum(&mut self.read_bytes, inner.read_bytes);
+        sum(&mut self.written_bytes, inner.written_bytes);
     }
 }
 
@@ -125,6 +163,9 @@ pub struct StepNode {
     /// Reason why the step was ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<TerminationCause>,
+    /// Resources that the step used, with the steps inside it. `None` means that it started no process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<StepUsage>,
     /// Steps inside this one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,

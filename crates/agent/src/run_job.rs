@@ -19,6 +19,7 @@ use muster_job::mask::Secrets;
 use muster_steps::builtin::{Call, PlanError, Step};
 use muster_steps::engine::{Debugger, StartTime};
 use muster_steps::failure::Failure;
+use muster_steps::process::Usage;
 use muster_steps::style;
 use rand::Rng;
 
@@ -229,7 +230,7 @@ fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
 /// Returns the outcome of a job that failed because of its machine or its agent.
 pub(crate) fn system_failure(started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
-    let mut tree = started.node("job", Some(&failure).into(), Vec::new());
+    let mut tree = started.node("job", Some(&failure).into(), Usage::default(), Vec::new());
     tree.cause = cause;
     JobOutcome {
         outcome: Outcome::Failed { reason: failure.reason(), exit_code: None, cause },

@@ -15,6 +15,7 @@ use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, Step, job_steps};
 use muster_agent_api::result::ResourceUsage;
 use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
+use muster_job::StepPolicy;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
@@ -32,6 +33,7 @@ use crate::blocking::blocking;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
 use crate::step_source::{StepCache, StepFetcher};
+use crate::running_service::RunningService;
 use crate::templates::Templates;
 use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
@@ -127,6 +129,8 @@ pub struct Context {
     pub trace: Arc<Trace>,
     /// Resources that the jobs of the agent share.
     pub shared: Arc<AgentResources>,
+    /// Services that run on this machine until the job ends.
+    pub(crate) services: Mutex<Vec<RunningService>>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
@@ -177,6 +181,7 @@ impl Context {
             processes,
             trace,
             shared,
+            services: Mutex::default(),
             driver: Mutex::default(),
             debugger: None,
             on_results: None,
@@ -289,6 +294,10 @@ impl engine::Job for Context {
 
     fn values(&self) -> Map<String, Value> {
         self.variables.values(&self.temp_dir)
+    }
+
+    fn step_policy(&self) -> Option<&StepPolicy> {
+        self.plan.step_policy.as_ref()
     }
 
     fn on_results(&self) -> Option<engine::OnResults> {

@@ -17,11 +17,13 @@ use muster_job::{FailureReason, TerminationCause};
 use muster_steps::builtin::Step;
 use muster_steps::engine::{Engine, JobCancellation, StartTime, StepsResult};
 use muster_steps::failure::Failure;
+use muster_steps::process::Usage;
 use muster_steps::stop::{StopToken, wait_until};
 use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::service;
 use crate::share::{self, JobResources};
 
 /// Maximum time to remove the job's temporary files. Only a file system that does not respond takes longer.
@@ -50,11 +52,12 @@ pub async fn run(
     let start = StartTime::now();
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
-    let (resources, prepared) = prepare(&context, plan, cancellation, engine.deadline()).await;
+    let (resources, prepared) = prepare(&context, plan, steps, cancellation, engine.deadline()).await;
     let StepsResult { failure, nodes } = match prepared {
         Ok(()) => engine.run(steps, cancellation).await,
         Err(failure) => StepsResult { failure: Some(failure), nodes: Vec::new() },
     };
+    service::terminate(&context).await;
     context.processes.finish(context.grace).await;
     let mut used = share::usage(&context.processes, start.elapsed());
     context.delegated_usage.lock().iter().for_each(|usage| used.add_delegated(usage));
@@ -70,7 +73,7 @@ pub async fn run(
     }
     let last = if plan.bare { String::new() } else { last_line(failure.as_ref()) };
     context.trace.close(last.as_bytes());
-    let tree = start.node("job", failure.as_ref().into(), nodes);
+    let tree = start.node("job", failure.as_ref().into(), Usage::default(), nodes);
     JobOutcome { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
@@ -78,6 +81,7 @@ pub async fn run(
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
+    steps: &[Step<Context>],
     cancellation: &JobCancellation,
     deadline: Option<Instant>,
 ) -> (Option<JobResources>, Result<(), Failure>) {
@@ -87,15 +91,37 @@ async fn prepare(
             Some(share) => Some(JobResources::begin(context, share, &stop).await),
             None => None,
         };
-        let created = if plan.bare { create_work_dir(context, &stop).await } else { Ok(()) };
+        let created = if plan.bare {
+            create_work_dir(context, &stop).await
+        } else if steps.iter().any(|step| step.policy.by_operator) {
+            // The operator's steps run in the directory before the checkout creates it.
+            context.create_project_dir(&stop).await
+        } else {
+            Ok(())
+        };
         let prepared = match created {
             Ok(()) => context.write_files(&stop).await,
             failed => failed,
         };
-        (resources, prepared)
+        let limited = match prepared {
+            Ok(()) => set_limits(context, plan, steps),
+            failed => failed,
+        };
+        (resources, limited)
     };
     let work = stop.stop_on(wait_until(deadline), TerminationCause::TimedOut, work);
     stop.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
+}
+
+/// Prepares the operator's limits for the processes of the job's author.
+fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Result<(), Failure> {
+    let Some(policy) = plan.step_policy.as_ref().filter(|_| steps.iter().any(Step::has_steps_by_author)) else {
+        return Ok(());
+    };
+    context.processes.set_limits(&policy.limits).map_err(|error| {
+        let file = &policy.file;
+        Failure::Configuration(format!("the limits of the step policy {file} cannot be enforced here: {error}"))
+    })
 }
 
 /// Creates the project directory of a job that has no checkout step.

@@ -20,7 +20,9 @@ mod git_http;
 pub mod job;
 mod prepare;
 mod removal;
+mod running_service;
 mod script;
+mod service;
 pub mod share;
 mod step_source;
 mod sticky;
@@ -32,7 +34,7 @@ mod variables;
 
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
-    DriverCleanup, DriverPrepare, DriverStage, Prepare, Script,
+    DriverCleanup, DriverPrepare, DriverStage, HostService, Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
@@ -63,6 +65,7 @@ pub fn registry() -> Registry<Context> {
         .with::<DriverPrepare>()
         .with::<DriverStage>()
         .with::<DriverCleanup>()
+        .with::<HostService>()
         .with_target::<AgentProcess>()
         .with_target::<DockerContainer>()
 }

@@ -102,6 +102,8 @@ pub(crate) fn usage(processes: &Processes, wall: Duration) -> ResourceUsage {
         cpu_ms: counters.cpu.map(milliseconds),
         memory_bytes: counters.memory_bytes,
         counted_by_process: counters.by_processes,
+        read_bytes: counters.read_bytes,
+        written_bytes: counters.written_bytes,
         ..ResourceUsage::default()
     }
 }

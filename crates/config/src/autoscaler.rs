@@ -6,7 +6,7 @@ use muster_taskscaler::resources::memory_bytes;
 
 use super::checks::PLUGIN_EXECUTORS;
 use super::scaling;
-use super::tree::{Table, Value};
+use super::tree::{Table, Value, json};
 use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
 };
@@ -106,15 +106,6 @@ fn connector(table: &Table) -> ConnectorSettings {
         use_external_addr: table.bool("use_external_addr").unwrap_or_default(),
         allow_unencrypted: table.bool("allow_unencrypted").unwrap_or_default(),
     }
-}
-
-/// Converts the TOML text of a table to JSON, the form in which plugins receive it.
-fn json(text: &str) -> serde_json::Value {
-    let inline = text.trim_start().starts_with('{');
-    let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };
-    let Ok(mut table) = document.parse::<toml::Table>() else { return serde_json::Value::Null };
-    let table = if inline { table.remove("table") } else { Some(toml::Value::Table(table)) };
-    serde_json::to_value(table).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -107,6 +107,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
             pre_build: owned("pre_build_script"),
             post_build: owned("post_build_script"),
         },
+        steps: super::steps::read(table, &entry.executor, true).0,
         prepare_timeout: table.time("prepare_timeout"),
         get_sources_timeout: table.time("get_sources_timeout"),
         output_limit: kib.saturating_mul(1024),

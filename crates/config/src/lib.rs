@@ -37,7 +37,9 @@ pub mod schema;
 pub mod settings;
 mod source;
 mod ssh;
+mod steps;
 mod system_id;
+mod text_file;
 pub mod tree;
 mod unknown;
 mod walk;
@@ -48,11 +50,12 @@ pub use effective::{Effective, Origin, effective};
 pub use facts::{FindPlugin, HostFacts, NoPlugin};
 pub use from_file::{SettingsContext, runner_settings, settings};
 pub use listen::{InvalidListenAddress, ListenAddress};
-pub use load::{Config, Loaded, MAX_FILE_BYTES, load, parse, parse_scaling, read_text};
+pub use load::{Config, Loaded, load, parse, parse_scaling, read_text};
 pub use problem::Problem;
 pub use runners::{Runner, base_url};
 pub use source::ProblemLocation;
 pub use system_id::system_id;
+pub use text_file::MAX_FILE_BYTES;
 pub use walk::has_secret;
 
 /// Values of `log_format`.

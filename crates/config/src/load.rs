@@ -1,6 +1,5 @@
 //! Loads a configuration and reports all its problems at once. There is no configuration if one of them is fatal.
 
-use std::io::Read as _;
 use std::path::Path;
 
 use toml_edit::Document;
@@ -14,11 +13,10 @@ use super::runners::{self, Runner};
 use super::scaling;
 use super::settings::Scaling;
 use super::source::Source;
+use super::text_file::{MAX_FILE_BYTES, read};
 use super::tree::Table;
 use super::walk::Walk;
 
-/// Maximum size of a configuration file in bytes.
-pub const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
 /// Code of a missing file.
 const MISSING: &str = "C032";
 
@@ -97,26 +95,6 @@ pub fn read_text(path: &Path) -> Result<String, Box<Problem>> {
             _ => "check the file, or name another one with --config",
         };
         problem("C000", format!("failed to read {}: {error}", path.display()), help)
-    })
-}
-
-/// Returns the text of the file, for callers that report errors themselves.
-pub(super) fn read(path: &Path) -> std::io::Result<String> {
-    use std::io::{Error, ErrorKind};
-    let file = std::fs::File::open(path)?;
-    if file.metadata()?.is_dir() {
-        return Err(Error::new(ErrorKind::IsADirectory, "it is a directory"));
-    }
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_FILE_BYTES {
-        let message = format!("it is larger than {} MiB, the limit for a configuration", MAX_FILE_BYTES >> 20);
-        return Err(Error::new(ErrorKind::FileTooLarge, message));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let valid = error.as_bytes().get(..error.utf8_error().valid_up_to()).unwrap_or_default();
-        let line = 1 + valid.iter().filter(|byte| **byte == b'\n').count();
-        Error::new(ErrorKind::InvalidData, format!("line {line} is not UTF-8"))
     })
 }
 

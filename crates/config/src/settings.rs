@@ -14,9 +14,11 @@ mod connection;
 mod custom;
 mod defaults;
 mod docker;
+mod host_name;
 mod on_instances;
 mod scripts;
 mod ssh;
+mod steps;
 mod unpack;
 
 use std::collections::BTreeMap;
@@ -41,9 +43,11 @@ pub use cache::{
 pub use connection::{ConnectionAge, TlsFiles};
 pub use custom::{CustomProgram, CustomSettings};
 pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
+pub use host_name::host_name;
 pub use on_instances::OnInstances;
 pub use scripts::RunnerScripts;
 pub use ssh::SshSettings;
+pub use steps::{HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.
@@ -301,6 +305,9 @@ pub struct RunnerSettings {
     /// Shell commands around parts of the job.
     #[serde(default)]
     pub scripts: RunnerScripts,
+    /// `[runners.steps]`: steps of the operator, and the policy for steps of jobs.
+    #[serde(default, skip_serializing_if = "StepsSettings::is_default")]
+    pub steps: StepsSettings,
     /// Maximum time to prepare a job. `None` means the timeout of the job.
     #[serde(default)]
     pub prepare_timeout: Option<Duration>,
@@ -387,6 +394,7 @@ impl RunnerSettings {
             clone_url: None,
             environment: Vec::new(),
             scripts: RunnerScripts::default(),
+            steps: StepsSettings::default(),
             prepare_timeout: None,
             get_sources_timeout: None,
             output_limit: 0,
@@ -425,14 +433,6 @@ impl RunnerSettings {
     pub fn coordinator_url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
     }
-}
-
-/// Returns the name of this machine, for log lines.
-#[must_use]
-pub fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim();
-    if name.is_empty() { "this machine".to_owned() } else { name.to_owned() }
 }
 
 /// Serializes a URL as text. The feature of the `url` crate would be compiled into every crate.

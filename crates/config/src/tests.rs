@@ -241,6 +241,7 @@ fn instance_executor_supports_every_shell_option() {
         (_, Kind::Duration) => "\"90s\"",
         (_, Kind::Datetime) => "2026-01-02T03:04:05Z",
         (_, Kind::Map) => "{ name = \"value\" }",
+        (_, Kind::Any) => "{ level = 3 }",
         (_, Kind::MapBool) => "{ FF_TIMESTAMPS = false }",
         (_, kind) => panic!("no sample of {kind:?}"),
     };

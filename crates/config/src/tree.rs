@@ -241,3 +241,12 @@ pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(
         }
     }
 }
+
+/// Converts the TOML text of a table to JSON, the form in which plugins and steps receive it.
+pub(super) fn json(text: &str) -> serde_json::Value {
+    let inline = text.trim_start().starts_with('{');
+    let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };
+    let Ok(mut table) = document.parse::<toml::Table>() else { return serde_json::Value::Null };
+    let table = if inline { table.remove("table") } else { Some(toml::Value::Table(table)) };
+    serde_json::to_value(table).unwrap_or_default()
+}

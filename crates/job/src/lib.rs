@@ -15,6 +15,8 @@ pub mod invariants;
 pub mod mask;
 mod short_token;
 mod status;
+mod step_policy;
+mod step_reference;
 mod variable;
 
 pub use duration::{GoDuration, go_duration, milliseconds};
@@ -24,4 +26,6 @@ pub use failure::{FailureReason, TerminationCause};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use short_token::short_token;
 pub use status::{InvalidTransition, JobEvent, JobStatus};
+pub use step_policy::{PolicyRule, PolicyViolation, StepLimits, StepPolicy, check_pattern};
+pub use step_reference::StepReference;
 pub use variable::{Secret, Variable};

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use muster_agent_api::builtin::Inputs;
 use muster_agent_api::client::Reach;
 use muster_agent_api::plan::{self, Policy};
+use muster_agent_api::result::StepNode;
 use serde_json::Value;
 
 use crate::definition::{StepFile, StepFileError};
@@ -101,6 +102,11 @@ pub trait OpenTarget: Reach {
         None
     }
 
+    /// Returns the nodes of what ran in the environment beside the steps, such as services. Called before [`OpenTarget::close`].
+    async fn nodes(&self) -> Vec<StepNode> {
+        Vec::new()
+    }
+
     /// Removes the environment, with everything that still runs there.
     async fn close(&self);
 }
@@ -150,9 +156,24 @@ pub enum Call<J> {
 impl<J> Step<J> {
     pub(crate) fn role(&self) -> Role {
         match &self.call {
+            _ if self.policy.by_operator => Role::Other,
             Call::Builtin(builtin) => builtin.role(),
             Call::Run(_) | Call::StepFile(_) => Role::Script,
             Call::Steps(_) | Call::Delegate(..) => Role::Other,
+        }
+    }
+
+    /// Returns whether the author of the job has written the commands or steps that this step runs. The operator's limits apply to it.
+    pub(crate) fn is_by_author(&self) -> bool {
+        matches!(self.role(), Role::Script | Role::AfterScript)
+    }
+
+    /// Returns whether this step, or a step inside it at the same agent, is written by the author of the job.
+    #[must_use]
+    pub fn has_steps_by_author(&self) -> bool {
+        match &self.call {
+            Call::Steps(steps) => steps.iter().any(Self::has_steps_by_author),
+            _ => self.is_by_author(),
         }
     }
 

@@ -124,6 +124,17 @@ impl Failure {
         })
     }
 
+    /// Returns the failure of a step that the operator of the runner has added: it is a failure of the runner, unless the job was ended.
+    #[must_use]
+    pub fn of_operator(self, step: &str) -> Self {
+        match self {
+            Self::Stopped(_) | Self::JobTimeout(_) => self,
+            failure => Self::System(format!(
+                "the step `{step}` that the operator added to each job of this runner failed: {failure}"
+            )),
+        }
+    }
+
     /// Returns a function that turns an I/O error into a failure of the machine. `operation` is the text before the error.
     pub fn io(operation: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(format!("{operation}: {error}"))

@@ -167,6 +167,9 @@ pub struct Script {
     pub check_exit_codes: bool,
     /// Whether the script is passed as a file. Only for `powershell` (FF_DISABLE_POWERSHELL_STDIN).
     pub as_file: bool,
+    /// Variables of this script only. They replace variables of the job.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
 }
 
 impl Inputs for Script {

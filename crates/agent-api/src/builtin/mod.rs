@@ -4,6 +4,7 @@ mod docker;
 mod driver;
 mod inputs;
 mod resource_share;
+mod service;
 mod unpack;
 
 use serde::Serialize;
@@ -23,6 +24,7 @@ pub use inputs::{
     Script, Tls,
 };
 pub use resource_share::{ResourceShare, StickyContext};
+pub use service::HostService;
 pub use unpack::UnpackLimits;
 
 /// File in the job's temporary directory with git's global configuration, for jobs with a credential helper

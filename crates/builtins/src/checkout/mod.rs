@@ -99,7 +99,8 @@ async fn hook(
         return Ok(());
     }
     context.create_project_dir(stop).await?;
-    script::run_blocks(context, &checkout.shell, &[hook], stop).await
+    // The author of the job may have written the hook, so the operator's limits apply to it.
+    muster_steps::process::limited(script::run_blocks(context, &checkout.shell, &[hook], stop)).await
 }
 
 /// Empties the project directory, and creates it if it does not exist.

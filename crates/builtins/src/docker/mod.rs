@@ -98,14 +98,11 @@ async fn create_all(
     }
     check(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
-    let container =
+    let mut container =
         build::start(engine, job, objects, (build, run_dir), context, stop).await?.with_helpers(service_logs, relay);
     stoppable(stop, owner::adopt(engine, job, container.id(), &resolved, context)).await?;
-    let checking = async {
-        services::wait_until_healthy(engine, job, container.id(), &services, context).await;
-        Ok(())
-    };
-    stoppable(stop, checking).await?;
+    let checking = async { Ok(services::wait_until_healthy(engine, job, container.id(), services, context).await) };
+    container.services = stoppable(stop, checking).await?;
     Ok(container)
 }
 

@@ -11,9 +11,11 @@ use futures::StreamExt;
 use futures::future::join_all;
 use muster_agent_api::builtin::{DockerContainer, ServiceSpec};
 use muster_agent_api::container::{EXECUTABLE, PROBE};
-use muster_steps::engine::Job as _;
+use muster_agent_api::result::{StepNode, StepStatus};
+use muster_steps::engine::{Job as _, StartTime};
 use muster_steps::failure::Failure;
 use muster_steps::log::Stream;
+use muster_steps::process::Usage;
 use muster_steps::style;
 use tokio::task::JoinSet;
 
@@ -37,6 +39,11 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Service {
     id: String,
     name: String,
+    /// Name and version of the service.
+    title: String,
+    start: StartTime,
+    /// Reason why the service counts as unhealthy. `None` means that it accepted a connection, or was not checked.
+    unhealthy: Option<String>,
     aliases: Vec<String>,
     /// Address in the network of the build container. `None` means that it has none.
     address: Option<String>,
@@ -70,7 +77,7 @@ async fn start_one(
     service: &ServiceSpec,
     image: &str,
 ) -> Result<Service, Failure> {
-    let spec = &service.container;
+    let (spec, start) = (&service.container, StartTime::now());
     let mut body = create::body(job, spec, image)?;
     let aliases = service.aliases.iter().chain([&spec.name]).cloned().collect();
     body.networking_config = network::endpoint(&job.network, aliases, &spec.mac_address);
@@ -82,6 +89,9 @@ async fn start_one(
     Ok(Service {
         id,
         name: spec.name.clone(),
+        title: service.title.clone(),
+        start,
+        unhealthy: None,
         aliases: service.aliases.clone(),
         address: if network::is_host(&job.network) { Some("127.0.0.1".to_owned()) } else { address(&found) },
         exited: found.state.as_ref().filter(|state| state.running == Some(false)).and_then(|state| state.exit_code),
@@ -124,27 +134,30 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container. A service that does not is a warning in the log.
+/// Waits until each service accepts a connection from the build container. A service that does not is a warning in the log. Returns the
+/// services with the result.
 pub(super) async fn wait_until_healthy(
     engine: &Docker,
     job: &DockerContainer,
     build: &str,
-    services: &[Service],
+    mut services: Vec<Service>,
     context: &Context,
-) {
+) -> Vec<Service> {
     let limit = Duration::from_millis(job.service_timeout_ms);
     if limit.is_zero() || services.is_empty() {
-        return;
+        return services;
     }
     let seconds = limit.as_secs();
     context.print(&style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
-    join_all(services.iter().map(async |service| {
+    join_all(services.iter_mut().map(async |service| {
         if let Err(error) = service.check(engine, build, limit).await {
             let logs = service.logs(engine).await;
             context.print(&error.block(&service.name, &logs));
+            service.unhealthy = Some(error.message);
         }
     }))
     .await;
+    services
 }
 
 /// Reason why a service counts as unhealthy.
@@ -224,6 +237,24 @@ impl Service {
         }
     }
 
+    /// Returns the node of the service in the result tree. A service that failed has the end of its output as message.
+    pub(super) async fn node(&self, engine: &Docker) -> StepNode {
+        let inspected = tokio::time::timeout(REPORT_TIMEOUT, engine.inspect_container(&self.id, None)).await;
+        let state = inspected.ok().and_then(Result::ok).and_then(|found| found.state).unwrap_or_default();
+        let code = state.exit_code.filter(|_| state.running == Some(false));
+        let mut node = self.start.node(&format!("service {}", self.title), None.into(), Usage::default(), Vec::new());
+        let reason = match (code, &self.unhealthy) {
+            (Some(code), _) if code != 0 => format!("it exited with code {code}"),
+            (_, Some(unhealthy)) => unhealthy.clone(),
+            (Some(_) | None, None) => return node,
+        };
+        let logs = self.logs(engine).await;
+        node.status = StepStatus::Failure;
+        node.exit_code = code.and_then(|code| i32::try_from(code).ok());
+        node.message = format!("{reason}; the end of its output: {}", end_of(logs.trim_end()));
+        node
+    }
+
     /// Returns the end of the service's output.
     async fn logs(&self, engine: &Docker) -> String {
         let options = LogsOptions { stdout: true, stderr: true, tail: "1000".to_owned(), ..LogsOptions::default() };
@@ -234,6 +265,14 @@ impl Service {
             Err(_) => format!("failed to read the logs within {} s", REPORT_TIMEOUT.as_secs()),
         }
     }
+}
+
+/// Returns the last lines of a text.
+fn end_of(text: &str) -> &str {
+    const MAX_BYTES: usize = 2000;
+    let start = text.len().saturating_sub(MAX_BYTES);
+    let start = (start..text.len()).find(|start| text.is_char_boundary(*start)).unwrap_or(text.len());
+    text.get(start..).unwrap_or_default()
 }
 
 /// Copies the output of the services to the log until the returned tasks are dropped (`CI_DEBUG_SERVICES`).

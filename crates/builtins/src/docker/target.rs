@@ -7,9 +7,11 @@ use bollard::Docker;
 use bollard::errors::Error as ApiError;
 use bollard::query_parameters::{EventsOptions, WaitContainerOptions};
 use futures::StreamExt;
+use futures::future::join_all;
 use muster_agent_api::builtin::DockerContainer;
 use muster_agent_api::client::{AgentConnection, AgentError, Reach};
 use muster_agent_api::container::{DIAL, EXECUTABLE};
+use muster_agent_api::result::StepNode;
 use muster_steps::builtin::OpenTarget;
 use muster_steps::failure::Failure;
 use parking_lot::Mutex;
@@ -24,6 +26,7 @@ use super::exec;
 use super::output::Output;
 use super::relay::Relay;
 use super::socket::RunDirectory;
+use super::services::Service;
 
 /// Delay between two attempts to query the state of a container.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
@@ -70,6 +73,8 @@ pub(super) struct Container {
     watching: JoinHandle<()>,
     /// Watches for a report that a process was killed because of the memory limit. `None` means that there is no limit.
     out_of_memory: Option<OutOfMemory>,
+    /// Services that run beside the container.
+    pub(super) services: Vec<Service>,
     /// Tasks that copy the output of services to the log of the job.
     service_logs: JoinSet<()>,
     /// Connections of the container to this machine. `None` if the job needs none.
@@ -115,6 +120,7 @@ impl Container {
             connection: Mutex::default(),
             ended,
             watching,
+            services: Vec::new(),
             service_logs: JoinSet::new(),
             relay: None,
             run_dir,
@@ -291,6 +297,10 @@ impl OpenTarget for Container {
                 mebibytes(bytes)
             )
         })
+    }
+
+    async fn nodes(&self) -> Vec<StepNode> {
+        join_all(self.services.iter().map(|service| service.node(&self.engine))).await
     }
 
     async fn close(&self) {

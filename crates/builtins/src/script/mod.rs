@@ -25,6 +25,7 @@ use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::variables::ResolvedVariable;
 
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
@@ -128,6 +129,11 @@ struct ScriptFrame<'a> {
 }
 
 impl ScriptFrame<'_> {
+    /// Returns the variables that only this script has.
+    fn own_variables(&self) -> impl Iterator<Item = ResolvedVariable<'_>> {
+        self.script.env.iter().map(|(key, value)| (key.into(), value.into()))
+    }
+
     /// Returns the trimmed commands, each with the name of its section.
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
         commands(self.blocks)

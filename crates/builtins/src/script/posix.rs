@@ -27,11 +27,12 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     let shell = find_shell(&frame.script.shell)?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
     // script sets all variables. Otherwise it sets only those that the environment cannot hold.
-    let exports = if frame.script.login || frame.script.debug {
+    let mut exports = if frame.script.login || frame.script.debug {
         context.variables.all(&context.temp_dir)
     } else {
         context.variables.exports(&context.temp_dir)
     };
+    exports.extend(frame.own_variables());
     let args: Vec<OsString> = if frame.script.login { vec!["-l".into()] } else { Vec::new() };
     Ok(shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
 }

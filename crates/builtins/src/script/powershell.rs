@@ -46,7 +46,9 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     let name = &frame.script.shell;
     let file = uses_file(frame).then(|| context.temp_dir.join(FILE));
     let program = program(name).ok_or_else(|| not_found(&format!("`{name}`")))?;
-    let text = text(frame, &context.variables.all(&context.temp_dir));
+    let mut variables = context.variables.all(&context.temp_dir);
+    variables.extend(frame.own_variables());
+    let text = text(frame, &variables);
     let args = arguments(frame, file.as_deref());
     Ok(match file {
         None => shell_process(context, program, args, Some(text)),

@@ -13,6 +13,7 @@ mod kubernetes;
 mod limits;
 mod machine;
 mod scaling;
+mod steps;
 #[cfg(test)]
 pub(super) mod testing;
 mod text;
@@ -66,6 +67,7 @@ pub(super) fn all(check: &mut Check<'_>) {
         machine::check,
         kubernetes::check,
         executors::check,
+        steps::check,
     ] {
         check_topic(check);
     }

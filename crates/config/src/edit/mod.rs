@@ -35,6 +35,7 @@ use super::facts::HostFacts;
 use super::links;
 use super::load::{self, Loaded};
 use super::problem::Problem;
+use super::text_file;
 pub use lock::{ConfigLock, lock_for_manager};
 
 /// Maximum time that a writer waits for another one.
@@ -167,7 +168,7 @@ impl ConfigFile {
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
         let path = target(path)?;
         let lock = lock::writer(&path, wait)?;
-        let before = match load::read(&path) {
+        let before = match text_file::read(&path) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
             Err(source) => return Err(EditError::Io { doing: "read", path, source }),

@@ -129,10 +129,10 @@ impl Registry {
         self
     }
 
-    /// Returns whether the runner has an executor.
+    /// Returns whether the runner has an executor, and can have jobs.
     #[must_use]
     pub fn has(&self, runner: &RunnerSettings) -> bool {
-        self.provided(&runner.executor, &runner.key).is_some()
+        runner.steps.problem.is_none() && self.provided(&runner.executor, &runner.key).is_some()
     }
 
     /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their runner.
@@ -160,6 +160,10 @@ impl Registry {
         self.capacities_dirty = true;
         self.configured.clear();
         for runner in runners {
+            if let Some(error) = &runner.steps.problem {
+                // The executor remains, because its instances may have jobs.
+                tracing::error!(runner = runner.name, error, "invalid [runners.steps]; the runner requests no jobs");
+            }
             let executor = registered_name(&self.aliases, &runner.executor);
             let Some((name, kind)) = self.kinds.get_key_value(executor) else { continue };
             match kind.configure(runner, runners) {
@@ -233,6 +237,7 @@ impl Registry {
                 (None, None) => None,
             };
             let capacity = provided.map(|provided| provided.capacity.borrow_and_update().clone());
+            let capacity = capacity.filter(|_| runner.steps.problem.is_none());
             (runner.key.clone(), capacity.unwrap_or_else(|| Capacity::of(0)))
         };
         runners.iter().map(&mut capacity).collect()

@@ -1,10 +1,12 @@
 //! The lines of the trace before the first command: the runner, the executor and the host.
 
 use muster_agent_api::builtin::Prepare;
+use muster_config::settings::RunnerSettings;
 use muster_job::short_token;
-use muster_runner_api::payload::JobPayload;
+use muster_runner_api::payload::{Image, JobPayload};
 
 use super::flags::Flags;
+use super::steps::services;
 use super::suspension;
 use super::variables::Variables;
 use super::{JobContext, docker};
@@ -34,7 +36,7 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
         lines => lines.to_vec(),
     };
     lines.extend(suspension::resumed_line(payload, &context.runner));
-    lines.extend(notice(payload, variables));
+    lines.extend(notice(payload, &context.runner, variables));
     lines.extend(flag_notes(flags));
     Prepare { lines, ..Prepare::default() }
 }
@@ -81,9 +83,10 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
 }
 
 /// Returns a note if the job requests containers: this executor runs it on the host.
-fn notice(payload: &JobPayload, variables: &Variables) -> Option<String> {
+fn notice(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
-    let services = payload.services.len();
+    let is_unused = |service: &&Image| services::program(runner, service, variables).is_none();
+    let services = payload.services.iter().filter(is_unused).count();
     let unused = match (image, services) {
         (None, 0) => return None,
         (Some(image), 0) => format!("image `{image}` is"),

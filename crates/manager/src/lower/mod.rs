@@ -14,6 +14,7 @@ mod flags;
 mod header;
 mod inputs;
 mod paths;
+mod policy;
 mod settings;
 mod share;
 mod steps;
@@ -33,7 +34,7 @@ use muster_agent_api::plan::{ArtifactEndpoint, JobPlan, job_steps};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable as AgentVariable};
 use muster_executor::{Directories, Slot, SlotShare};
 use muster_job::mask::Secrets;
-use muster_job::{FailureReason, Secret, Variable, expand_within};
+use muster_job::{FailureReason, Secret, StepLimits, Variable, expand_within};
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::metrics::InputFailure;
 
@@ -199,6 +200,16 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     let parts =
         steps::JobParts { payload, context, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
     let steps = steps::all(&parts, &mut warnings)?;
+    let mut step_policy = context.runner.steps.policy.clone();
+    if context.runner.uses_containers()
+        && let Some(policy) = &mut step_policy
+    {
+        // The container has these limits.
+        policy.limits = StepLimits { cpu_milli: None, memory_bytes: None, ..policy.limits.clone() };
+    }
+    if let Some(policy) = &step_policy {
+        policy::check_builtins(&steps, policy)?;
+    }
     // Scripts and caches contain references, too.
     variables.check()?;
     let (project_dir, builds_dir) = if inside.is_some() {
@@ -223,6 +234,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         steps,
         coordinator: coordinator(payload, context, &variables, &flags),
         unpack: unpack_limits(context.runner.unpack),
+        step_policy,
         share: share::resource_share(payload, context),
         ..JobPlan::default()
     };

@@ -1,6 +1,6 @@
 //! A job's position in a distributed trace, and its result tree as spans.
 
-use muster_agent_api::result::{StepNode, StepStatus};
+use muster_agent_api::result::{StepNode, StepStatus, StepUsage};
 use muster_config::settings::RunnerSettings;
 use muster_runner_api::payload::JobPayload;
 use muster_telemetry::spans::{
@@ -72,6 +72,19 @@ pub(super) fn span(node: &StepNode) -> StepSpan {
         started_ms: node.started_ms,
         duration_ms: node.duration_ms,
         exit_code: node.exit_code,
+        attributes: usage_attributes(node.used.unwrap_or_default()),
         steps: node.steps.iter().map(span).collect(),
     }
+}
+
+/// Returns the resources that a step used as attributes of its span.
+fn usage_attributes(used: StepUsage) -> Vec<(&'static str, Attribute)> {
+    let values = [
+        ("ci.step.cpu_ms", used.cpu_ms),
+        ("ci.step.memory_bytes", used.memory_bytes),
+        ("ci.step.read_bytes", used.read_bytes),
+        ("ci.step.written_bytes", used.written_bytes),
+    ];
+    let number = |value: u64| Attribute::Number(i64::try_from(value).unwrap_or(i64::MAX));
+    values.into_iter().filter_map(|(name, value)| Some((name, number(value?)))).collect()
 }

@@ -272,6 +272,7 @@ fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
         started_ms,
         duration_ms: ended_ms.saturating_sub(started_ms),
         exit_code: None,
+        attributes: Vec::new(),
         steps: Vec::new(),
     }
 }

@@ -65,17 +65,20 @@ pub struct ConfigWatch {
     current: Option<Config>,
     stamp: Option<Stamp>,
     digest: Option<Digest>,
+    /// Step policies of the configuration in effect, with their stamps when it was read.
+    policies: Vec<(PathBuf, Option<Stamp>)>,
 }
 
 impl ConfigWatch {
     /// Reads the file for the first time. A missing file yields an empty configuration and a problem that reports it.
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
-        let mut watch = Self { path, context, current: None, stamp: None, digest: None };
+        let mut watch = Self { path, context, current: None, stamp: None, digest: None, policies: Vec::new() };
         watch.stamp = Stamp::read(&watch.path);
         watch.digest = stamp::digest(&watch.path);
         let loaded = muster_config::load(&watch.path, &watch.facts());
         watch.current = loaded.config.clone();
+        watch.policies = policy_stamps(watch.current.as_ref());
         (watch, loaded)
     }
 
@@ -91,6 +94,11 @@ impl ConfigWatch {
             tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
+                // A policy that is written in several steps may be invalid for a moment, until the next check.
+                if stamp.is_some() && self.policies != policy_stamps(self.current.as_ref()) {
+                    let digest = stamp::digest(&self.path);
+                    return self.read(digest);
+                }
                 continue;
             }
             let Some(stamp) = self.wait_until_stable(stamp).await else {
@@ -145,8 +153,17 @@ impl ConfigWatch {
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
+        // The stamps must be read before the policies, so that a later check notices a change in between.
+        self.policies = policy_stamps(Some(&config));
         let settings = Box::new(muster_config::settings(&config, &self.context));
         self.current = Some(config);
         Reload::Applied { settings, problems, changes: descriptions }
     }
+}
+
+/// Returns the paths of the step policies of a configuration, with their stamps.
+fn policy_stamps(config: Option<&Config>) -> Vec<(PathBuf, Option<Stamp>)> {
+    let runners = config.into_iter().flat_map(|config| &config.runners);
+    let paths = runners.filter_map(|runner| runner.table.str("steps.policy").map(PathBuf::from));
+    paths.map(|path| (path.clone(), Stamp::read(&path))).collect()
 }

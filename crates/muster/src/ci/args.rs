@@ -232,6 +232,9 @@ pub(super) struct ShowArgs {
     /// Extract the job's artifacts to this directory.
     #[arg(long, value_name = "DIR")]
     pub(super) extract: Option<PathBuf>,
+    /// Print the CPU time, peak memory and I/O of each step.
+    #[arg(long, conflicts_with_all = ["log", "raw", "extract"])]
+    pub(super) usage: bool,
     /// Print only the job's log.
     #[arg(long)]
     pub(super) log: bool,

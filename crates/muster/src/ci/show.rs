@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use muster_agent_api::result::{ResourceUsage, StepNode, StepStatus};
+use muster_agent_api::result::{ResourceUsage, StepNode, StepStatus, StepUsage};
 use muster_archive::{Entry, EntryKind, Meter, Root, Tree, create_root};
 use muster_builtins::{Extraction, LimitsFrom};
 use muster_coordinator::History;
@@ -41,9 +41,9 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let history = History::open(&directory.join("coordinator")).await?;
     let pipelines = pipelines(&history).await?;
     let Some(name) = job else {
-        if args.log || args.timestamps || args.raw || args.extract.is_some() {
+        if args.log || args.timestamps || args.raw || args.usage || args.extract.is_some() {
             return Err(CiError::Usage(format!(
-                "`--log`, `--timestamps`, `--raw` and `--extract` require a job, as in `muster ci show {run} JOB`"
+                "`--log`, `--timestamps`, `--raw`, `--usage` and `--extract` require a job, as in `muster ci show {run} JOB`"
             )));
         }
         ui::out(&run_text(run, &pipelines, project.is_active(run)));
@@ -58,7 +58,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
         return Ok(ExitStatus::Passed);
     }
     if !args.log {
-        ui::outln(&job_text(job, &pipelines, project.is_active(run)));
+        ui::outln(&job_text(job, &pipelines, project.is_active(run), args.usage));
     }
     show_log(&history, job, args.timestamps).await?;
     Ok(ExitStatus::Passed)
@@ -205,7 +205,7 @@ fn run_text(run: u64, pipelines: &[PipelineView], is_active: bool) -> String {
     text
 }
 
-fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool) -> String {
+fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usage: bool) -> String {
     let mut text = String::new();
     let time = job_time(job).map(|time| format!(" in {}", ui::duration(time))).unwrap_or_default();
     let status = ui::paint(status_style(job, is_active), status_text(job, is_active));
@@ -224,7 +224,7 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool) -> Strin
         let _ = writeln!(text, "  environment {}{}", ui::plain(&environment.name), ui::plain(&url));
     }
     if let Some(tree) = tree_of(job) {
-        steps(&mut text, &tree, 1);
+        steps(&mut text, &tree, 1, with_usage);
     }
     for artifact in &job.artifacts {
         let _ = writeln!(
@@ -240,15 +240,31 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool) -> Strin
 
 /// Formats the resource usage of a job as one line.
 fn usage_text(usage: &ResourceUsage) -> Option<String> {
+    let of_processes = StepUsage {
+        cpu_ms: usage.cpu_ms,
+        memory_bytes: usage.memory_bytes,
+        read_bytes: usage.read_bytes,
+        written_bytes: usage.written_bytes,
+    };
+    parts_text(of_processes, if usage.counted_by_process { " in its largest process" } else { "" })
+}
+
+/// Formats the resource usage of a step.
+fn step_usage_text(usage: StepUsage) -> Option<String> {
+    parts_text(usage, "")
+}
+
+fn parts_text(usage: StepUsage, largest: &str) -> Option<String> {
+    let size = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0).map(ui::size);
     let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
-    let largest = if usage.counted_by_process { " in its largest process" } else { "" };
-    let memory = usage.memory_bytes.filter(|bytes| *bytes > 0);
-    let memory = memory.map(|bytes| format!("{} of memory{largest}", ui::size(bytes)));
-    let parts: Vec<String> = cpu.into_iter().chain(memory).collect();
+    let memory = size(usage.memory_bytes).map(|size| format!("{size} of memory{largest}"));
+    let read = size(usage.read_bytes).map(|size| format!("{size} read"));
+    let written = size(usage.written_bytes).map(|size| format!("{size} written"));
+    let parts: Vec<String> = [cpu, memory, read, written].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| format!("used {}", parts.join(", ")))
 }
 
-fn steps(text: &mut String, step: &StepNode, depth: usize) {
+fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     let (style, sign) = match step.status {
         StepStatus::Success => (ui::GOOD, "✓"),
         StepStatus::Failure => (ui::BAD, "✗"),
@@ -260,10 +276,13 @@ fn steps(text: &mut String, step: &StepNode, depth: usize) {
     // The message often contains the exit status already.
     let code = code.filter(|code| !step.message.contains(code.trim_start())).unwrap_or_default();
     let message = if step.message.is_empty() { String::new() } else { format!("  {}", ui::plain(&step.message)) };
-    let line =
-        format!("{} {}  {}{code}{message}", ui::paint(style, sign), ui::plain(&step.name), ui::paint(ui::DIM, &time));
+    // The usage of the whole job has a line of its own.
+    let used = step.used.filter(|_| with_usage && depth > 1).and_then(step_usage_text);
+    let used = used.map(|used| format!("  {used}")).unwrap_or_default();
+    let detail = ui::paint(ui::DIM, &format!("{time}{used}"));
+    let line = format!("{} {}  {detail}{code}{message}", ui::paint(style, sign), ui::plain(&step.name));
     let _ = writeln!(text, "{:1$}{line}", "", depth * 2);
-    step.steps.iter().for_each(|inner| steps(text, inner, depth + 1));
+    step.steps.iter().for_each(|inner| steps(text, inner, depth + 1, with_usage));
 }
 
 /// Prints a job's log in readable form.

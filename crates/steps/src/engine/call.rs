@@ -6,11 +6,12 @@ use indexmap::IndexMap;
 use muster_agent_api::development::{FakeStep, matches_path};
 use muster_agent_api::result::StepNode;
 use muster_files::Limit;
+use muster_job::StepReference;
 use serde_json::{Map, Value};
 
 use super::exec::ValueFiles;
 use super::pauses::PausableStep;
-use super::reference::{Target, is_dynamic};
+use super::reference::{Target, clean, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
 use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, is_identifier};
@@ -126,15 +127,57 @@ impl UserSteps<'_> {
     /// Returns the step that an entry calls.
     fn target(&self, entry: &StepEntry, scope: &Scope, dir: &Path) -> Result<Target, StepError> {
         let text = match &entry.call {
-            Call::Script(_) => return Ok(Target::Script),
-            Call::Remote(location) => return Ok(Target::Remote(self.located(location, scope)?)),
+            Call::Script(_) => {
+                self.check_policy(&StepReference::Script)?;
+                return Ok(Target::Script);
+            }
+            Call::Remote(location) => {
+                let step = self.located(location, scope)?;
+                self.check_policy(&step.reference())?;
+                return Ok(Target::Remote(step));
+            }
             Call::Step(text) => text,
         };
         let site = "failed to load: fetching step: interpolating reference";
         let reference = scope.expand_text(text).map_err(expression_error(site))?;
         // In the legacy dialect, such a reference is relative to the directory of the agent (docs/spec/steps.md, section 2.5).
         let base = if self.is_legacy() && is_dynamic(text) { Path::new("") } else { dir };
-        Ok(Target::parse(&reference, base, self.settings.dialect)?)
+        let target = Target::parse(&reference, base, self.settings.dialect)?;
+        let step = match &target {
+            // What is fetched is checked, not how the author wrote it.
+            Target::Remote(step) => Some(step.reference()),
+            Target::Script | Target::File { .. } => StepReference::parse(&reference),
+        };
+        if let Some(step) = step.and_then(|step| self.as_called(step, base)) {
+            self.check_policy(&step)?;
+        }
+        Ok(target)
+    }
+
+    /// Checks a step against the operator's policy, right before it is loaded.
+    pub(super) fn check_policy(&self, step: &StepReference) -> Result<(), StepError> {
+        let allowed = self.policy.map_or(Ok(()), |policy| policy.check(step));
+        allowed.map_err(StepError::from)
+    }
+
+    /// Returns the step that a step file in `base` calls, as rules name it: a local step in the project is relative to the project directory.
+    ///
+    /// `None` means that the step needs no rule: a step outside of the project calls another one beside itself, which came with it.
+    fn as_called(&self, step: StepReference, base: &Path) -> Option<StepReference> {
+        let StepReference::Local { path } = &step else { return Some(step) };
+        // In the legacy dialect, an empty base is the directory of the agent.
+        let base = if base.as_os_str().is_empty() { Path::new("/proc/self/cwd") } else { base };
+        let absolute = clean(&base.join(path));
+        let path = match absolute.strip_prefix(self.work_dir) {
+            Ok(inside) => Path::new(".").join(inside),
+            Err(_)
+                if path.starts_with('.') && !base.starts_with(self.work_dir) && base != Path::new("/proc/self/cwd") =>
+            {
+                return None;
+            }
+            Err(_) => absolute,
+        };
+        Some(StepReference::Local { path: path.to_string_lossy().into_owned() })
     }
 
     /// Checks a reference without expressions before the first step of its sequence runs (docs/spec/steps.md, section 1.5).

@@ -65,12 +65,13 @@ impl<J: Job> Engine<J> {
         {
             self.print(&style::error(&explanation));
         }
+        *nodes = target.nodes().await;
         target.close().await;
         let result = result?;
         if let Some(usage) = &result.used {
             self.job.add_delegated_usage(usage);
         }
-        nodes.clone_from(&result.tree.steps);
+        nodes.extend_from_slice(&result.tree.steps);
         let Some(failure) = failure else { return Ok(()) };
         // If this engine stopped the steps, the failure is this engine's cause, not the message of the second agent.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));

@@ -33,15 +33,17 @@ use muster_agent_api::development::Development;
 use muster_agent_api::plan::{self, JobPlan, When};
 use muster_agent_api::result::{ResourceUsage, StepNode};
 use muster_agent_api::step_runner::RunRequest;
+use muster_job::StepPolicy;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
-use crate::process::Processes;
+use crate::process::{Processes, Usage, limited, measured};
 use crate::remote::StepSource;
 use crate::stop::{StopToken, wait_until};
+use crate::style;
 use debug::StepState;
 pub use debug::{Attached, CommandEvent, CommandOutput, DebugError, Debugger, PauseInfo, Resume, Snapshot};
 pub use node::{StartTime, StepEnd};
@@ -73,6 +75,11 @@ pub trait Job: Send + Sync + 'static {
 
     /// Returns the job's variables for expressions.
     fn values(&self) -> Map<String, Value>;
+
+    /// Returns the operator's policy for the steps that the author of the job wrote. `None` means that every step is allowed.
+    fn step_policy(&self) -> Option<&StepPolicy> {
+        None
+    }
 
     /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a
     /// file.
@@ -202,15 +209,24 @@ impl<J: Job> Engine<J> {
             // failed job is skipped, the result does not list it.
             self.set_state(step, StepState::Skipped);
             let is_listed = is_in_result && step.policy.when != When::OnFailure;
-            return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Vec::new()));
+            return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Usage::default(), Vec::new()));
         }
         progress.begin_step(step);
         self.set_state(step, StepState::Running);
         self.job.set_status(progress.ci_job_status(step));
-        let StepsResult { failure, nodes } =
-            self.run_in_section(step, cancellation, progress.is_cancelable(step)).await;
+        // Boxed, because the types of nested steps would otherwise be nested, too.
+        let running = Box::pin(self.run_in_section(step, cancellation, progress.is_cancelable(step)));
+        let (StepsResult { failure, nodes }, used) =
+            if step.is_by_author() { measured(limited(running)).await } else { measured(running).await };
         self.set_state(step, StepState::from_end(failure.is_none()));
-        let node = start.node(&step.name, failure.as_ref().into(), nodes);
+        if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
+            self.print(&style::error(
+                "a process of the job was killed because it exceeded the memory limit of the runner's step policy",
+            ));
+        }
+        let failure =
+            failure.map(|failure| if step.policy.by_operator { failure.of_operator(&step.name) } else { failure });
+        let node = start.node(&step.name, failure.as_ref().into(), used, nodes);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
         }

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use muster_agent_api::result::{StepNode, StepStatus};
+use muster_agent_api::result::{StepNode, StepStatus, StepUsage};
 use muster_job::{TerminationCause, error_chain, milliseconds};
 
 use super::StepError;
 use crate::failure::Failure;
+use crate::process::Usage;
 
 /// Start time of a step or of a job.
 #[derive(Debug, Clone, Copy)]
@@ -35,9 +36,9 @@ impl StartTime {
         self.at.checked_add(duration)
     }
 
-    /// Returns the node of a step that has just ended.
+    /// Returns the node of a step that has just ended. `own` is the usage of its processes, without those of the steps inside it.
     #[must_use]
-    pub fn node(&self, name: &str, end: StepEnd, steps: Vec<StepNode>) -> StepNode {
+    pub fn node(&self, name: &str, end: StepEnd, own: Usage, steps: Vec<StepNode>) -> StepNode {
         let StepEnd { status, exit_code, message, cause } = end;
         let duration_ms = milliseconds(self.elapsed());
         StepNode {
@@ -48,10 +49,25 @@ impl StartTime {
             exit_code,
             message,
             cause,
+            used: total_usage(own, &steps),
             steps,
             call: None,
         }
     }
+}
+
+/// Returns the usage of a step with that of the steps inside it. `None` means that none of them started a process.
+fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
+    let own = (own.processes > 0).then(|| StepUsage {
+        cpu_ms: Some(milliseconds(own.cpu)),
+        memory_bytes: Some(own.memory_bytes),
+        read_bytes: Some(own.read_bytes),
+        written_bytes: Some(own.written_bytes),
+    });
+    own.into_iter().chain(steps.iter().filter_map(|step| step.used)).reduce(|mut total, inner| {
+        total.add(&inner);
+        total
+    })
 }
 
 /// Final status of a step.

@@ -53,7 +53,9 @@ impl<J: Job> Engine<J> {
         is_cancelable: bool,
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
-        let stop = cancellation.stop.child();
+        // A step of the operator after the job has only its own timeout. It also runs if the job was stopped.
+        let is_detached = step.policy.by_operator && step.policy.when == When::Finally;
+        let stop = if is_detached { StopToken::new() } else { cancellation.stop.child() };
         // The steps of a group handle a cancel themselves. Their roles determine which of them it ends.
         let has_inner_steps = step.has_inner_steps();
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
@@ -199,8 +201,9 @@ impl<J: Job> Engine<J> {
         }
         self.job.wait_until_user_code_may_run(stop).await?;
         let is_step_file = matches!(step.call, Call::StepFile(_));
-        let user_steps =
+        let mut user_steps =
             UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
+        user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
         let result = match &step.call {
             Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
             Call::StepFile(file) => user_steps.run_file("", file, nodes).await,

@@ -75,7 +75,9 @@ impl JobProgress {
     /// Returns `CI_JOB_STATUS` for the step: `running` until the scripts have ended (docs/spec/job-execution.md, section 1.6).
     pub(super) fn ci_job_status<J>(&self, step: &Step<J>) -> &'static str {
         match &self.failure {
-            _ if step.role() == Role::Script || !self.script_started => "running",
+            _ if step.role() == Role::Script => "running",
+            // A step of the operator after a job whose script never started gets the result of the job.
+            failure if !self.script_started && (failure.is_none() || !step.policy.by_operator) => "running",
             None => "success",
             Some(Failure::Stopped(TerminationCause::CanceledByUser)) => "canceled",
             Some(Failure::Stopped(TerminationCause::TimedOut) | Failure::StepTimeout(_) | Failure::JobTimeout(_)) => {
@@ -108,6 +110,11 @@ impl JobProgress {
             // After a timeout of the script, after_script still runs. After any other timeout, nothing can continue.
             Failure::StepTimeout(_) if !step.policy.allow_failure => self.is_finishing |= !in_script,
             _ => {}
+        }
+        if step.policy.by_operator && self.failure.is_some() {
+            // The job reports its first failure, but the log also has this one.
+            print(&style::warning(&failure.to_string()));
+            return;
         }
         if step.policy.allow_failure && !self.is_finishing {
             print(&style::warning(&if step.role() == Role::AfterScript {

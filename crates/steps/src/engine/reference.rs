@@ -54,7 +54,7 @@ impl Target {
 }
 
 /// Removes `.` and resolves `..` without the file system, as Go's `filepath.Clean` does.
-fn clean(path: &Path) -> PathBuf {
+pub(super) fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for component in path.components() {
         match (component, clean.components().next_back()) {

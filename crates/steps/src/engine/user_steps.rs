@@ -17,7 +17,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use muster_agent_api::development::Development;
 use muster_agent_api::result::{CallRecord, StepNode};
-use muster_job::{TerminationCause, error_chain};
+use muster_job::{PolicyViolation, StepPolicy, TerminationCause, error_chain};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -31,7 +31,7 @@ use crate::definition::{StepEntry, StepFile, parse_run_list};
 use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
 use crate::log::{Log, Stream};
-use crate::process::{Processes, RunError};
+use crate::process::{Processes, RunError, measured};
 use crate::remote::{ReferenceError, StepSource};
 use crate::stop::StopToken;
 
@@ -76,6 +76,9 @@ pub enum StepError {
         /// Answer of the server, and the remedy.
         message: String,
     },
+    /// The operator's policy does not allow the step.
+    #[error("failed to load: {0}")]
+    Refused(#[from] PolicyViolation),
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
@@ -117,6 +120,7 @@ impl From<&StepError> for Failure {
             StepError::Signal(signal) => Self::Signal(*signal),
             StepError::Stopped(cause) => Self::Stopped(*cause),
             StepError::System(message) => Self::System(message.clone()),
+            StepError::Refused(_) => Self::Configuration(error_chain(error)),
             _ => Self::Step(error_chain(error)),
         }
     }
@@ -134,6 +138,8 @@ pub(super) struct UserSteps<'a> {
     /// Variables of the job, for expressions.
     pub(super) variables: Map<String, Value>,
     pub(super) settings: Settings,
+    /// The operator's policy for the steps of the list. `None` means that it may call every step.
+    pub(super) policy: Option<&'a StepPolicy>,
     pub(super) work_dir: &'a Path,
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
@@ -203,6 +209,7 @@ impl<'a> UserSteps<'a> {
             environment,
             variables,
             settings,
+            policy: None,
             work_dir: job.work_dir(),
             temp_dir: job.temp_dir(),
             exports: Mutex::default(),
@@ -231,6 +238,7 @@ impl<'a> UserSteps<'a> {
             Failure::Exit(code) if self.is_step_file => Failure::StepFile(message(), Some(code)),
             Failure::Signal(_) | Failure::Step(_) if self.is_step_file => Failure::StepFile(message(), None),
             Failure::Step(message) => Failure::Step(self.log.mask(&message)),
+            Failure::Configuration(message) => Failure::Configuration(self.log.mask(&message)),
             other => other,
         }
     }
@@ -269,9 +277,9 @@ impl<'a> UserSteps<'a> {
             let mut inner = Record::default();
             // Boxed, because this function is recursive.
             self.set_state(&path, StepState::Running);
-            let result = Box::pin(self.run_entry(entry, &path, &frame, &mut inner)).await;
+            let (result, used) = measured(Box::pin(self.run_entry(entry, &path, &frame, &mut inner))).await;
             self.set_state(&path, StepState::from_end(result.is_ok()));
-            let mut node = start.node(&entry.name, StepEnd::from(&result), inner.nodes);
+            let mut node = start.node(&entry.name, StepEnd::from(&result), used, inner.nodes);
             node.message = self.log.mask(&node.message);
             node.call = inner.call.map(|call| Box::new(call.masked(&|text| self.log.mask(text))));
             record.nodes.push(node);

@@ -18,7 +18,7 @@ use super::spawn::can_start_in;
 /// Number of cgroups that this process has created for itself. Makes their names unique.
 static AGENT_CGROUPS: AtomicU64 = AtomicU64::new(0);
 /// Prefix of the name of an agent's cgroup. The agent's process ID and a number follow.
-const AGENT_PREFIX: &str = "muster-agent-";
+pub(super) const AGENT_PREFIX: &str = "muster-agent-";
 
 /// Cgroup directory that Muster created.
 #[derive(Debug, Clone)]
@@ -120,7 +120,7 @@ impl Cgroup {
 const PROCS_FILE: &str = "cgroup.procs";
 
 /// Removes the empty cgroups of agents that no longer run.
-fn remove_dead_agents(parent: &Path) {
+pub(super) fn remove_dead_agents(parent: &Path) {
     for path in children(parent) {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let pid = name.strip_prefix(AGENT_PREFIX).and_then(|rest| Pid::from_raw(rest.split_once('-')?.0.parse().ok()?));

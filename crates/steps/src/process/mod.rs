@@ -14,6 +14,7 @@
 
 mod cgroup;
 mod child;
+mod limits;
 mod procfs;
 mod run;
 mod running;
@@ -36,13 +37,15 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use cgroup::Cgroup;
+use limits::Limits;
+pub use limits::{LimitError, limited};
 pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
 use slot::SlotCgroup;
 pub use slot::{PressureStall, SlotError, SlotShare, UsageCounters};
 pub use sys::Watched;
 pub use terminate::terminate_leftovers;
-use usage::Usage;
+pub use usage::{Usage, measured};
 
 /// Environment variable whose value tags the processes of a job.
 const JOB_TAG: &str = "MUSTER_JOB_TAG";
@@ -134,6 +137,7 @@ impl ProcessManager {
             cgroup,
             terminations: AtomicU64::new(0),
             slot: None,
+            limits: Mutex::default(),
             environment: self.environment.clone(),
             recorder,
             leaders: Mutex::new(HashSet::new()),
@@ -190,6 +194,8 @@ pub struct Processes {
     terminations: AtomicU64,
     /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
     slot: Option<SlotCgroup>,
+    /// Limits of the operator. `None` means that there are none.
+    limits: Mutex<Option<Limits>>,
     environment: Vec<(OsString, OsString)>,
     recorder: ProcessRecorder,
     /// Leaders of process groups that still run or whose exit status was not collected yet.
@@ -263,15 +269,23 @@ impl Processes {
         Ok(())
     }
 
+    /// Adds the usage of a process that has ended, or is about to be terminated, to that of the job and of the current step.
+    fn count(&self, usage: Usage) {
+        self.usage.lock().add(usage);
+        usage::add_to_step(usage);
+    }
+
     /// Returns the resources that the job has used so far: the counters of its cgroup, or the sum of its ended processes if the cgroup
     /// does not count them.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
+        let usage = *self.usage.lock();
         let counters = self.slot.as_ref().map(SlotCgroup::usage_counters).unwrap_or_default();
+        let counters =
+            UsageCounters { read_bytes: Some(usage.read_bytes), written_bytes: Some(usage.written_bytes), ..counters };
         if counters.cpu.is_some() || counters.memory_bytes.is_some() {
             return counters;
         }
-        let usage = *self.usage.lock();
         UsageCounters { cpu: Some(usage.cpu), memory_bytes: Some(usage.memory_bytes), by_processes: true, ..counters }
     }
 }

@@ -15,12 +15,13 @@ use indexmap::IndexMap;
 use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Resource, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::cgroup::Cgroup;
 use super::child::Child;
 use super::spawn::{Program, spawn_in};
 use super::{AWAITED, JOB_TAG, ProcessRecord, Processes, find_in, procfs};
@@ -156,6 +157,7 @@ impl Processes {
             (pid, report)
         };
         self.set_nofile_limit(pid);
+        self.set_file_size_limit(pid).map_err(failed)?;
         let (read, drained) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
         Ok(Started { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
@@ -171,7 +173,8 @@ impl Processes {
         let env = command.env.iter().filter(|(key, _)| key != JOB_TAG);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
         let env = env.chain([(OsStr::new(JOB_TAG), OsStr::new(&self.tag))]);
-        if let Some(cgroup) = &self.cgroup {
+        let restrictions = self.restrictions_now()?;
+        if self.cgroup.is_some() || !restrictions.is_empty() {
             let program = Program {
                 file: &file,
                 args: [name].into_iter().chain(command.args.iter().map(OsString::as_os_str)).collect(),
@@ -179,8 +182,9 @@ impl Processes {
                 work_dir: command.work_dir.as_deref(),
                 stdio: stdio.each_ref().map(AsFd::as_fd),
             };
-            let directory = cgroup.open(self.terminations.load(Ordering::Relaxed))?;
-            let (pid, report) = spawn_in(&directory, &program)?;
+            let open = |cgroup: &Cgroup| cgroup.open(self.terminations.load(Ordering::Relaxed));
+            let directory = self.cgroup.as_ref().map(open).transpose()?;
+            let (pid, report) = spawn_in(directory.as_ref(), &program, &restrictions)?;
             return Ok((pid, Some(report)));
         }
         let [stdin, stdout, stderr] = stdio.map(Stdio::from);
@@ -205,6 +209,17 @@ impl Processes {
         }
     }
 
+    /// Sets the maximum size of the files of a process, if the operator limits it.
+    fn set_file_size_limit(&self, pid: i32) -> io::Result<()> {
+        let (Some(bytes), Some(pid)) = (self.file_size_limit_now(), Pid::from_raw(pid)) else { return Ok(()) };
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        match prlimit(Some(pid), Resource::Fsize, limit) {
+            // A process that has ended needs no limit.
+            Err(rustix::io::Errno::SRCH) | Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Moves a process into the cgroups of the job's slot that it did not start in, and records it.
     fn enter_cgroup(&self, pid: i32) -> io::Result<()> {
         if let Some(slot) = &self.slot {
@@ -218,7 +233,7 @@ impl Processes {
     async fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
         let (status, usage) = child.wait().await?;
         if let Some(usage) = usage {
-            self.usage.lock().add(usage);
+            self.count(usage);
         }
         Ok(status)
     }

@@ -77,6 +77,10 @@ pub struct UsageCounters {
     pub memory_bytes: Option<u64>,
     /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is that of the largest process.
     pub by_processes: bool,
+    /// Bytes that processes of the job read from storage. The processes are counted, not the cgroup.
+    pub read_bytes: Option<u64>,
+    /// Bytes that processes of the job wrote to storage. The processes are counted, not the cgroup.
+    pub written_bytes: Option<u64>,
     /// Time that processes of the job waited for resources.
     pub stalled: PressureStall,
 }
@@ -205,6 +209,8 @@ impl SlotCgroup {
             cpu: read("cpuacct.usage").map(Duration::from_nanos).or_else(stat),
             memory_bytes: read("memory.peak").or_else(|| read("memory.max_usage_in_bytes")),
             by_processes: false,
+            read_bytes: None,
+            written_bytes: None,
             stalled: PressureStall {
                 cpu: stalled("cpu.pressure"),
                 memory: stalled("memory.pressure"),

@@ -58,17 +58,55 @@ impl From<SpawnError> for io::Error {
     }
 }
 
-/// Starts a process in the cgroup whose directory is `cgroup`. The process leads a new process group.
+/// Namespaces of a process that is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Namespaces {
+    /// Those of the agent.
+    #[default]
+    Shared,
+    /// A network namespace without interfaces except loopback.
+    Network,
+    /// The same inside of a user namespace with only the agent's user, for an agent without privileges.
+    UserAndNetwork,
+}
+
+/// Restrictions that a process takes on before it executes its program.
+#[derive(Debug, Default)]
+pub(super) struct Restrictions {
+    /// Opened `cgroup.procs` of the cgroups that the process joins.
+    pub(super) join: Vec<File>,
+    pub(super) namespaces: Namespaces,
+}
+
+impl Restrictions {
+    /// Returns whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.join.is_empty() && self.namespaces == Namespaces::Shared
+    }
+}
+
+/// Starts a process in the cgroup whose directory is `cgroup`, or in that of the agent. The process leads a new process group.
 ///
 /// Returns the process ID and a pipe. The pipe closes when the program is executed. If it cannot be executed, the child writes the
 /// system's error number to the pipe, in native byte order, and exits.
-pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, OwnedFd), SpawnError> {
+pub(super) fn spawn_in(
+    cgroup: Option<&File>,
+    program: &Program<'_>,
+    restrictions: &Restrictions,
+) -> Result<(i32, OwnedFd), SpawnError> {
     let file = c_string(program.file.as_os_str())?;
     let args = program.args.iter().map(|arg| c_string(arg)).collect::<Result<Vec<_>, _>>()?;
     let env = program.env.iter().map(|(key, value)| env_entry(key, value)).collect::<Result<Vec<_>, _>>()?;
     let dir = program.work_dir.map(|dir| c_string(dir.as_os_str())).transpose()?;
     let (args, env) = (pointers(&args), pointers(&env));
     let (read, write) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| SpawnError::Clone(error.into()))?;
+    let join: Vec<c_int> = restrictions.join.iter().map(AsRawFd::as_raw_fd).collect();
+    let [uid, gid] = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
+    let maps = [
+        c"deny".to_owned(),
+        c_string(OsStr::new(&format!("{uid} {uid} 1")))?,
+        c_string(OsStr::new(&format!("{gid} {gid} 1")))?,
+    ];
     let child = Child {
         file: file.as_ptr(),
         args: args.as_ptr(),
@@ -76,6 +114,10 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, Own
         dir: dir.as_deref().map_or(ptr::null(), CStr::as_ptr),
         stdio: program.stdio.map(|fd| fd.as_raw_fd()),
         error_pipe: write.as_raw_fd(),
+        join: join.as_ptr(),
+        join_count: join.len(),
+        namespaces: restrictions.namespaces,
+        maps: maps.each_ref().map(|map| (map.as_ptr(), map.as_bytes().len())),
     };
     // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, because it
     // does not share this process's memory.
@@ -86,15 +128,29 @@ pub(super) fn spawn_in(cgroup: &File, program: &Program<'_>) -> Result<(i32, Own
 
 /// Returns whether processes can be started in the cgroup whose directory is `cgroup`.
 pub(super) fn can_start_in(cgroup: &File) -> bool {
-    let Ok(null) = File::options().read(true).write(true).open("/dev/null") else { return false };
+    probe(Some(cgroup), &Restrictions::default()).is_ok()
+}
+
+/// Returns the error of the system if processes cannot be started with these restrictions.
+pub(super) fn can_restrict(restrictions: &Restrictions) -> io::Result<()> {
+    probe(None, restrictions)
+}
+
+/// Starts a process that cannot execute its program.
+fn probe(cgroup: Option<&File>, restrictions: &Restrictions) -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
     let null = std::os::fd::AsFd::as_fd(&null);
-    // Executing an empty path always fails with `ENOENT`, so this tests only the clone.
+    // Executing an empty path always fails with `ENOENT`, so this tests only what happens before.
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
-    let Ok((pid, report)) = spawn_in(cgroup, &program) else { return false };
+    let (pid, report) = spawn_in(cgroup, &program, restrictions)?;
     let error = exec_error(report);
     reap(pid);
-    error.is_some_and(|error| error.raw_os_error() == Some(libc::ENOENT))
+    match error {
+        Some(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        Some(error) => Err(error),
+        None => Err(io::Error::other("the process was killed")),
+    }
 }
 
 /// `struct clone_args` of `linux/sched.h`, up to the member that names a cgroup (Linux 5.7).
@@ -122,16 +178,28 @@ struct Child {
     dir: *const c_char,
     stdio: [c_int; 3],
     error_pipe: c_int,
+    /// Files of the cgroups to join.
+    join: *const c_int,
+    join_count: usize,
+    namespaces: Namespaces,
+    /// Content of `setgroups`, `uid_map` and `gid_map` of a user namespace, with its length.
+    maps: [(*const c_char, usize); 3],
 }
 
 /// # Safety
 /// The pointers of `child` must be valid, and its lists must end with a null pointer.
-unsafe fn clone_into(cgroup: &File, child: &Child) -> io::Result<i32> {
+unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
     let number = |number: c_int| u64::try_from(number).map_err(io::Error::other);
+    let namespaces = match child.namespaces {
+        Namespaces::Shared => 0,
+        Namespaces::Network => libc::CLONE_NEWNET,
+        Namespaces::UserAndNetwork => libc::CLONE_NEWNET | libc::CLONE_NEWUSER,
+    };
+    let into_cgroup = if cgroup.is_some() { INTO_CGROUP } else { 0 };
     let args = CloneArgs {
-        flags: CLEAR_SIGNAL_HANDLERS | INTO_CGROUP,
+        flags: CLEAR_SIGNAL_HANDLERS | into_cgroup | number(namespaces)?,
         exit_signal: number(libc::SIGCHLD)?,
-        cgroup: number(cgroup.as_raw_fd())?,
+        cgroup: cgroup.map_or(Ok(0), |cgroup| number(cgroup.as_raw_fd()))?,
         ..CloneArgs::default()
     };
     // SAFETY: without a stack and without shared memory this is a fork. The structure has the layout that the kernel
@@ -165,6 +233,7 @@ unsafe fn execute(child: &Child) -> ! {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         let [stdin, stdout, stderr] = child.stdio;
         let is_ready = libc::setpgid(0, 0) == 0
+            && restrict(child)
             && libc::dup2(stdin, 0) == 0
             && libc::dup2(stdout, 1) == 1
             && libc::dup2(stderr, 2) == 2
@@ -175,6 +244,45 @@ unsafe fn execute(child: &Child) -> ! {
         let error = (*libc::__errno_location()).to_ne_bytes();
         libc::write(child.error_pipe, error.as_ptr().cast(), error.len());
         libc::_exit(NOT_EXECUTED)
+    }
+}
+
+/// Takes on the restrictions in the child. Returns whether that succeeded; `errno` has the error.
+///
+/// # Safety
+/// As for [`execute`].
+unsafe fn restrict(child: &Child) -> bool {
+    // SAFETY: the pointers are valid as the caller guarantees, and all calls are async-signal-safe. The structure for `ioctl` is a request
+    // for an interface by its name, which ends with a zero byte.
+    unsafe {
+        for index in 0..child.join_count {
+            // 0 stands for the process that writes it.
+            if libc::write(*child.join.add(index), c"0".as_ptr().cast(), 1) != 1 {
+                return false;
+            }
+        }
+        if child.namespaces == Namespaces::Shared {
+            return true;
+        }
+        if child.namespaces == Namespaces::UserAndNetwork {
+            let files = [c"/proc/self/setgroups", c"/proc/self/uid_map", c"/proc/self/gid_map"];
+            for (file, (text, length)) in files.into_iter().zip(child.maps) {
+                let fd = libc::open(file.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+                if fd < 0 || libc::write(fd, text.cast(), length) < 0 {
+                    return false;
+                }
+                libc::close(fd);
+            }
+        }
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let mut request = std::mem::zeroed::<libc::ifreq>();
+        ptr::copy_nonoverlapping(c"lo".as_ptr(), (&raw mut request.ifr_name).cast(), 2);
+        #[expect(clippy::cast_possible_truncation, reason = "the flags of an interface are small numbers")]
+        let flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+        request.ifr_ifru.ifru_flags = flags;
+        let is_up = socket >= 0 && libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &raw mut request) == 0;
+        libc::close(socket);
+        is_up
     }
 }
 

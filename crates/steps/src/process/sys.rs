@@ -74,5 +74,13 @@ pub(super) fn usage_of_ended(pid: i32) -> Option<Usage> {
         Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or_default()) + Duration::from_micros(micros)
     };
     let kib = u64::try_from(usage.ru_maxrss).unwrap_or_default();
-    Some(Usage { cpu: time(usage.ru_utime) + time(usage.ru_stime), memory_bytes: kib.saturating_mul(1024) })
+    // The kernel counts I/O in blocks of 512 bytes, whatever the file system uses.
+    let bytes = |blocks: libc::c_long| u64::try_from(blocks).unwrap_or_default().saturating_mul(512);
+    Some(Usage {
+        processes: 1,
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        memory_bytes: kib.saturating_mul(1024),
+        read_bytes: bytes(usage.ru_inblock),
+        written_bytes: bytes(usage.ru_oublock),
+    })
 }

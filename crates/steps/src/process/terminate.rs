@@ -25,7 +25,7 @@ impl Processes {
     pub async fn terminate(&self, grace: Duration) -> usize {
         // Their resource usage must be read now, because most of these processes have no parent that collects it.
         for usage in self.members().into_iter().filter_map(Usage::current) {
-            self.usage.lock().add(usage);
+            self.count(usage);
         }
         let remaining = terminate_all(|| self.members(), grace, self.cgroup.as_ref()).await;
         self.terminations.fetch_add(1, Ordering::Relaxed);
@@ -156,13 +156,17 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
             ProcessRecord::Job { .. } => None,
         })
         .collect();
-    let Some(tag) = records.iter().find_map(|record| match record {
-        ProcessRecord::Job { tag, .. } => Some(tag),
-        ProcessRecord::Leader { .. } => None,
-    }) else {
-        return;
-    };
-    terminate_all(|| procfs::job_processes(tag, &leaders), grace, None).await;
+    // Sets of processes beside those of the job, such as services, have their own tags.
+    let tags: HashSet<&String> = records
+        .iter()
+        .filter_map(|record| match record {
+            ProcessRecord::Job { tag, .. } => Some(tag),
+            ProcessRecord::Leader { .. } => None,
+        })
+        .collect();
+    for tag in tags {
+        terminate_all(|| procfs::job_processes(tag, &leaders), grace, None).await;
+    }
 }
 
 /// Sends TERM, and KILL after `grace`, until `members` returns no process. Returns the number of remaining processes.

@@ -1,25 +1,56 @@
-//! Resource usage of the processes of a job, as the kernel counts it for each process.
+//! Resource usage of the processes of a job and of its steps, as the kernel counts it for each process.
 //!
 //! It covers processes that have ended, with the children that they waited for, and processes that are being terminated. The counters
 //! of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
 
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::procfs;
 
+tokio::task_local! {
+    /// Usage of the processes that the current step has started.
+    static OF_STEP: Arc<Mutex<Usage>>;
+}
+
+/// Runs the work of a step. Returns its result, and the resource usage of the processes that ended in this work, except in steps inside it.
+pub async fn measured<F: Future>(work: F) -> (F::Output, Usage) {
+    let usage = Arc::new(Mutex::new(Usage::default()));
+    let output = OF_STEP.scope(Arc::clone(&usage), work).await;
+    let usage = *usage.lock();
+    (output, usage)
+}
+
+/// Adds the usage of a process that has ended to that of the current step.
+pub(super) fn add_to_step(usage: Usage) {
+    // Processes that belong to no step, such as a second agent, have a task of their own.
+    let _ = OF_STEP.try_with(|step| step.lock().add(usage));
+}
+
 /// Resource usage of one or several processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Usage {
+pub struct Usage {
+    /// Number of processes that were counted, without the children that they waited for.
+    pub processes: u64,
     /// CPU time, user and system.
-    pub(super) cpu: Duration,
+    pub cpu: Duration,
     /// Peak memory of the largest process, in bytes.
-    pub(super) memory_bytes: u64,
+    pub memory_bytes: u64,
+    /// Bytes read from storage.
+    pub read_bytes: u64,
+    /// Bytes written to storage, also if the kernel has not yet flushed them.
+    pub written_bytes: u64,
 }
 
 impl Usage {
     pub(super) fn add(&mut self, other: Self) {
+        self.processes += other.processes;
         self.cpu += other.cpu;
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
+        self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
     }
 
     /// Returns the usage of a running process. `None` means that the process does not exist.
@@ -30,6 +61,14 @@ impl Usage {
         let status = procfs::read(&format!("/proc/{pid}/status")).unwrap_or_default();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB"));
         let kib: u64 = peak.and_then(|text| text.trim().parse().ok()).unwrap_or_default();
-        Some(Self { cpu, memory_bytes: kib.saturating_mul(1024) })
+        let io = procfs::read(&format!("/proc/{pid}/io")).unwrap_or_default();
+        let bytes = |name: &str| io.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0);
+        Some(Self {
+            processes: 1,
+            cpu,
+            memory_bytes: kib.saturating_mul(1024),
+            read_bytes: bytes("read_bytes:"),
+            written_bytes: bytes("write_bytes:"),
+        })
     }
 }

@@ -11,7 +11,7 @@ use muster_job::TerminationCause;
 use crate::stop::StopToken;
 pub use parse::{Location, ReferenceError, RemoteStep};
 pub(crate) use parse::{default_files, split};
-pub use source::{Source, StepIdentity};
+pub use source::Source;
 
 /// Port that fetches steps from servers.
 #[async_trait]

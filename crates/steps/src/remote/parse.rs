@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use muster_job::StepReference;
+
 use super::Source;
 use super::source::without_credentials;
 use crate::expression::Dialect;
@@ -9,8 +11,6 @@ use crate::expression::Dialect;
 /// Names of the step file in a step's directory. The first that exists is used.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
 const LEGACY_STEP_FILES: [&str; 1] = ["step.yml"];
-/// Directory of the steps in a repository that is named by a text.
-const GIT_TEXT_DIR: &str = "steps";
 
 /// Reference of a step at a server as a mapping. Its texts may contain expressions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,8 +162,24 @@ impl RemoteStep {
         }
         let (url, path) = url.split_once("/-/").unwrap_or((url, ""));
         let (dir, file) = split_inside(path, dialect);
-        let dir = format!("{GIT_TEXT_DIR}/{dir}");
+        let dir = format!("{}/{dir}", StepReference::GIT_TEXT_DIR);
         Self::git(url, revision, &dir, file.unwrap_or_default(), dialect)
+    }
+
+    /// Returns the step as the rules of a policy name it.
+    #[must_use]
+    pub fn reference(&self) -> StepReference {
+        let file = match self.names.as_slice() {
+            [file] => file.as_str(),
+            _ => "",
+        };
+        let path = format!("{}/{file}", self.dir);
+        match &self.source {
+            Source::Git { url, revision } => StepReference::git(url, &path, revision),
+            Source::Oci { registry, repository, tag } => {
+                StepReference::oci(&format!("{registry}/{repository}"), tag, &path)
+            }
+        }
     }
 
     /// Returns the step at a location whose expressions have been evaluated.

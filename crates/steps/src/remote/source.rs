@@ -23,17 +23,6 @@ pub enum Source {
     },
 }
 
-/// Identity of a step, for checks against a policy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StepIdentity {
-    /// `https://host/path` of a Git repository, or `registry/repository`. It contains no credentials.
-    pub name: String,
-    /// Revision or tag, as the reference names it.
-    pub version: String,
-    /// Hash of the Git commit, or digest of the OCI index.
-    pub digest: String,
-}
-
 impl Source {
     /// Returns the name of the repository, without credentials.
     #[must_use]
@@ -51,12 +40,6 @@ impl Source {
             Self::Git { revision, .. } => revision,
             Self::Oci { tag, .. } => tag,
         }
-    }
-
-    /// Returns what the content of this source with a digest is.
-    #[must_use]
-    pub fn identity(&self, digest: &str) -> StepIdentity {
-        StepIdentity { name: self.name(), version: self.version().to_owned(), digest: digest.to_owned() }
     }
 
     /// Returns the password in the URL of the source, which must not appear in a message.

@@ -72,11 +72,15 @@ fn telemetry(variables: &[(&str, &str)]) -> Arc<Telemetry> {
 }
 
 fn step(name: &str, started_ms: u64, duration_ms: u64, outcome: SpanOutcome, steps: Vec<StepSpan>) -> StepSpan {
-    StepSpan { name: name.to_owned(), outcome, started_ms, duration_ms, exit_code: None, steps }
+    StepSpan { name: name.to_owned(), outcome, started_ms, duration_ms, exit_code: None, attributes: Vec::new(), steps }
 }
 
 fn job(context: TraceContext) -> JobSpan {
-    let inner = StepSpan { exit_code: Some(2), ..step("compile", 1_300, 10_000, SpanOutcome::Failure, Vec::new()) };
+    let inner = StepSpan {
+        exit_code: Some(2),
+        attributes: vec![("ci.step.cpu_ms", Attribute::Number(7_123))],
+        ..step("compile", 1_300, 10_000, SpanOutcome::Failure, Vec::new())
+    };
     JobSpan {
         context,
         started_ms: 1_000,
@@ -131,6 +135,8 @@ async fn job_is_exported_as_tree_of_spans() {
     assert_eq!(spans[3].parent_span_id, spans[2].span_id);
     // The clock of the step's machine is wrong, but the span stays within its stage.
     assert_eq!(spans[3].end_time_unix_nano, spans[2].end_time_unix_nano);
+    let attributes = format!("{:?}", spans[3].attributes);
+    assert!(attributes.contains("ci.step.cpu_ms") && attributes.contains("7123"), "{attributes}");
     let status = spans[0].status.as_ref().unwrap();
     assert_eq!((status.code, status.message.as_str()), (2, "script_failure"));
     telemetry.tracer.flush().await;

@@ -61,6 +61,8 @@ pub struct StepSpan {
     pub duration_ms: u64,
     /// Exit status of the step's process. `None` means that the step runs no process.
     pub exit_code: Option<i32>,
+    /// Further attributes, such as the resources that the step used.
+    pub attributes: Vec<(&'static str, Attribute)>,
     /// Steps of the stage, or nested steps.
     pub steps: Vec<StepSpan>,
 }
@@ -126,6 +128,7 @@ impl JobSpan {
         if let Some(code) = step.exit_code {
             attributes.push(attribute("ci.step.exit_code", &Attribute::Number(code.into())));
         }
+        attributes.extend(step.attributes.iter().map(|(name, value)| attribute(name, value)));
         spans.push(Span {
             trace_id: self.context.trace.0.to_vec(),
             span_id: id.0.to_vec(),

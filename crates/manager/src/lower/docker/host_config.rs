@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_config::settings::{ContainerSettings, Device, GpuRequest, Ulimit};
+use muster_job::StepLimits;
 use serde_json::{Map, Value, json};
 
 use super::super::LowerError;
@@ -68,6 +69,17 @@ pub(super) fn host_config(
     // The logs of services are read from the engine, which only some log drivers allow.
     config.set("LogConfig", json!({ "Type": "json-file", "Config": settings.log_options }));
     Ok(config.0)
+}
+
+/// Limits CPU and memory of a container to those of the operator's step policy, unless the container has lower limits.
+pub(super) fn limit(config: &mut Map<String, Value>, limits: &StepLimits) {
+    let of_policy =
+        [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];
+    for (name, limit) in of_policy {
+        let Some(limit) = limit else { continue };
+        let configured = config.get(name).and_then(Value::as_u64).filter(|value| *value > 0);
+        config.insert(name.to_owned(), json!(configured.map_or(limit, |configured| configured.min(limit))));
+    }
 }
 
 struct Fields(Map<String, Value>);

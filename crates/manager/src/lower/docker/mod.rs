@@ -176,7 +176,10 @@ fn container(
                 .to_owned(),
         ));
     }
-    let build = build(parts, docker, &names, name, warnings)?;
+    let mut build = build(parts, docker, &names, name, warnings)?;
+    if let Some(policy) = &context.runner.steps.policy {
+        host_config::limit(&mut build.host_config, &policy.limits);
+    }
     let services = services::services(parts, docker, &names, warnings)?;
     let credentials = credentials::credentials(payload, variables, &context.docker, warnings)?;
     let per_job = flags.is_on("FF_NETWORK_PER_BUILD");

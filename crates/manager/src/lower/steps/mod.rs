@@ -1,6 +1,8 @@
 //! The steps of a job, in GitLab's order and with its names.
 
+mod operator;
 mod scripts;
+pub(super) mod services;
 mod sources;
 mod transfers;
 
@@ -16,7 +18,7 @@ use super::paths::Paths;
 use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{JobContext, LowerError, cache, docker, driver, header};
+use super::{JobContext, LowerError, cache, docker, driver, header, policy};
 
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -34,9 +36,16 @@ pub(super) struct JobParts<'a> {
 /// Returns all steps. Adds warnings about parts that are left out.
 pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, settings, flags } = *parts;
+    if let Some(policy) = &context.runner.steps.policy {
+        policy::check_run_list(payload, policy)?;
+    }
     let caches = cache::entries(payload, context, paths, variables, flags, warnings)?;
     let environment = Call::builtin(&header::environment(payload, context));
     let mut steps = vec![Step::new("prepare_script", "Preparing environment", environment)];
+    if !context.runner.uses_containers() {
+        steps.extend(services::steps(parts));
+    }
+    steps.extend(operator::before(parts));
     // A resumed environment has the sources as the previous job left them.
     if !suspension::is_resumed(payload, &context.runner) {
         steps.push(sources::get_sources(payload, context, variables, settings, flags)?);
@@ -46,6 +55,7 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     steps.extend(scripts::scripts(payload, context, variables, settings, flags)?);
     steps.extend(transfers::save_caches(&caches));
     steps.extend(transfers::uploads(parts));
+    steps.extend(operator::after(parts));
     let checkout = if flags.is_on("FF_ENABLE_JOB_CLEANUP") { settings.strategy.clone() } else { String::new() };
     let cleanup = Cleanup {
         checkout,

@@ -2,6 +2,7 @@
 
 mod caches;
 mod driver;
+mod operator;
 mod runner;
 mod share;
 mod size;

@@ -1,7 +1,7 @@
 //! Services beside the build container, on the default bridge and on other networks.
 
 use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, ImageSpec, ServiceSpec};
-use muster_agent_api::result::Outcome;
+use muster_agent_api::result::{Outcome, StepStatus};
 
 use super::harness::{Host, IMAGE, failed, job, script};
 
@@ -61,6 +61,8 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
         assert!(log.contains("Waiting for services to be up and running (timeout 30 seconds)..."), "{log}");
         assert!(log.ends_with("served\nserved\n\u{1b}[32;1mJob succeeded\u{1b}[0;m\n"), "{log}");
         assert!(!log.contains("WARNING"), "{log}");
+        let steps: Vec<_> = result.tree.steps[0].steps.iter().map(|step| (step.name.as_str(), step.status)).collect();
+        assert_eq!(steps[0], ("service muster-test/service:1", StepStatus::Success), "{steps:?}");
         assert_eq!(host.objects("net-"), "", "objects of the job are left");
         host.close().await;
     }
@@ -78,6 +80,10 @@ async fn service_that_exits_is_a_warning_with_its_output() {
     );
     assert!(log.contains("Health check error:\nservice \"exiting-service-0\" exited with code 3\n"), "{log}");
     assert!(log.contains("Service container logs:\nno database here\n"), "{log}");
+    let service = &result.tree.steps[0].steps[0];
+    assert_eq!((service.name.as_str(), service.status), ("service muster-test/service:1", StepStatus::Failure));
+    assert_eq!(service.exit_code, Some(3));
+    assert_eq!(service.message, "it exited with code 3; the end of its output: no database here");
 }
 
 #[tokio::test]

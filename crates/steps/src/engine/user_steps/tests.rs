@@ -49,6 +49,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         environment: processes.environment().to_vec(),
         variables,
         settings,
+        policy: None,
         work_dir: dir.path(),
         temp_dir: temp.path(),
         exports: Mutex::default(),

@@ -7,6 +7,7 @@ mod custom;
 mod fleets;
 mod instance_jobs;
 mod instances;
+mod operator_steps;
 mod shared_limits;
 mod single;
 mod ssh;

@@ -1,0 +1,29 @@
+//! Inputs of the step that starts a service on the machine of the job.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::Inputs;
+
+/// Starts a process that serves the job, and waits until it accepts connections. It is terminated with the job.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HostService {
+    /// Name and version of the service for the log, such as `postgres:16`.
+    pub title: String,
+    /// Number of the service in its job. Its working directory, which is empty at the start, has this number in its name.
+    pub index: u32,
+    /// Program of the operator with its arguments.
+    pub command: Vec<String>,
+    /// Variables of the service in addition to those of the job.
+    pub env: BTreeMap<String, String>,
+    /// TCP port on the loopback address that the service must accept connections on. 0 means that nothing is checked.
+    pub port: u16,
+    /// Maximum time until the service accepts connections, in milliseconds.
+    pub timeout_ms: u64,
+}
+
+impl Inputs for HostService {
+    const BUILTIN: &'static str = "service";
+}

@@ -1,0 +1,205 @@
+//! Steps that the operator adds around a job, the step policy, and the resource usage of steps.
+
+use std::collections::BTreeMap;
+
+use muster_agent_api::result::{JobResult, Outcome, StepStatus};
+use muster_job::{PolicyRule, StepLimits, StepPolicy};
+use serde_json::json;
+
+use crate::harness::*;
+use muster_agent_api::builtin::Script;
+use muster_agent_api::plan::{Call, Step, When};
+
+/// Returns a step of the operator.
+fn operator(name: &str, commands: &[&str]) -> Step {
+    let commands = commands.iter().map(ToString::to_string).collect();
+    let env = BTreeMap::from([("OWN".to_owned(), "it's mine".to_owned())]);
+    let mut step = Step::new(name, name, Call::builtin(&Script { commands, env, ..Script::default() }));
+    step.policy.by_operator = true;
+    step
+}
+
+fn after(name: &str, commands: &[&str], required: bool) -> Step {
+    let mut step = operator(name, commands);
+    step.policy.when = When::Finally;
+    step.policy.allow_failure = !required;
+    step.policy.timeout_ms = 60_000;
+    step
+}
+
+#[tokio::test]
+async fn failure_before_the_job_is_a_system_failure_with_its_own_text() {
+    let mut agent = Agent::start().await;
+    let steps = vec![
+        operator("operator_before_audit", &["echo \"owned by $OWN\"; exit 3"]),
+        script(&["echo never"]),
+        after_script(&["echo never"]),
+        after("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false),
+    ];
+    let (log, result) = agent.complete(&agent.plan(steps)).await;
+    assert_eq!(failure(&result), ("runner_system_failure".to_owned(), None));
+    let text = "ERROR: Job failed (system failure): the step `operator_before_audit` that the operator added to each job of this runner \
+                failed: exit status 3";
+    assert!(log.contains(text) && log.contains("\nowned by it's mine\n"), "{log}");
+    assert!(!log.contains("\nnever\n") && log.contains("\njob is failed\n"), "{log}");
+    assert_eq!(
+        states(&result)[1..],
+        [
+            ("operator_before_audit", StepStatus::Failure),
+            ("step_script", StepStatus::Skipped),
+            ("after_script", StepStatus::Skipped),
+            ("operator_after_report", StepStatus::Success)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn steps_after_the_job_run_whatever_its_result_is() {
+    let mut agent = Agent::start().await;
+    let report = || after("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false);
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["exit 7"]), report()])).await;
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)));
+    assert!(log.contains("\njob is failed\n"), "{log}");
+
+    let mut plan = agent.plan(vec![script(&["sleep 600"]), report()]);
+    plan.timeout_ms = 500;
+    let (log, result) = agent.complete(&plan).await;
+    assert_eq!(failure(&result).0, "job_execution_timeout");
+    assert!(log.contains("\njob is timedout\n"), "{log}");
+
+    agent.run("2-1", &agent.plan(vec![script(&["echo ready; sleep 600"]), report()]), &[]).await;
+    agent.log_until("2-1", "\nready\n").await;
+    agent.cancel("2-1").await;
+    let (result, log) = (agent.wait("2-1").await, agent.log("2-1").await);
+    assert_eq!(failure(&result).0, "job_canceled");
+    assert!(log.contains("\njob is canceled\n"), "{log}");
+}
+
+#[tokio::test]
+async fn failure_after_the_job_is_reported_and_fails_it_only_if_required() {
+    let mut agent = Agent::start().await;
+    let failing = |required| after("operator_after_report", &["exit 4"], required);
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["true"]), failing(false)])).await;
+    assert_eq!(result.outcome, Outcome::Success);
+    assert!(log.contains("WARNING: operator_after_report failed, but the job continues: "), "{log}");
+    assert_eq!(states(&result)[2], ("operator_after_report", StepStatus::Failure));
+
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["true"]), failing(true)])).await;
+    assert_eq!(failure(&result).0, "runner_system_failure");
+    assert!(log.contains("the step `operator_after_report` that the operator added"), "{log}");
+
+    let (log, result) = agent.complete(&agent.plan(vec![script(&["exit 7"]), failing(true)])).await;
+    assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the first failure counts");
+    assert!(log.contains("WARNING: the step `operator_after_report` that the operator added"), "{log}");
+}
+
+#[tokio::test]
+async fn step_of_a_list_has_its_own_usage() {
+    let mut agent = Agent::start().await;
+    let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; dd if=/dev/zero of=file bs=1M count=4 conv=fsync 2>/dev/null";
+    let list = json!([{ "name": "busy", "script": busy }, { "name": "idle", "script": "true" }]);
+    let (_, result) = agent.complete(&agent.plan(vec![step("step_run", When::OnSuccess, Call::Run(list))])).await;
+    let run = &result.tree.steps[1];
+    let [busy, idle] = [0, 1].map(|index| run.steps[index].used.expect("a process ran"));
+    assert!(busy.cpu_ms > idle.cpu_ms && busy.cpu_ms > Some(20), "{busy:?} {idle:?}");
+    assert!(busy.memory_bytes > Some(100_000), "{busy:?}");
+    assert!(busy.written_bytes >= Some(4 << 20) && idle.written_bytes < Some(1 << 20), "{busy:?} {idle:?}");
+    let total = run.used.unwrap();
+    assert_eq!(total.cpu_ms, Some(busy.cpu_ms.unwrap() + idle.cpu_ms.unwrap()));
+    assert_eq!(result.tree.steps[0].used, None, "no process ran");
+    assert!(result.used.unwrap().written_bytes >= total.written_bytes);
+}
+
+fn policy(limits: StepLimits) -> StepPolicy {
+    StepPolicy { file: "/etc/muster/policy.toml".to_owned(), limits, ..StepPolicy::default() }
+}
+
+#[tokio::test]
+async fn policy_is_checked_when_a_nested_step_is_loaded() {
+    let mut agent = Agent::start().await;
+    let nested = "{}\n---\nrun:\n  - {name: inner, step: ../denied}\n";
+    for (dir, text) in [("allowed", nested), ("denied", "{}\n---\nexec: {command: [echo, never]}\n")] {
+        std::fs::create_dir_all(agent.project().join("ci").join(dir)).unwrap();
+        std::fs::write(agent.project().join("ci").join(dir).join("step.yml"), text).unwrap();
+    }
+    let rule = PolicyRule { line: 5, pattern: "local:./ci/denied".to_owned(), ..PolicyRule::default() };
+    for list in [
+        json!([{ "name": "outer", "step": "./ci/allowed" }]),
+        json!([{ "name": "outer", "step": "./${{ vars.DIR }}/ci/denied" }]),
+    ] {
+        let mut plan = agent.plan(vec![step("step_run", When::OnSuccess, Call::Run(list.clone()))]);
+        plan.step_policy = Some(StepPolicy { rules: vec![rule.clone()], ..policy(StepLimits::default()) });
+        agent.run("1-1", &plan, &[variable("DIR", ".")]).await;
+        let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+        assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
+        let message = "does not allow `local:./ci/denied`: `deny = \"local:./ci/denied\"` at /etc/muster/policy.toml:5";
+        assert!(log.contains(message) && !log.contains("\nnever\n"), "{log}");
+        agent.close("1-1").await;
+
+        // The operator's own steps need no permission.
+        plan.steps[1].policy.by_operator = true;
+        agent.run("1-2", &plan, &[variable("DIR", ".")]).await;
+        let (result, log) = (agent.wait("1-2").await, agent.log("1-2").await);
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        agent.close("1-2").await;
+    }
+}
+
+/// Runs steps with limits. `None` means that this machine does not permit them.
+async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, JobResult)> {
+    let mut agent = Agent::start().await;
+    let mut plan = agent.plan(steps);
+    plan.step_policy = Some(policy(limits));
+    let (log, result) = agent.complete(&plan).await;
+    if log.contains("cannot be enforced here") {
+        assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
+        muster_test_needs::missing(log);
+        return None;
+    }
+    Some((log, result))
+}
+
+#[tokio::test]
+async fn processes_of_the_author_have_no_network() {
+    let limits = StepLimits { no_network: true, ..StepLimits::default() };
+    let interfaces = |name: &str| format!("echo {name} $(tail -n +3 /proc/net/dev | cut -d: -f1)");
+    let ping = "python3 -c 'import socket; s=socket.create_server((\"127.0.0.1\",0)); socket.create_connection(s.getsockname()); print(\"loopback works\")'";
+    let list = json!([{ "name": "inner", "script": interfaces("list") }]);
+    let steps = vec![
+        operator("operator_before_x", &[&interfaces("operator")]),
+        script(&[&interfaces("script"), ping]),
+        step("step_run", When::OnSuccess, Call::Run(list)),
+        after_script(&[&interfaces("after")]),
+    ];
+    let Some((log, result)) = run_limited(limits, steps).await else { return };
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    for step in ["script", "list", "after"] {
+        assert!(log.contains(&format!("\n{step} lo\n")), "{step}: {log}");
+    }
+    assert!(log.contains("loopback works"), "{log}");
+    // The operator's step sees what this process sees.
+    let host = std::fs::read_to_string("/proc/net/dev").unwrap();
+    let host: Vec<_> = host.lines().skip(2).map(|line| line.split(':').next().unwrap().trim()).collect();
+    assert!(log.contains(&format!("\noperator {}\n", host.join(" "))), "{host:?} {log}");
+}
+
+#[tokio::test]
+async fn files_of_the_author_have_a_maximum_size() {
+    let limits = StepLimits { file_bytes: Some(1 << 20), ..StepLimits::default() };
+    let write =
+        |name: &str| format!("dd if=/dev/zero of={name} bs=1M count=2 2>/dev/null; echo {name} $(stat -c %s {name})");
+    let steps =
+        vec![operator("operator_before_x", &[&write("free")]), script(&[&format!("set +e; {}", write("limited"))])];
+    let Some((log, _)) = run_limited(limits, steps).await else { return };
+    assert!(log.contains("\nlimited 1048576\n") && log.contains("\nfree 2097152\n"), "{log}");
+}
+
+#[tokio::test]
+async fn memory_of_the_author_is_limited_and_the_log_says_so() {
+    let limits = StepLimits { memory_bytes: Some(32 << 20), cpu_milli: Some(500), ..StepLimits::default() };
+    let steps = vec![script(&["echo begun", "python3 -c 'x = bytearray(200 << 20)'"]), after_script(&["echo after"])];
+    let Some((log, result)) = run_limited(limits, steps).await else { return };
+    assert_eq!(failure(&result).0, "script_failure", "{log}");
+    assert!(log.contains("\nbegun\n"), "{log}");
+    assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
+}

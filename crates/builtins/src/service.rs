@@ -1,0 +1,140 @@
+//! `builtin://service`: starts a process of the operator that serves the job, such as a database, on the machine of the job.
+//!
+//! ```text
+//! port is free -> process starts in an empty directory -> port accepts a connection -> the job's steps -> process terminated
+//! ```
+//!
+//! Its processes are a separate set that is recorded with the job, so the next agent terminates them if this one is killed.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_agent_api::builtin::HostService;
+use muster_job::TerminationCause;
+use muster_steps::builtin::Builtin;
+use muster_steps::engine::StartTime;
+use muster_steps::failure::Failure;
+use muster_steps::log::Log;
+use muster_steps::process::{Command, ProcessEnd};
+use muster_steps::stop::StopToken;
+use muster_steps::style;
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::running_service::{RunningService, Tail};
+use crate::share;
+
+/// Delay between two attempts to connect. A service does not announce that it is ready.
+const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
+
+#[async_trait]
+impl Builtin<Context> for HostService {
+    async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
+        context.print(&style::plain(&format!("Starting service {}...", self.title)));
+        if self.accepts_connection().await {
+            return Err(Failure::System(format!(
+                "port {} of the service {} is already in use on this machine; let the runner run one job at a time (`limit = 1`), or stop the \
+                 other program",
+                self.port, self.title
+            )));
+        }
+        let mut service = self.start(context, stop).await?;
+        let ready = self.wait_until_ready(&service, stop).await;
+        service.is_reported = ready.is_err();
+        context.services.lock().push(service);
+        ready
+    }
+}
+
+trait Start {
+    async fn start(&self, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure>;
+    async fn wait_until_ready(&self, service: &RunningService, stop: &StopToken) -> Result<(), Failure>;
+    async fn accepts_connection(&self) -> bool;
+}
+
+impl Start for HostService {
+    async fn start(&self, context: &Arc<Context>, stop: &StopToken) -> Result<RunningService, Failure> {
+        let [program, args @ ..] = self.command.as_slice() else {
+            return Err(Failure::Configuration(format!("the service {} has no command", self.title)));
+        };
+        let work_dir = context.temp_dir.join(format!("service-{}", self.index));
+        let created = work_dir.clone();
+        blocking(&**context, "creating the directory of a service", stop, move || {
+            fs::create_dir_all(&created).map_err(Failure::io("failed to create the directory of a service"))
+        })
+        .await?;
+        let processes = context.processes.separate_set(&format!("service-{}", self.index));
+        let processes = processes.map_err(Failure::io("failed to prepare the processes of a service"))?;
+        let mut env = context.environment();
+        env.extend(self.env.iter().map(|(key, value)| (key.into(), value.into())));
+        let args = args.iter().map(Into::into).collect();
+        let command = Command { program: program.into(), args, env, work_dir: Some(work_dir), ..Command::default() };
+        let (report_end, ended) = watch::channel(None);
+        let (service_stop, output) = (StopToken::new(), Arc::new(Tail::default()));
+        let (stopped, log, grace, owner) =
+            (service_stop.clone(), Arc::clone(&output), context.grace, Arc::clone(context));
+        let start = StartTime::now();
+        let watcher = tokio::spawn(async move {
+            let log: Arc<dyn Log> = log;
+            let end = match processes.run(command, &log, &stopped, grace).await {
+                Ok(ProcessEnd::Exited(status)) => format!("it ended with {status}"),
+                Ok(ProcessEnd::Stopped(_)) => "it was terminated".to_owned(),
+                Err(error) => Failure::from(error).to_string(),
+            };
+            processes.finish(grace).await;
+            owner.delegated_usage.lock().push(share::usage(&processes, start.elapsed()));
+            report_end.send_replace(Some(end));
+        });
+        let title = self.title.clone();
+        Ok(RunningService { title, stop: service_stop, output, ended, watcher, is_reported: false })
+    }
+
+    async fn wait_until_ready(&self, service: &RunningService, stop: &StopToken) -> Result<(), Failure> {
+        if self.port == 0 {
+            return Ok(());
+        }
+        let limit = Duration::from_millis(self.timeout_ms);
+        let connected = async {
+            while !self.accepts_connection().await {
+                tokio::time::sleep(CONNECT_RETRY_DELAY).await;
+            }
+        };
+        let failed = |message: &str| Err(Failure::System(service.output.after(message)));
+        tokio::select! {
+            biased;
+            cause = stop.stopped() => Err(Failure::Stopped(cause)),
+            end = service.end() => failed(&end),
+            ready = tokio::time::timeout(limit, connected) => match ready {
+                Ok(()) => Ok(()),
+                Err(_) => {
+                    failed(&format!("it did not accept a connection on port {} within {} s", self.port, limit.as_secs()))
+                }
+            },
+        }
+    }
+
+    async fn accepts_connection(&self) -> bool {
+        self.port != 0 && TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).await.is_ok()
+    }
+}
+
+/// Terminates the services of a job. A service that ended before its job is a warning in the log.
+pub(crate) async fn terminate(context: &Context) {
+    let services = std::mem::take(&mut *context.services.lock());
+    for service in services {
+        let ended = service.ended.borrow().clone();
+        if let Some(end) = ended.filter(|_| !service.is_reported) {
+            let message = format!("The service {} ended before the job: {end}", service.title);
+            context.print(&style::warning(&service.output.after(&message)));
+        }
+        service.stop.stop(TerminationCause::ManagerShutdown);
+        if let Err(error) = service.watcher.await {
+            tracing::error!(%error, "the task that watches a service panicked");
+        }
+    }
+}

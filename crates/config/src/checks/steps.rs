@@ -1,0 +1,87 @@
+//! Checks of the steps of the operator and of the step policy (check C111).
+
+use super::super::problem::Problem;
+use super::super::steps;
+use super::Check;
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        let (_, problems) = steps::read(&runner.table, &runner.executor, check.facts.files_checked);
+        for problem in problems {
+            let span = match problem.step.map(|(list, index)| (format!("steps.{list}"), index)) {
+                Some((list, index)) => {
+                    let table = runner.table.tables(&list).get(index);
+                    table.map_or_else(|| runner.table.span_of(&list), |table| table.header.clone())
+                }
+                None => runner.table.span_of("steps.policy"),
+            };
+            let message = format!("{}; this runner requests no jobs", problem.message);
+            let found = Problem::new("C111", message).of(runner.index, &runner.name);
+            check.add(found.at(&span).help(problem.help));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, count, found, found_with};
+
+    fn runner(steps: &str) -> String {
+        format!("[[runners]]\nname=\"a\"\nurl=\"https://g.example\"\ntoken=\"t\"\nexecutor=\"shell\"\n{steps}")
+    }
+
+    #[test]
+    fn invalid_step_of_the_operator_is_reported_at_its_table() {
+        let step = |keys: &str| runner(&format!("[[runners.steps.before]]\n{keys}\n"));
+        clean("C111", &step("name = \"audit\"\nscript = [\"id\", \"date\"]\nenv = { A = \"1\" }\ntimeout = \"30s\""));
+        clean("C111", &step("name = \"audit\"\nstep = \"/opt/steps/audit\"\n[runners.steps.before.inputs]\nlevel = 3"));
+        for (keys, message) in [
+            ("script = \"id\"", "is not a valid name"),
+            ("name = \"a-b\"\nscript = \"id\"", "`a-b` is not a valid name"),
+            ("name = \"a\"", "needs either `script` or `step`"),
+            ("name = \"a\"\nscript = \"id\"\nstep = \"/x\"", "needs either `script` or `step`"),
+            ("name = \"a\"\nstep = \"./x\"", "whose content the job controls"),
+            ("name = \"a\"\nscript = \"id\"\nenv = { \"A-B\" = \"1\" }", "`A-B` is not a valid variable"),
+            ("name = \"a\"\nscript = \"id\"\n[runners.steps.before.inputs]\nx = 1", "a script has no inputs"),
+        ] {
+            let rendered = found("C111", &step(keys));
+            assert!(rendered.starts_with("6:") && rendered.contains(message), "{rendered}");
+            assert!(rendered.contains("this runner requests no jobs"), "{rendered}");
+        }
+        let twice = "[[runners.steps.after]]\nname = \"a\"\nscript = \"id\"\n".repeat(2);
+        assert!(found("C111", &runner(&twice)).contains("two steps after the job have the name `a`"));
+    }
+
+    #[test]
+    fn custom_executor_has_no_steps_of_the_operator() {
+        let steps = "[[runners.steps.after]]\nname = \"a\"\nscript = \"id\"\n";
+        let text = runner(steps).replace("\"shell\"", "\"custom\"");
+        assert!(found("C111", &text).contains("custom executor supports neither"));
+        assert_eq!(count("C111", &runner(steps)), 0);
+    }
+
+    #[test]
+    fn problem_of_a_policy_names_file_and_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.toml");
+        let text = runner(&format!("[runners.steps]\npolicy = \"{}\"\n", path.display()));
+        let problem = || found_with("C111", &text, |facts| facts.files_checked = true);
+        assert!(problem().contains("failed to read the step policy"), "{}", problem());
+        for (policy, line, message) in [
+            ("default = \"deny\"\n[[rules]]\nallow = \"gitt:**\"", 3, "matches no step"),
+            ("[[rules]]\nallow = \"git:[\"", 2, "is not a valid pattern"),
+            ("default = \"no\"", 1, "is not a valid default"),
+            ("\n[limits]\nnetwork = \"some\"", 3, "is not a valid value of `network`"),
+            ("[limits]\ncpu = \"many\"", 2, "is not a valid value of `cpu`"),
+            ("[limits]\ndisk = \"1g\"", 2, "no kernel limits the disk space"),
+            ("[limits]\nmemroy = \"1g\"", 2, "unknown field `memroy`"),
+            ("[[before]]\nname = \"x\"\n", 1, "needs either `script` or `step`"),
+            ("[[rules]]\ndeny = ", 2, ""),
+        ] {
+            std::fs::write(&path, policy).unwrap();
+            let rendered = problem();
+            assert!(rendered.contains(&format!("policy.toml:{line}: ")), "{rendered}");
+            assert!(rendered.contains(message) && rendered.contains("requests no jobs"), "{rendered}");
+        }
+    }
+}

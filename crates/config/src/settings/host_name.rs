@@ -1,0 +1,9 @@
+//! Name of this machine.
+
+/// Returns the name of this machine, for log lines.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "this machine".to_owned() } else { name.to_owned() }
+}

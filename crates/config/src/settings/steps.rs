@@ -1,0 +1,78 @@
+//! `[runners.steps]`: steps that the operator adds to each job, and the policy for the steps of jobs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_job::StepPolicy;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Steps of the operator, and the policy. Stored with a job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepsSettings {
+    /// Steps before each job, in order.
+    pub before: Vec<OperatorStep>,
+    /// Steps after each job, in order.
+    pub after: Vec<OperatorStep>,
+    /// Programs that stand for services of jobs without containers.
+    pub services: Vec<HostServiceSettings>,
+    /// Rules and limits for the steps of jobs. `None` means that there are none.
+    pub policy: Option<StepPolicy>,
+    /// Problem of a step or of the policy file. While there is one, the runner requests no jobs.
+    pub problem: Option<String>,
+}
+
+impl StepsSettings {
+    pub(super) fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A step that the operator adds to each job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OperatorStep {
+    /// Name, which is an identifier of the step language.
+    pub name: String,
+    /// What the step does.
+    pub action: OperatorAction,
+    /// Environment variables of the step.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Maximum time for the step.
+    pub timeout: Duration,
+    /// Whether a failure is a system failure of the job, and not only a warning.
+    pub required: bool,
+}
+
+/// Action of an [`OperatorStep`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OperatorAction {
+    /// Shell commands.
+    Script(Vec<String>),
+    /// A step with a step file.
+    Step {
+        /// Reference of the step.
+        reference: String,
+        /// Inputs of the step. They may contain expressions.
+        inputs: Map<String, Value>,
+    },
+}
+
+/// A program of the operator that stands for services of jobs without containers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HostServiceSettings {
+    /// Pattern of the images of `services:`.
+    pub image: String,
+    /// Program with its arguments.
+    pub command: Vec<String>,
+    /// Environment variables of the program.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// TCP port that the program must accept connections on. 0 means that nothing is checked.
+    #[serde(default)]
+    pub port: u16,
+    /// Maximum time until the program accepts connections.
+    pub timeout: Duration,
+}

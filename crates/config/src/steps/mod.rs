@@ -1,0 +1,212 @@
+//! Reads `[runners.steps]`: the steps of the operator, and the file with the policy for the steps of jobs.
+
+mod policy;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Map, Value as Json};
+
+use super::problem::shown_name;
+use super::tree::{Table, Value, json};
+use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
+
+/// Default of `timeout` of a step.
+const TIMEOUT: Duration = Duration::from_secs(300);
+/// Default of `timeout` of a service.
+const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A problem of `[runners.steps]`.
+pub(super) struct Invalid {
+    /// Index of the step in `before` or `after`, and the name of that list. `None` means that the problem is about the policy file.
+    pub(super) step: Option<(&'static str, usize)>,
+    /// What is wrong.
+    pub(super) message: String,
+    /// What to do.
+    pub(super) help: String,
+}
+
+/// Place of a step of the operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Position {
+    Before,
+    After,
+}
+
+impl Position {
+    fn key(self) -> &'static str {
+        match self {
+            Self::Before => "before",
+            Self::After => "after",
+        }
+    }
+}
+
+/// A step of the operator as it is written in a file.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    name: String,
+    #[serde(deserialize_with = "policy::one_or_more")]
+    script: Vec<String>,
+    step: Option<String>,
+    inputs: Map<String, Json>,
+    env: BTreeMap<String, String>,
+    timeout: Option<String>,
+    required: Option<bool>,
+}
+
+/// Returns the settings of an entry, with all problems. `may_read` tells whether to read the policy file.
+pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSettings, Vec<Invalid>) {
+    let Some(table) = runner.table("steps") else { return (StepsSettings::default(), Vec::new()) };
+    let mut problems = Vec::new();
+    let mut list = |position: Position| {
+        let written = table.tables(position.key()).iter().map(of_table);
+        let (steps, invalid) = checked(written, position, position == Position::Before);
+        problems.extend(invalid.into_iter().map(|(index, message, help)| Invalid {
+            step: Some((position.key(), index)),
+            message,
+            help,
+        }));
+        steps
+    };
+    let mut settings =
+        StepsSettings { before: list(Position::Before), after: list(Position::After), ..StepsSettings::default() };
+    for (index, written) in table.tables("services").iter().enumerate() {
+        match service(written) {
+            Ok(service) => settings.services.push(service),
+            Err((message, help)) => problems.push(Invalid { step: Some(("services", index)), message, help }),
+        }
+    }
+    if !settings.services.is_empty() && CONTAINER_EXECUTORS.contains(&executor) {
+        let message = "services of jobs in containers are containers, and not programs of the operator".to_owned();
+        let help = "remove [[runners.steps.services]], or use another executor".to_owned();
+        problems.push(Invalid { step: Some(("services", 0)), message, help });
+    }
+    if let Some(path) = table.str("policy").filter(|_| may_read) {
+        match policy::read(Path::new(path)) {
+            Ok(file) => {
+                // The steps of the policy surround those of the entry, which may belong to another person.
+                settings.before.splice(0..0, file.before);
+                settings.after.extend(file.after);
+                settings.policy = Some(file.policy);
+            }
+            Err((message, help)) => problems.push(Invalid { step: None, message, help }),
+        }
+    }
+    let is_used = !settings.before.is_empty() || !settings.after.is_empty() || settings.policy.is_some();
+    if executor == "custom" && is_used {
+        let message = "the custom executor supports neither steps of the operator nor a step policy".to_owned();
+        let help = "remove [runners.steps], and let the programs of the driver do this work".to_owned();
+        problems.push(Invalid { step: None, message, help });
+    }
+    settings.problem = problems.first().map(|problem| format!("{}; {}", problem.message, problem.help));
+    (settings, problems)
+}
+
+fn of_table(table: &Table) -> Written {
+    let owned = |key: &str| table.str(key).map(str::to_owned);
+    let inputs = match table.node("inputs").map(|node| &node.value) {
+        Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
+        _ => Map::new(),
+    };
+    Written {
+        name: owned("name").unwrap_or_default(),
+        script: table.strings("script").map(|(line, _)| line.to_owned()).collect(),
+        step: owned("step"),
+        inputs,
+        env: env(table),
+        timeout: table.time("timeout").map(|timeout| format!("{}ns", timeout.as_nanos())),
+        required: table.bool("required"),
+    }
+}
+
+fn env(table: &Table) -> BTreeMap<String, String> {
+    let entries = table.table("env").into_iter().flat_map(Table::entries);
+    let texts = entries.filter_map(|(key, node)| match &node.value {
+        Value::Str(value) => Some((key.to_owned(), value.clone())),
+        _ => None,
+    });
+    texts.collect()
+}
+
+fn service(table: &Table) -> Result<HostServiceSettings, (String, String)> {
+    let image = table.str("image").unwrap_or_default();
+    let command: Vec<String> = table.strings("command").map(|(word, _)| word.to_owned()).collect();
+    let port = table.int("port").unwrap_or_default();
+    let shown = shown_name(image);
+    if let Err(error) = muster_job::check_pattern(image) {
+        let message = format!("`{shown}` is not a valid pattern of images: {error}");
+        return Err((message, "write for example \"postgres:*\"".to_owned()));
+    }
+    if image.is_empty() || command.is_empty() {
+        let message = "a service of the operator needs `image` and `command`".to_owned();
+        return Err((message, "set both".to_owned()));
+    }
+    let Ok(port) = u16::try_from(port) else {
+        return Err((format!("{port} is not a valid port"), "write a number from 1 to 65535".to_owned()));
+    };
+    let timeout = table.time("timeout").unwrap_or(SERVICE_TIMEOUT);
+    Ok(HostServiceSettings { image: image.to_owned(), command, env: env(table), port, timeout })
+}
+
+/// Returns the valid steps, and the index, message and help of each problem. `required` is the default of the key of that name.
+fn checked(
+    written: impl Iterator<Item = Written>,
+    position: Position,
+    required: bool,
+) -> (Vec<OperatorStep>, Vec<(usize, String, String)>) {
+    let (mut steps, mut problems, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
+    for (index, step) in written.enumerate() {
+        match checked_step(step, position, required) {
+            Ok(step) if !names.insert(step.name.clone()) => {
+                let message = format!("two steps {} the job have the name `{}`", position.key(), step.name);
+                problems.push((index, message, "give each step a name of its own".to_owned()));
+            }
+            Ok(step) => steps.push(step),
+            Err((message, help)) => problems.push((index, message, help)),
+        }
+    }
+    (steps, problems)
+}
+
+fn checked_step(step: Written, position: Position, is_required: bool) -> Result<OperatorStep, (String, String)> {
+    let Written { name, script, step, inputs, env, timeout, required } = step;
+    let invalid = |message: String, help: &str| Err((message, help.to_owned()));
+    let is_identifier = |text: &str| {
+        let mut characters = text.chars();
+        characters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+            && characters.all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let shown = shown_name(&name);
+    if !is_identifier(&name) {
+        return invalid(
+            format!("`{shown}` is not a valid name of a step {} the job", position.key()),
+            "set `name` to a letter or underscore, followed by letters, digits and underscores",
+        );
+    }
+    if let Some(key) = env.keys().find(|key| !is_identifier(key)) {
+        return invalid(format!("step `{shown}`: `{}` is not a valid variable", shown_name(key)), "rename it");
+    }
+    let action = match (script.is_empty(), step) {
+        (false, None) if inputs.is_empty() => OperatorAction::Script(script),
+        (false, None) => {
+            return invalid(format!("step `{shown}`: a script has no inputs"), "write them to `env`");
+        }
+        (true, Some(reference)) if reference.trim().starts_with('.') => {
+            return invalid(
+                format!("step `{shown}` is relative to the job's directory, whose content the job controls"),
+                "use an absolute path, or a git or OCI reference",
+            );
+        }
+        (true, Some(reference)) => OperatorAction::Step { reference, inputs },
+        _ => return invalid(format!("step `{shown}` needs either `script` or `step`"), "set one of the two"),
+    };
+    let timeout = match timeout.as_deref().map(muster_job::GoDuration::parse) {
+        None => TIMEOUT,
+        Some(Some(muster_job::GoDuration::NonNegative(timeout))) if !timeout.is_zero() => timeout,
+        Some(_) => return invalid(format!("step `{shown}`: the timeout is not valid"), "write for example \"90s\""),
+    };
+    Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(is_required) })
+}

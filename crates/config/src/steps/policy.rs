@@ -1,0 +1,182 @@
+//! Reads the file of `[runners.steps] policy`.
+
+use std::ops::Range;
+use std::path::Path;
+
+use muster_job::{PolicyRule, StepLimits, StepPolicy, check_pattern};
+use muster_taskscaler::resources::{cpu_milli, memory_bytes};
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use super::{Position, Written, checked};
+use crate::settings::OperatorStep;
+
+/// A valid policy file.
+pub(super) struct PolicyFile {
+    pub(super) policy: StepPolicy,
+    /// Required steps before each job.
+    pub(super) before: Vec<OperatorStep>,
+    /// Required steps after each job.
+    pub(super) after: Vec<OperatorStep>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    default: Option<Spanned<String>>,
+    #[serde(default)]
+    rules: Vec<Rule>,
+    #[serde(default)]
+    before: Vec<Spanned<Written>>,
+    #[serde(default)]
+    after: Vec<Spanned<Written>>,
+    #[serde(default)]
+    limits: Limits,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    allow: Option<Spanned<String>>,
+    deny: Option<Spanned<String>>,
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Limits {
+    network: Option<Spanned<String>>,
+    cpu: Option<Spanned<String>>,
+    memory: Option<Spanned<String>>,
+    file_size: Option<Spanned<String>>,
+    disk: Option<Spanned<String>>,
+}
+
+/// A problem of the text: its location, a message and the remedy.
+type Problem = (Option<Range<usize>>, String, String);
+
+/// Returns the content of the file.
+///
+/// # Errors
+/// Message with file and line, and the remedy.
+pub(super) fn read(path: &Path) -> Result<PolicyFile, (String, String)> {
+    let text = crate::text_file::read(path).map_err(|error| {
+        let help = "create the file, or fix its path and its permissions".to_owned();
+        (format!("failed to read the step policy {}: {error}", path.display()), help)
+    })?;
+    parse(&text, path).map_err(|(span, message, help)| {
+        let line = span.map(|span| format!(":{}", line(&text, span.start))).unwrap_or_default();
+        (format!("{}{line}: {message}", path.display()), help)
+    })
+}
+
+/// Returns the number of the line that contains the byte.
+fn line(text: &str, at: usize) -> u64 {
+    let before = text.as_bytes().get(..at).unwrap_or_default();
+    before.iter().fold(1, |line, byte| line + u64::from(*byte == b'\n'))
+}
+
+fn parse(text: &str, path: &Path) -> Result<PolicyFile, Problem> {
+    let File { default, rules, before, after, limits } = toml::from_str(text).map_err(|error| {
+        let help = "see docs/reference/step-policy.md for the keys of a policy".to_owned();
+        (error.span(), error.message().to_owned(), help)
+    })?;
+    let denied_by_default = match default.as_ref().map(|default| default.get_ref().as_str()) {
+        None | Some("allow") => None,
+        Some("deny") => default.as_ref().map(|default| line(text, default.span().start)),
+        Some(other) => {
+            let message = format!("{other:?} is not a valid default");
+            return Err((default.map(|default| default.span()), message, "write \"allow\" or \"deny\"".to_owned()));
+        }
+    };
+    let policy = StepPolicy {
+        file: path.display().to_string(),
+        rules: rules.into_iter().map(|rule| checked_rule(rule, text)).collect::<Result<_, _>>()?,
+        denied_by_default,
+        limits: checked_limits(limits)?,
+    };
+    Ok(PolicyFile { policy, before: steps(before, Position::Before)?, after: steps(after, Position::After)? })
+}
+
+fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
+    const KINDS: [&str; 6] = ["local:", "git:", "oci:", "builtin:", "script", "*"];
+    let (pattern, is_allowed) = match (rule.allow, rule.deny) {
+        (Some(pattern), None) => (pattern, true),
+        (None, Some(pattern)) => (pattern, false),
+        (both, _) => {
+            let message = "a rule needs either `allow` or `deny`".to_owned();
+            return Err((both.map(|pattern| pattern.span()), message, "write one of the two".to_owned()));
+        }
+    };
+    let (span, pattern) = (pattern.span(), pattern.into_inner());
+    if let Err(error) = check_pattern(&pattern) {
+        return Err((Some(span), format!("{pattern:?} is not a valid pattern: {error}"), "fix the pattern".to_owned()));
+    }
+    if !KINDS.iter().any(|kind| pattern.starts_with(kind)) {
+        let message = format!("the pattern {pattern:?} matches no step");
+        let help = "begin it with `local:`, `git:`, `oci:` or `builtin:`, or write `script`".to_owned();
+        return Err((Some(span), message, help));
+    }
+    Ok(PolicyRule { line: line(text, span.start), pattern, is_allowed, reason: rule.reason })
+}
+
+fn checked_limits(limits: Limits) -> Result<StepLimits, Problem> {
+    let Limits { network, cpu, memory, file_size, disk } = limits;
+    if let Some(disk) = disk {
+        let message = "no kernel limits the disk space of a process".to_owned();
+        let help = "limit the size of each file with `file_size`, and the space of a container with `storage_opt` in [runners.docker]";
+        return Err((Some(disk.span()), message, help.to_owned()));
+    }
+    let no_network = match network.as_ref().map(|network| network.get_ref().as_str()) {
+        None | Some("host") => false,
+        Some("none") => true,
+        Some(other) => {
+            let message = format!("{other:?} is not a valid value of `network`");
+            return Err((network.map(|network| network.span()), message, "write \"none\" or \"host\"".to_owned()));
+        }
+    };
+    Ok(StepLimits {
+        no_network,
+        cpu_milli: amount("cpu", cpu, cpu_milli, "1.5")?,
+        memory_bytes: amount("memory", memory, memory_bytes, "2Gi")?,
+        file_bytes: amount("file_size", file_size, memory_bytes, "1Gi")?,
+    })
+}
+
+fn amount<T>(
+    key: &str,
+    text: Option<Spanned<String>>,
+    parse: fn(&str) -> Option<T>,
+    example: &str,
+) -> Result<Option<T>, Problem> {
+    let Some(text) = text else { return Ok(None) };
+    let invalid = || {
+        let message = format!("{:?} is not a valid value of `{key}`", text.get_ref());
+        (Some(text.span()), message, format!("write for example \"{example}\""))
+    };
+    parse(text.get_ref()).ok_or_else(invalid).map(Some)
+}
+
+fn steps(written: Vec<Spanned<Written>>, position: Position) -> Result<Vec<OperatorStep>, Problem> {
+    let spans: Vec<_> = written.iter().map(Spanned::span).collect();
+    let (steps, problems) = checked(written.into_iter().map(Spanned::into_inner), position, true);
+    match problems.into_iter().next() {
+        Some((index, message, help)) => Err((spans.get(index).cloned(), message, help)),
+        None => Ok(steps),
+    }
+}
+
+/// Reads a text, or a list of texts.
+pub(super) fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Texts {
+        One(String),
+        More(Vec<String>),
+    }
+    Ok(match Texts::deserialize(from)? {
+        Texts::One(text) => vec![text],
+        Texts::More(texts) => texts,
+    })
+}

@@ -1,0 +1,164 @@
+//! Policy of an operator: which steps a job may call, and what limits apply to them. Pure.
+
+use globset::GlobBuilder;
+use serde::{Deserialize, Serialize};
+
+use crate::StepReference;
+
+/// Rules for the steps of jobs. The first rule that matches a step decides.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepPolicy {
+    /// Path of the policy file, for messages.
+    pub file: String,
+    /// Rules in the order of the file.
+    pub rules: Vec<PolicyRule>,
+    /// Line of `default = "deny"`. `None` means that steps that no rule matches are allowed.
+    pub denied_by_default: Option<u64>,
+    /// Limits of the processes of jobs.
+    pub limits: StepLimits,
+}
+
+/// A rule of a policy.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PolicyRule {
+    /// Line in the policy file.
+    pub line: u64,
+    /// Pattern over the text of a [`StepReference`]. `*` does not match a slash, `**` does.
+    pub pattern: String,
+    /// Whether the rule allows the step.
+    pub is_allowed: bool,
+    /// Reason for the author of the job. Empty means none.
+    pub reason: String,
+}
+
+/// Limits of the processes that a job's author has written. The default has no limits.
+///
+/// The kernel enforces them. A job does not start where it cannot.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StepLimits {
+    /// Whether the processes have no network but the loopback interface of their own.
+    pub no_network: bool,
+    /// CPU time per second in thousandths of a CPU, for all processes of the job together. `None` means no limit.
+    pub cpu_milli: Option<u32>,
+    /// Memory in bytes, for all processes of the job together. `None` means no limit.
+    pub memory_bytes: Option<u64>,
+    /// Maximum size of each file that a process writes. `None` means no limit.
+    pub file_bytes: Option<u64>,
+}
+
+impl StepLimits {
+    /// Returns whether there is no limit.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A step that the policy does not allow. The message names the step, the rule and the remedy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the step policy of the runner does not allow `{step}`: {rule} at {file}:{line}{reason}; call another step, or ask the operator of the runner to allow it"
+)]
+pub struct PolicyViolation {
+    step: String,
+    rule: String,
+    file: String,
+    line: u64,
+    reason: String,
+}
+
+impl StepPolicy {
+    /// Checks a step that a job calls.
+    ///
+    /// # Errors
+    /// [`PolicyViolation`] if the step is not allowed.
+    pub fn check(&self, step: &StepReference) -> Result<(), PolicyViolation> {
+        let text = step.to_string();
+        let violation = |rule: String, line: u64, reason: &str| PolicyViolation {
+            step: text.clone(),
+            rule,
+            file: self.file.clone(),
+            line,
+            reason: if reason.is_empty() { String::new() } else { format!(" ({reason})") },
+        };
+        match self.rules.iter().find(|rule| rule.matches(&text)) {
+            Some(rule) if rule.is_allowed => Ok(()),
+            Some(rule) => Err(violation(format!("`deny = {:?}`", rule.pattern), rule.line, &rule.reason)),
+            // The steps that a job consists of anyway need no rule. Only an explicit one denies them.
+            None if matches!(step, StepReference::Builtin { .. }) => Ok(()),
+            None => match self.denied_by_default {
+                Some(line) => Err(violation("`default = \"deny\"`, because no rule matches,".to_owned(), line, "")),
+                None => Ok(()),
+            },
+        }
+    }
+}
+
+impl PolicyRule {
+    fn matches(&self, text: &str) -> bool {
+        glob(&self.pattern).is_ok_and(|glob| glob.compile_matcher().is_match(text))
+    }
+}
+
+/// Checks the pattern of a rule.
+///
+/// # Errors
+/// Message about the pattern.
+pub fn check_pattern(pattern: &str) -> Result<(), String> {
+    glob(pattern).map(drop).map_err(|error| error.kind().to_string())
+}
+
+fn glob(pattern: &str) -> Result<globset::Glob, globset::Error> {
+    GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(line: u64, is_allowed: bool, pattern: &str) -> PolicyRule {
+        PolicyRule { line, pattern: pattern.to_owned(), is_allowed, reason: String::new() }
+    }
+
+    fn decided(policy: &StepPolicy, reference: &str) -> String {
+        let step = StepReference::parse(reference).unwrap();
+        policy.check(&step).map_or_else(|violation| violation.to_string(), |()| "allowed".to_owned())
+    }
+
+    #[test]
+    fn first_matching_rule_decides_and_is_named() {
+        let mirror = PolicyRule { reason: "use the mirror".to_owned(), ..rule(3, false, "git:github.com/**") };
+        let rules = vec![mirror, rule(7, true, "git:git.example.com/**@v*"), rule(9, true, "local:./**")];
+        let policy =
+            StepPolicy { file: "/etc/p.toml".to_owned(), rules, denied_by_default: Some(1), ..Default::default() };
+        assert_eq!(decided(&policy, "git.example.com/a/b@v2"), "allowed");
+        assert_eq!(decided(&policy, "./ci/build"), "allowed");
+        let denied = decided(&policy, "github.com/a/b@v2");
+        assert!(
+            denied.contains(
+                "`git:github.com/a/b@v2`: `deny = \"git:github.com/**\"` at /etc/p.toml:3 (use the mirror); "
+            ),
+            "{denied}"
+        );
+        for other in ["git.example.com/a/b@main", "http://git.example.com/a/b@v2", "../x", "registry.example.com/a:1"] {
+            let denied = decided(&policy, other);
+            assert!(denied.contains("no rule matches, at /etc/p.toml:1"), "{other}: {denied}");
+        }
+    }
+
+    #[test]
+    fn builtin_steps_are_denied_only_by_a_rule() {
+        let builtin = |name: &str| StepReference::Builtin { name: name.to_owned() };
+        let policy = StepPolicy {
+            rules: vec![rule(1, false, "builtin:cache/*")],
+            denied_by_default: Some(1),
+            ..Default::default()
+        };
+        assert!(policy.check(&builtin("script")).is_ok());
+        assert!(policy.check(&builtin("cache/save")).is_err());
+        assert!(policy.check(&StepReference::Script).is_err());
+    }
+}

@@ -1,0 +1,186 @@
+//! References to steps in one canonical text, which the rules of a step policy match (docs/spec/steps.md, section 2).
+
+use std::fmt;
+
+/// Names of step files that a reference need not contain.
+const DEFAULT_FILES: [&str; 2] = ["func.yml", "step.yml"];
+
+/// Step that a job calls. Its `Display` text is what a rule of a policy matches:
+///
+/// ```text
+/// script                                        a script of a `run:` list
+/// local:./ci/build                              a step in the repository, relative to the project directory
+/// local:/opt/steps/build                        a step on the machine
+/// git:git.example.com/steps/build@v1            a git reference; `http://` is kept, `https://` is left out
+/// git:git.example.com/a/-/steps/lint@v1         the same with a directory, from the top of the repository
+/// oci:registry.example.com/steps/build:1.2      an OCI image
+/// builtin:script                                a step that is built into Muster
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StepReference {
+    /// A shell script, written in the list itself.
+    Script,
+    /// A step file of the repository or of the machine.
+    Local {
+        /// Path, either absolute or relative to the project directory.
+        path: String,
+    },
+    /// A step in a git repository.
+    Git {
+        /// URL of the repository.
+        url: String,
+        /// Directory or file in the repository, from its top directory.
+        path: String,
+        /// Tag, branch or commit.
+        revision: String,
+    },
+    /// A step in an OCI image.
+    Oci {
+        /// Registry and repository.
+        image: String,
+        /// Tag, or digest.
+        version: String,
+        /// Directory or file in the image. Empty means its root directory.
+        path: String,
+    },
+    /// A step that is built into Muster.
+    Builtin {
+        /// Name without `builtin://`.
+        name: String,
+    },
+}
+
+impl StepReference {
+    /// Directory of the steps in a repository that a text names.
+    pub const GIT_TEXT_DIR: &str = "steps";
+
+    /// Returns the step of a short reference without expressions. `None` means that the text is not a valid reference.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.trim();
+        if text.starts_with(['.', '/']) {
+            return Some(Self::Local { path: text.to_owned() });
+        }
+        if let Some(name) = text.strip_prefix("builtin://").or_else(|| text.strip_prefix("dist://")) {
+            return Some(if name == "script" { Self::Script } else { Self::Builtin { name: name.to_owned() } });
+        }
+        if let Some((url, revision)) = text.rsplit_once('@').filter(|(_, revision)| !revision.contains([':', '/'])) {
+            let (url, path) = url.split_once("/-/").unwrap_or((url, ""));
+            return Some(Self::git(url, &format!("{}/{path}", Self::GIT_TEXT_DIR), revision));
+        }
+        let (image, path) = text.split_once(' ').unwrap_or((text, ""));
+        let (name, version) = match image.rsplit_once('@') {
+            // A tag before a digest is only a comment.
+            Some((name, digest)) => match name.rsplit_once(':') {
+                Some((untagged, tag)) if !tag.contains('/') => (untagged, digest),
+                _ => (name, digest),
+            },
+            None => image.rsplit_once(':')?,
+        };
+        Some(Self::oci(name, version, path))
+    }
+
+    /// Returns the step in a git repository. `path` is relative to the top directory of the repository.
+    #[must_use]
+    pub fn git(url: &str, path: &str, revision: &str) -> Self {
+        Self::Git { url: url.to_owned(), path: step_path(path), revision: revision.to_owned() }
+    }
+
+    /// Returns the step in an OCI image. `image` is the registry with the repository, `path` is relative to the root of the image.
+    #[must_use]
+    pub fn oci(image: &str, version: &str, path: &str) -> Self {
+        Self::Oci { image: image.to_owned(), version: version.to_owned(), path: step_path(path) }
+    }
+}
+
+impl fmt::Display for StepReference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Script => f.write_str("script"),
+            Self::Local { path } => write!(f, "local:{}", clean(path)),
+            Self::Git { url, path, revision } => {
+                let (scheme, rest) = match url.split_once("://") {
+                    Some((scheme, rest)) if !scheme.eq_ignore_ascii_case("https") => (format!("{scheme}://"), rest),
+                    Some((_, rest)) => (String::new(), rest),
+                    None => (String::new(), url.as_str()),
+                };
+                let (host, repository) = rest.split_once('/').unwrap_or((rest, ""));
+                // Credentials of the URL are neither matched nor shown.
+                let host = host.rsplit_once('@').map_or(host, |(_, host)| host).to_lowercase();
+                let repository = repository.trim_end_matches('/').trim_end_matches(".git");
+                let path = match path.as_str() {
+                    Self::GIT_TEXT_DIR => String::new(),
+                    "" => "/-/.".to_owned(),
+                    path => format!("/-/{path}"),
+                };
+                write!(f, "git:{scheme}{host}/{repository}{path}@{revision}")
+            }
+            Self::Oci { image, version, path } => {
+                let separator = if version.contains(':') { '@' } else { ':' };
+                let path = if path.is_empty() { String::new() } else { format!(" {path}") };
+                write!(f, "oci:{image}{separator}{version}{path}")
+            }
+            Self::Builtin { name } => write!(f, "builtin:{name}"),
+        }
+    }
+}
+
+/// Returns a path inside of a repository or an image without leading slash, `.`, `..` and the default names of step files.
+fn step_path(path: &str) -> String {
+    let path = clean(&format!("/{}", path.trim()));
+    let path = path.trim_start_matches('/');
+    let (dir, file) = path.rsplit_once('/').unwrap_or(("", path));
+    if DEFAULT_FILES.contains(&file) { dir.to_owned() } else { path.to_owned() }
+}
+
+/// Returns a path without `.`, `..` and empty parts, as far as that is possible without the file system.
+fn clean(path: &str) -> String {
+    let is_absolute = path.starts_with('/');
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match (part, parts.last()) {
+            ("" | ".", _) => {}
+            ("..", Some(last)) if *last != ".." => drop(parts.pop()),
+            ("..", None) if is_absolute => {}
+            (part, _) => parts.push(part),
+        }
+    }
+    let joined = parts.join("/");
+    match joined.as_str() {
+        _ if is_absolute => format!("/{joined}"),
+        "" => ".".to_owned(),
+        outside if outside.starts_with("..") => outside.to_owned(),
+        inside => format!("./{inside}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_have_one_canonical_text() {
+        for (reference, text) in [
+            ("./ci/../ci//build/", "local:./ci/build"),
+            (".", "local:."),
+            ("../a", "local:../a"),
+            ("/opt/../srv/x.yml", "local:/srv/x.yml"),
+            ("git.Example.com/steps/build@v1", "git:git.example.com/steps/build@v1"),
+            ("https://user:pw@git.example.com/steps/build.git@v1", "git:git.example.com/steps/build@v1"),
+            ("http://git.example.com/a/-/lint@main", "git:http://git.example.com/a/-/steps/lint@main"),
+            ("git.example.com/a/-/lint/../b/step.yml@main", "git:git.example.com/a/-/steps/b@main"),
+            (
+                "registry.example.com:5000/steps/echo:1 reverse/func.yml",
+                "oci:registry.example.com:5000/steps/echo:1 reverse/func.yml",
+            ),
+            ("registry.example.com/echo@sha256:ab12", "oci:registry.example.com/echo@sha256:ab12"),
+            ("registry.example.com:5000/echo:1@sha256:ab12", "oci:registry.example.com:5000/echo@sha256:ab12"),
+            ("builtin://function/oci/build", "builtin:function/oci/build"),
+            ("dist://script", "script"),
+        ] {
+            assert_eq!(StepReference::parse(reference).unwrap().to_string(), text, "{reference}");
+        }
+        assert_eq!(StepReference::git("git.example.com/a", "", "v1").to_string(), "git:git.example.com/a/-/.@v1");
+        assert_eq!(StepReference::parse("nothing"), None);
+    }
+}

@@ -1,0 +1,48 @@
+//! Services of a job without containers: programs of the operator (`[[runners.steps.services]]`).
+
+use std::collections::BTreeMap;
+
+use muster_agent_api::builtin::HostService;
+use muster_agent_api::plan::{Call, Step};
+use muster_config::settings::{HostServiceSettings, RunnerSettings};
+use muster_job::milliseconds;
+use muster_runner_api::payload::Image;
+
+use super::super::matches_pattern;
+use super::super::variables::Variables;
+use super::JobParts;
+
+/// Returns the program that stands for a service of a job. `None` means that the operator has configured none.
+pub(in super::super) fn program<'a>(
+    runner: &'a RunnerSettings,
+    service: &Image,
+    variables: &Variables,
+) -> Option<&'a HostServiceSettings> {
+    let image = variables.expand(&service.name);
+    runner.steps.services.iter().find(|program| matches_pattern(&program.image, image.trim()))
+}
+
+/// Returns the steps that start the job's services. As in containers, a service that does not start is a warning.
+pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
+    let JobParts { payload, context, variables, .. } = *parts;
+    let mut steps = Vec::new();
+    for service in &payload.services {
+        let Some(program) = program(&context.runner, service, variables) else { continue };
+        let expanded = |value: &str, raw: bool| if raw { value.to_owned() } else { variables.expand(value) };
+        let of_job = service.variables.iter().map(|item| (item.key.clone(), expanded(&item.value, item.raw)));
+        let env: BTreeMap<_, _> = of_job.chain(program.env.clone()).collect();
+        let title = variables.expand(&service.name).trim().to_owned();
+        let inputs = HostService {
+            title: title.clone(),
+            index: u32::try_from(steps.len()).unwrap_or(u32::MAX),
+            command: program.command.clone(),
+            env,
+            port: program.port,
+            timeout_ms: milliseconds(program.timeout),
+        };
+        let mut step = Step::new(&format!("service {title}"), "", Call::builtin(&inputs));
+        step.policy.allow_failure = true;
+        steps.push(step);
+    }
+    steps
+}

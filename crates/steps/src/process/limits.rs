@@ -1,0 +1,224 @@
+//! Limits of the operator for the processes that the author of a job has written, as the kernel enforces them.
+//!
+//! ```text
+//! CPU, memory   version 1: a cgroup of the job beside that of the agent; version 2: the cgroup of the job
+//! network       a network namespace for each process, with nothing but its own loopback interface
+//! file size     RLIMIT_FSIZE
+//! ```
+//!
+//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. What the kernel does
+//! not permit is an error before the first of these processes starts.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use muster_job::StepLimits;
+
+use super::cgroup::{AGENT_PREFIX, Cgroup, remove_dead_agents};
+use super::spawn::{Namespaces, Restrictions, can_restrict};
+use super::{Processes, procfs};
+
+/// Period of the CPU limit in microseconds. This is the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+/// Number of limited jobs of this process. Makes the names of their cgroups unique.
+static LIMITED_JOBS: AtomicU64 = AtomicU64::new(0);
+
+tokio::task_local! {
+    /// Whether the processes that are started now are limited.
+    static IS_LIMITED: ();
+}
+
+/// Runs work whose processes are limited, because the author of the job has written them.
+pub async fn limited<F: Future>(work: F) -> F::Output {
+    IS_LIMITED.scope((), work).await
+}
+
+/// Limit that the kernel does not permit on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// No hierarchy of cgroups has the controller.
+    #[error("no cgroups with the controller `{0}` are writable; mount them for the agent, or remove the limit")]
+    NoController(&'static str),
+    /// The cgroup cannot be created or changed.
+    #[error("failed to write {}: {source}; run the agent as root or delegate a cgroup to it, or remove the limit", path.display())]
+    Cgroup {
+        /// File or directory in the cgroup file system.
+        path: PathBuf,
+        /// Error of the system.
+        #[source]
+        source: io::Error,
+    },
+    /// A process without network cannot be started.
+    #[error(
+        "failed to start a process without network: {0}; run the agent as root or permit user namespaces, or remove the limit"
+    )]
+    Network(#[source] io::Error),
+}
+
+/// Limits of a job, ready for its processes.
+#[derive(Debug)]
+pub(super) struct Limits {
+    /// Cgroups that each process joins.
+    joined: Vec<Cgroup>,
+    /// Directory with the counter of processes that were killed because of the memory limit. `None` means that memory is not limited.
+    memory: Option<PathBuf>,
+    namespaces: Namespaces,
+    file_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// Prepares the limits. `job` is the version 2 cgroup of the job.
+    pub(super) fn prepare(limits: &StepLimits, job: Option<&Cgroup>) -> Result<Self, LimitError> {
+        let mut prepared =
+            Self { joined: Vec::new(), memory: None, namespaces: Namespaces::Shared, file_bytes: limits.file_bytes };
+        if let Some(milli) = limits.cpu_milli {
+            let quota = (u64::from(milli) * CPU_PERIOD_US / 1000).max(1000);
+            let unified = [("cpu.max", format!("{quota} {CPU_PERIOD_US}"))];
+            let version_1 = [("cpu.cfs_period_us", CPU_PERIOD_US.to_string()), ("cpu.cfs_quota_us", quota.to_string())];
+            prepared.apply("cpu", job, &unified, &version_1)?;
+        }
+        if let Some(bytes) = limits.memory_bytes {
+            let (unified, version_1) =
+                ([("memory.max", bytes.to_string())], [("memory.limit_in_bytes", bytes.to_string())]);
+            let cgroup = prepared.apply("memory", job, &unified, &version_1)?;
+            // Without these files, the system does not count swap.
+            let _ = fs::write(cgroup.join("memory.swap.max"), "0");
+            let _ = fs::write(cgroup.join("memory.memsw.limit_in_bytes"), bytes.to_string());
+            prepared.memory = Some(cgroup);
+        }
+        if limits.no_network {
+            let possible = [Namespaces::Network, Namespaces::UserAndNetwork];
+            let tried = possible.map(|namespaces| {
+                can_restrict(&Restrictions { namespaces, ..Restrictions::default() }).map(|()| namespaces)
+            });
+            prepared.namespaces =
+                tried.into_iter().reduce(Result::or).unwrap_or(Ok(Namespaces::Shared)).map_err(LimitError::Network)?;
+        }
+        Ok(prepared)
+    }
+
+    /// Writes the values to a cgroup with the controller. Returns its directory.
+    fn apply(
+        &mut self,
+        controller: &'static str,
+        job: Option<&Cgroup>,
+        unified: &[(&str, String)],
+        version_1: &[(&str, String)],
+    ) -> Result<PathBuf, LimitError> {
+        let write = |directory: &Path, values: &[(&str, String)]| {
+            values.iter().try_for_each(|(name, value)| {
+                let path = directory.join(name);
+                fs::write(&path, value).map_err(|source| LimitError::Cgroup { path, source })
+            })
+        };
+        if let Some(job) = job
+            && has_controller(job, controller)
+        {
+            write(job.path(), unified)?;
+            return Ok(job.path().to_owned());
+        }
+        let parent = version_1_parent(controller).ok_or(LimitError::NoController(controller))?;
+        remove_dead_agents(&parent);
+        let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("{AGENT_PREFIX}{}-limits-{number}", std::process::id()));
+        fs::create_dir(&path).map_err(|source| LimitError::Cgroup { path: path.clone(), source })?;
+        let cgroup = Cgroup::existing(&path).ok_or(LimitError::NoController(controller))?;
+        self.joined.push(cgroup);
+        write(&path, version_1)?;
+        Ok(path)
+    }
+
+    /// Returns what a process needs to be limited, with the opened files of its cgroups.
+    pub(super) fn restrictions(&self) -> io::Result<Restrictions> {
+        let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
+        let join = self.joined.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Restrictions { join, namespaces: self.namespaces })
+    }
+
+    /// Returns the number of processes that were killed because of the memory limit.
+    fn killed(&self) -> u64 {
+        let Some(directory) = &self.memory else { return 0 };
+        let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(directory.join(name)));
+        let text = files.into_iter().find_map(Result::ok).unwrap_or_default();
+        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+impl Drop for Limits {
+    fn drop(&mut self) {
+        self.joined.iter().for_each(Cgroup::remove);
+    }
+}
+
+impl Processes {
+    /// Limits the processes that are started later inside of [`limited`].
+    ///
+    /// # Errors
+    /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
+    pub fn set_limits(&self, limits: &StepLimits) -> Result<(), LimitError> {
+        if !limits.is_empty() {
+            *self.limits.lock() = Some(Limits::prepare(limits, self.cgroup.as_ref())?);
+        }
+        Ok(())
+    }
+
+    /// Returns whether a process was killed because of the memory limit of [`Processes::set_limits`].
+    #[must_use]
+    pub fn exceeded_memory_limit(&self) -> bool {
+        self.limits.lock().as_ref().is_some_and(|limits| limits.killed() > 0)
+    }
+
+    /// Returns the restrictions of a process that is started now.
+    pub(super) fn restrictions_now(&self) -> io::Result<Restrictions> {
+        let limits = self.limits.lock();
+        limits.as_ref().filter(|_| is_limited()).map_or_else(|| Ok(Restrictions::default()), Limits::restrictions)
+    }
+
+    /// Returns the maximum file size of a process that is started now. `None` means no limit.
+    pub(super) fn file_size_limit_now(&self) -> Option<u64> {
+        self.limits.lock().as_ref().filter(|_| is_limited())?.file_bytes
+    }
+}
+
+fn is_limited() -> bool {
+    IS_LIMITED.try_with(|()| ()).is_ok()
+}
+
+/// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first.
+fn has_controller(cgroup: &Cgroup, controller: &str) -> bool {
+    let is_listed = || {
+        let listed = fs::read_to_string(cgroup.path().join("cgroup.controllers")).unwrap_or_default();
+        listed.split_whitespace().any(|listed| listed == controller)
+    };
+    if !is_listed() {
+        // The kernel refuses if the parent contains processes, or does not have the controller itself.
+        for directory in cgroup.path().ancestors().skip(1).take(2).collect::<Vec<_>>().into_iter().rev() {
+            let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{controller}"));
+        }
+    }
+    is_listed()
+}
+
+/// Returns the cgroup of this process in the version 1 hierarchy of a controller.
+fn version_1_parent(controller: &str) -> Option<PathBuf> {
+    let mountinfo = procfs::read("/proc/self/mountinfo").ok()?;
+    let (root, mount) = mountinfo.lines().find_map(|line| {
+        let (fields, rest) = line.split_once(" - ")?;
+        let mut rest = rest.split(' ');
+        let is_version_1 = rest.next() == Some("cgroup");
+        let has_controller = rest.nth(1)?.split(',').any(|option| option == controller);
+        let mut fields = fields.split(' ').skip(3);
+        (is_version_1 && has_controller).then(|| Some((fields.next()?, fields.next()?))).flatten()
+    })?;
+    let own = procfs::read("/proc/self/cgroup").ok()?;
+    let own = own.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers.split(',').any(|name| name == controller).then_some(path)
+    })?;
+    // The mount may show only a part of the hierarchy, such as that of a container.
+    let own = own.strip_prefix(root.trim_end_matches('/')).unwrap_or(own);
+    let path = Path::new(mount).join(own.trim_start_matches('/'));
+    Some(if path.is_dir() { path } else { PathBuf::from(mount) })
+}
