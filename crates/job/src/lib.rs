@@ -26,6 +26,6 @@ pub use failure::{FailureReason, TerminationCause};
 pub use id::{Attempt, JobId, PipelineId, ProjectId, RunnerId};
 pub use short_token::short_token;
 pub use status::{InvalidTransition, JobEvent, JobStatus};
-pub use step_policy::{PolicyRule, PolicyViolation, StepLimits, StepPolicy, check_pattern};
+pub use step_policy::{PolicyRule, PolicyViolation, StepLimits, StepPolicy, matches_pattern};
 pub use step_reference::StepReference;
 pub use variable::{Secret, Variable};

@@ -1,6 +1,5 @@
 //! Policy of an operator: which steps a job may call, and what limits apply to them. Pure.
 
-use globset::GlobBuilder;
 use serde::{Deserialize, Serialize};
 
 use crate::StepReference;
@@ -99,20 +98,71 @@ impl StepPolicy {
 
 impl PolicyRule {
     fn matches(&self, text: &str) -> bool {
-        glob(&self.pattern).is_ok_and(|glob| glob.compile_matcher().is_match(text))
+        matches_pattern(&self.pattern, text)
     }
 }
 
-/// Checks the pattern of a rule.
-///
-/// # Errors
-/// Message about the pattern.
-pub fn check_pattern(pattern: &str) -> Result<(), String> {
-    glob(pattern).map(drop).map_err(|error| error.kind().to_string())
+/// Part of a pattern.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Token {
+    Char(char),
+    /// Any characters except slashes.
+    Star,
+    /// Any characters.
+    DoubleStar,
 }
 
-fn glob(pattern: &str) -> Result<globset::Glob, globset::Error> {
-    GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build()
+/// Returns whether a text matches a pattern. `*` does not match a slash, `**` does. Every other character stands for itself.
+///
+/// The time is proportional to the product of the lengths, because the author of a job chooses the text.
+#[must_use]
+pub fn matches_pattern(pattern: &str, text: &str) -> bool {
+    let tokens = tokens(pattern);
+    // The entry `i` shows whether the first `i` tokens match the text so far.
+    let mut reached = vec![false; tokens.len() + 1];
+    if let Some(first) = reached.first_mut() {
+        *first = true;
+    }
+    skip_stars(&mut reached, &tokens);
+    for character in text.chars() {
+        let mut next = vec![false; reached.len()];
+        for (index, token) in tokens.iter().enumerate().filter(|(index, _)| reached.get(*index) == Some(&true)) {
+            let target = match token {
+                Token::Char(expected) if *expected == character => index + 1,
+                Token::Star if character != '/' => index,
+                Token::DoubleStar => index,
+                Token::Char(_) | Token::Star => continue,
+            };
+            if let Some(entry) = next.get_mut(target) {
+                *entry = true;
+            }
+        }
+        skip_stars(&mut next, &tokens);
+        reached = next;
+    }
+    reached.last() == Some(&true)
+}
+
+fn tokens(pattern: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    for character in pattern.chars() {
+        match (character, tokens.last_mut()) {
+            ('*', Some(last @ Token::Star)) => *last = Token::DoubleStar,
+            ('*', _) => tokens.push(Token::Star),
+            (other, _) => tokens.push(Token::Char(other)),
+        }
+    }
+    tokens
+}
+
+/// A star also matches nothing.
+fn skip_stars(reached: &mut [bool], tokens: &[Token]) {
+    for (index, token) in tokens.iter().enumerate() {
+        let can_skip = !matches!(token, Token::Char(_)) && reached.get(index) == Some(&true);
+        if let Some(next) = reached.get_mut(index + 1).filter(|_| can_skip) {
+            *next = true;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -160,5 +210,28 @@ mod tests {
         assert!(policy.check(&builtin("script")).is_ok());
         assert!(policy.check(&builtin("cache/save")).is_err());
         assert!(policy.check(&StepReference::Script).is_err());
+    }
+
+    #[test]
+    fn stars_match_within_and_across_slashes() {
+        for (pattern, text, expected) in [
+            ("git:host/**@v*", "git:host/a/b@v1.2", true),
+            ("git:host/**@v*", "git:host/a/b@main", false),
+            ("git:host/*@v1", "git:host/a/b@v1", false),
+            ("oci:host/*:1.*", "oci:host/a:1.2", true),
+            ("oci:host/*:1.*", "oci:host/a:1", false),
+            ("local:./**", "local:./a", true),
+            ("local:./**", "local:/a", false),
+            ("**", "", true),
+            ("script", "script", true),
+            ("script", "scripts", false),
+            ("a[b]?", "a[b]?", true),
+        ] {
+            assert_eq!(matches_pattern(pattern, text), expected, "{pattern} {text}");
+        }
+        assert!(
+            !matches_pattern(&"**a".repeat(50), &"a".repeat(10_000).replace('a', "b")),
+            "a long text takes bounded time"
+        );
     }
 }

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use muster_agent_api::builtin::HostService;
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::{HostServiceSettings, RunnerSettings};
-use muster_job::milliseconds;
+use muster_job::{matches_pattern, milliseconds};
 use muster_runner_api::payload::Image;
 
-use super::super::matches_pattern;
 use super::super::variables::Variables;
 use super::JobParts;
 
