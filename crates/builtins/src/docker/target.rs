@@ -25,8 +25,8 @@ use super::engine::{is_not_found, reason};
 use super::exec;
 use super::output::Output;
 use super::relay::Relay;
-use super::socket::RunDirectory;
 use super::services::Service;
+use super::socket::RunDirectory;
 
 /// Delay between two attempts to query the state of a container.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use git2::{Repository, Signature};
-use muster_agent_api::builtin::Checkout;
 use muster_steps::stop::StopToken;
 use rcgen::{CertificateParams, KeyPair};
 use reqwest::Identity;
@@ -17,9 +16,8 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, UnixTime};
 use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use tokio_rustls::rustls::{self, ServerConfig};
 
-use super::credentials::Credentials;
-use super::http::{Clients, Session, same_server};
 use super::{PART_FILES, check_out_commit};
+use crate::git_http::{Clients, Credentials, Session, same_server};
 
 /// Creates a repository with a commit of many files, none of which is in the work tree.
 fn repository(directory: &std::path::Path, files: usize) -> (Repository, git2::Oid) {
@@ -165,8 +163,9 @@ async fn list_refs(coordinator: &Server, url: String) {
     let builder = || reqwest::Client::builder().danger_accept_invalid_certs(true);
     let own = builder().identity(identity).redirect(same_server()).build().unwrap();
     let clients = Clients::new(&coordinator.url, own, builder().build().unwrap());
-    let credentials = Credentials::new(&Checkout::default(), "");
-    let session = Arc::new(Session { clients, credentials, runtime: Handle::current(), stop: StopToken::new() });
+    let credentials = Credentials::new(Vec::new());
+    let (runtime, stop) = (Handle::current(), StopToken::new());
+    let session = Arc::new(Session { clients, credentials, runtime, stop, access: "" });
     tokio::task::spawn_blocking(move || session.list_refs(&url).map(drop)).await.unwrap().unwrap();
 }
 
