@@ -4,6 +4,7 @@
 //! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
 
 mod docker;
+mod openbao;
 mod podman;
 mod registry;
 
@@ -15,6 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 pub use docker::{DockerEngine, busybox_root};
+pub use openbao::OpenBao;
 pub use podman::PodmanUser;
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 

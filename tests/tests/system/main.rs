@@ -21,6 +21,7 @@ mod isolation;
 mod kill;
 mod operator;
 mod reports;
+mod secrets;
 mod suspension;
 mod sustained;
 mod taskscaler;

@@ -21,7 +21,7 @@ use super::environment::{NOT_SUSPENDABLE, unresponsive_timeout};
 use super::interrupt::{Interruption, watch_for_interruption};
 use super::preparation::certificates;
 use super::progress::AgentProgress;
-use super::{JobError, backoff, caches};
+use super::{JobError, backoff, caches, secrets};
 use crate::lower::{JobContext, LowerError, environment_request, job_timeout, suspension};
 use crate::state::JobState;
 
@@ -253,7 +253,23 @@ impl JobActor {
                 let message = format!("no agent was reached within {} s", timeout.as_secs());
                 return Ok(DispatchOutcome::NotReached { message, was_sent: false });
             };
-            if let Err(error) = self.lower(environment.as_ref(), directories).await {
+            let Some(mut job) = self.context(environment.as_ref(), directories).await else {
+                return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
+            };
+            let payload = Arc::clone(&self.payload);
+            let fetched = tokio::select! {
+                fetched = secrets::fetch(&payload, &job) => fetched,
+                message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
+                interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
+                    return Err(interruption);
+                }
+            };
+            match fetched {
+                Ok(fetched) => job.secrets = fetched,
+                Err(error) => return Ok(error.into()),
+            }
+            let is_remote = self.is_remote();
+            if let Err(error) = self.preparation.lower(&payload, &job, &self.watch, is_remote) {
                 return Ok(error.into());
             }
         }
@@ -316,13 +332,9 @@ impl JobActor {
         self.row.state().held_lease().is_some_and(LeaseRecord::is_remote)
     }
 
-    /// Lowers the payload for the job's slot.
-    async fn lower(
-        &mut self,
-        environment: &dyn ExecutionEnvironment,
-        directories: Directories,
-    ) -> Result<(), LowerError> {
-        let Some(lease) = self.environment.lease() else { return Ok(()) };
+    /// Returns the context for lowering the payload, without secrets. `None` if the job has no slot.
+    async fn context(&self, environment: &dyn ExecutionEnvironment, directories: Directories) -> Option<JobContext> {
+        let slot = self.environment.lease()?.record.slot.clone();
         let suspend_support = match environment.suspendable() {
             Some(environment) => environment.can_suspend().await,
             None => Err(NOT_SUSPENDABLE.to_owned()),
@@ -334,7 +346,7 @@ impl JobActor {
                 true => directories,
                 false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
             },
-            slot: lease.record.slot.clone(),
+            slot,
             runner: Arc::clone(settings),
             host_name: self.runner.host_name.clone(),
             reschedule_notes: self.preparation.reschedule_notes().to_vec(),
@@ -345,10 +357,10 @@ impl JobActor {
             share: environment.sharing().and_then(Sharing::slot_share),
             cache_objects: BTreeMap::new(),
             cache_chunks: BTreeMap::new(),
+            secrets: Vec::new(),
         };
         (job.cache_objects, job.cache_chunks) = caches::sign(&self.runner.cache_stores, &self.payload, &job).await;
-        let is_remote = self.is_remote();
-        self.preparation.lower(&self.payload, &job, &self.watch, is_remote)
+        Some(job)
     }
 }
 

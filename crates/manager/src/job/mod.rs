@@ -32,6 +32,7 @@ mod outage;
 mod preparation;
 mod progress;
 mod row;
+mod secrets;
 mod start_approval;
 mod uploader;
 

@@ -42,7 +42,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_USE_DIRECT_DOWNLOAD", true, Honored),
     flag("FF_USE_FASTZIP", true, AlwaysOff),
     flag("FF_USE_POD_ACTIVE_DEADLINE_SECONDS", true, NotApplicable),
-    flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, AlwaysOn),
+    flag("FF_SECRET_RESOLVING_FAILS_IF_MISSING", true, Honored),
     flag("FF_USE_GIT_BUNDLE_URIS", true, Honored),
     flag("FF_USE_DOCKER_AUTOSCALER_DIAL_STDIO", true, AlwaysOff),
     flag("FF_TIMESTAMPS", true, Honored),

@@ -15,6 +15,7 @@ mod header;
 mod inputs;
 mod paths;
 mod policy;
+pub(crate) mod secrets;
 mod settings;
 mod share;
 mod steps;
@@ -72,6 +73,8 @@ pub struct JobContext {
     pub cache_objects: BTreeMap<String, CacheObject>,
     /// Signed URLs of the job's caches that are stored as chunks, by the keys of [`ChunkUse`].
     pub cache_chunks: BTreeMap<String, ChunkStore>,
+    /// Variables with the secrets that were fetched for the job.
+    pub secrets: Vec<Variable>,
 }
 
 impl JobContext {
@@ -147,11 +150,11 @@ pub struct LowerError {
 }
 
 impl LowerError {
-    fn of_reason(reason: FailureReason, message: impl Into<String>) -> Self {
+    pub(crate) fn of_reason(reason: FailureReason, message: impl Into<String>) -> Self {
         Self { message: message.into(), reason, exit_code: None, inputs: None, trace_lines: Vec::new() }
     }
 
-    fn configuration(message: impl Into<String>) -> Self {
+    pub(crate) fn configuration(message: impl Into<String>) -> Self {
         Self::of_reason(FailureReason::RunnerConfigurationError, message)
     }
 
@@ -177,6 +180,7 @@ impl LowerError {
 /// [`LowerError`] if the payload contradicts itself, or requests something that the runner does not allow.
 pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, LowerError> {
     unsupported::check(payload)?;
+    secrets::check_fetched(payload, context)?;
     let flags = flags::Flags::resolve(payload, &context.runner);
     let (payload, interpolated_inputs) =
         inputs::interpolate_inputs(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
@@ -251,19 +255,33 @@ fn inner_context(outside: &JobContext) -> Option<JobContext> {
 
 /// Returns the objects in the object store of the runner that the job's caches use. Empty if the payload cannot be lowered.
 pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUses {
+    // [`lower`] reports the error.
+    with_variables(payload, context, cache::uses).unwrap_or_default()
+}
+
+/// Calls `read` with what it needs to read a part of the payload before the job is lowered.
+fn with_variables<T>(
+    payload: &JobPayload,
+    context: &JobContext,
+    read: impl FnOnce(
+        &JobPayload,
+        &JobContext,
+        &paths::Paths,
+        &variables::Variables,
+        &flags::Flags,
+    ) -> Result<T, LowerError>,
+) -> Result<T, LowerError> {
     let inside = inner_context(context);
     let context = inside.as_ref().unwrap_or(context);
-    let uses = || {
-        let flags = flags::Flags::resolve(payload, &context.runner);
-        let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
-        let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
-        let paths = paths::Paths::new(&payload, context)?;
-        let variables = variables::Variables::join(&payload, context, &paths, &flags);
-        variables.check()?;
-        cache::uses(&payload, context, &paths, &variables, &flags)
-    };
-    // [`lower`] reports the error.
-    uses().unwrap_or_else(|_: LowerError| CacheUses::default())
+    let flags = flags::Flags::resolve(payload, &context.runner);
+    let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
+    let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
+    let paths = paths::Paths::new(&payload, context)?;
+    let variables = variables::Variables::join(&payload, context, &paths, &flags);
+    variables.check()?;
+    let result = read(&payload, context, &paths, &variables, &flags)?;
+    variables.check()?;
+    Ok(result)
 }
 
 /// Returns the values that a trace of the job must not show.

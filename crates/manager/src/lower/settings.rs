@@ -14,6 +14,7 @@ use super::{JobContext, LowerError};
 const DEFAULT_JOB_TIMEOUT: Duration = Duration::from_secs(7200);
 const DEFAULT_AFTER_SCRIPT_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_ATTEMPTS: u32 = 10;
+const SECRETS_ATTEMPTS: &str = "SECRETS_RETRIEVAL_ATTEMPTS";
 
 /// Settings of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,9 +92,10 @@ impl Reader<'_> {
         let timeout = job_timeout(payload);
         let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
         let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.has_inner_environment());
-        let slow = flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY");
         // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
+        // The manager has read this one already, and the call only warns about an invalid value.
+        self.attempts(SECRETS_ATTEMPTS);
         // The manager enforces this timeout. The call only warns if it has no effect.
         self.effective_timeout("prepare_timeout", context.runner.prepare_timeout, timeout);
         Ok(JobSettings {
@@ -114,7 +116,7 @@ impl Reader<'_> {
                 context.runner.get_sources_timeout,
                 timeout,
             ),
-            retry_wait_ms: if slow { (5_000, 300_000) } else { (1_000, 5_000) },
+            retry_wait_ms: retry_wait_ms(flags),
             get_sources_attempts: self.attempts("GET_SOURCES_ATTEMPTS"),
             restore_cache_attempts: self.attempts("RESTORE_CACHE_ATTEMPTS"),
             artifact_download_attempts: self.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS"),
@@ -224,6 +226,16 @@ impl Reader<'_> {
         }
         default
     }
+}
+
+/// Returns how often fetching the job's secrets is tried.
+pub(super) fn secrets_attempts(variables: &Variables) -> u32 {
+    Reader { variables, warnings: Vec::new() }.attempts(SECRETS_ATTEMPTS)
+}
+
+/// Returns the first and the longest wait before a stage is retried, in milliseconds.
+pub(super) fn retry_wait_ms(flags: &Flags) -> (u64, u64) {
+    if flags.is_on("FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY") { (5_000, 300_000) } else { (1_000, 5_000) }
 }
 
 /// Returns the timeout of the whole job.

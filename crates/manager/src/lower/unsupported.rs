@@ -2,8 +2,6 @@
 //!
 //! If such a request were ignored, the job could do something other than its author intended.
 
-use std::collections::BTreeMap;
-
 use muster_runner_api::payload::{Image, JobPayload};
 
 use super::LowerError;
@@ -18,7 +16,7 @@ pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
     {
         executor_options(image, section)?;
     }
-    secrets(&payload.secrets)
+    Ok(())
 }
 
 fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
@@ -33,24 +31,4 @@ fn executor_options(image: &Image, section: &str) -> Result<(), LowerError> {
         }
     }
     Ok(())
-}
-
-/// Fails if the job needs secrets. It must not start without them.
-fn secrets(secrets: &BTreeMap<String, serde_json::Value>) -> Result<(), LowerError> {
-    let requested: Vec<String> = secrets
-        .iter()
-        .map(|(name, secret)| {
-            let provider =
-                secret.as_object().and_then(|keys| keys.keys().find(|key| *key != "file" && *key != "token"));
-            format!("`{name}` from {}", provider.map_or("an unknown provider", String::as_str))
-        })
-        .collect();
-    if requested.is_empty() {
-        return Ok(());
-    }
-    Err(LowerError::configuration(format!(
-        "this version of Muster does not support `secrets:`, but the job needs {}; pass them as masked \
-         variables",
-        requested.join(", ")
-    )))
 }

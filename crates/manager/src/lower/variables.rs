@@ -63,6 +63,9 @@ impl Variables {
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
         joined.set("CI_RUNNER_REVISION", "");
         joined.set("CI_RUNNER_EXECUTABLE_ARCH", format!("{}/{}", std::env::consts::OS, go_architecture()));
+        for secret in &context.secrets {
+            joined.put(secret.clone());
+        }
         if let Some(cgroup) = super::share::cgroup(context) {
             joined.set("GITLAB_RUNNER_SLOT_CGROUP", cgroup);
         }

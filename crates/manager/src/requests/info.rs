@@ -24,6 +24,7 @@ const FEATURES: &[&str] = &[
     "cancel_gracefully",
     "two_phase_job_commit",
     "native_steps_integration",
+    "vault_secrets",
 ];
 
 /// Features of executors that run jobs in containers.

@@ -18,7 +18,7 @@ use super::paths::Paths;
 use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{JobContext, LowerError, cache, docker, driver, header, policy};
+use super::{JobContext, LowerError, cache, docker, driver, header, policy, secrets};
 
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -71,13 +71,14 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     step.policy.allow_failure = true;
     steps.push(step);
     let title = format!("Preparing the \"{}\" executor", context.runner.executor);
-    if context.runner.uses_containers() {
-        return Ok(vec![docker::step(parts, &title, steps, warnings)?]);
-    }
-    if driver::applies(context) {
-        return driver::steps(parts, &title, steps);
-    }
-    let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
-    steps.insert(0, Step::new("prepare_executor", &title, prepare));
-    Ok(steps)
+    let steps = if context.runner.uses_containers() {
+        vec![docker::step(parts, &title, steps, warnings)?]
+    } else if driver::applies(context) {
+        driver::steps(parts, &title, steps)?
+    } else {
+        let prepare = Call::builtin(&header::executor(payload, context, variables, flags));
+        steps.insert(0, Step::new("prepare_executor", &title, prepare));
+        steps
+    };
+    Ok(secrets::step(payload).into_iter().chain(steps).collect())
 }

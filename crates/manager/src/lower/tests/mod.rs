@@ -4,6 +4,7 @@ mod caches;
 mod driver;
 mod operator;
 mod runner;
+mod secrets;
 mod share;
 mod size;
 
@@ -38,6 +39,7 @@ pub(super) fn context() -> JobContext {
         share: None,
         cache_objects: BTreeMap::new(),
         cache_chunks: BTreeMap::new(),
+        secrets: Vec::new(),
     }
 }
 

@@ -192,6 +192,7 @@ fn certificates_are_file_variables_and_used_by_git() {
 fn errors_name_the_unsupported_feature() {
     let errors = [
         json!({ "secrets": { "PASSWORD": { "vault": {}, "file": false }, "KEY": { "azure_key_vault": {} } } }),
+        json!({ "secrets": { "PASSWORD": { "vault": {} } } }),
         json!({ "image": { "name": "x", "executor_opts": { "docker": { "user": "1", "privileged": true } } } }),
         json!({ "services": [{ "name": "x", "executor_opts": { "podman": { "user": "1" } } }] }),
         variables(&[("GIT_SUBMODULE_STRATEGY", "normal"), ("GIT_SUBMODULE_PATHS", "lib :(exclude) x")]),

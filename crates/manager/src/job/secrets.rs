@@ -1,0 +1,65 @@
+//! Fetches the secrets of a job before an agent gets it, so that the agent masks them from the first line of the log (J6).
+
+use std::time::Duration;
+
+use muster_job::{FailureReason, Secret, Variable};
+use muster_runner_api::payload::JobPayload;
+use muster_secret_store::{VaultError, VaultOptions, VaultSession};
+
+use crate::lower::secrets::{SecretRequests, requests};
+use crate::lower::{JobContext, LowerError, job_timeout};
+
+/// Returns the variables of the job's secrets. May be dropped at any time: reading a secret changes nothing.
+///
+/// # Errors
+/// [`LowerError`] if a secret cannot be fetched. The job must not start without it.
+pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<Variable>, LowerError> {
+    if payload.secrets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let requests = requests(payload, job)?;
+    let timeout = job_timeout(payload);
+    tokio::time::timeout(timeout, fetch_with_retries(&requests)).await.unwrap_or_else(|_| {
+        let timeout = muster_job::go_duration(timeout);
+        let message = format!("the secrets of the job were not fetched within {timeout}; check the secret manager");
+        Err(LowerError::of_reason(FailureReason::RunnerExternalDependencyFailure, message))
+    })
+}
+
+/// Fetches the secrets as often as the job allows. An error that the server would repeat ends the job at once.
+async fn fetch_with_retries(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
+    let (mut wait_ms, max_wait_ms) = requests.retry_wait_ms;
+    let mut attempt = 1;
+    loop {
+        match fetch_once(requests).await {
+            Err(error)
+                if attempt < requests.attempts && error.reason == FailureReason::RunnerExternalDependencyFailure =>
+            {
+                tracing::warn!(attempt, error = error.message, "failed to fetch the secrets of the job, retrying");
+            }
+            result => return result,
+        }
+        tokio::time::sleep(Duration::from_millis(wait_ms)).await;
+        (attempt, wait_ms) = (attempt + 1, (wait_ms * 2).min(max_wait_ms));
+    }
+}
+
+async fn fetch_once(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
+    let opened = async {
+        let options = VaultOptions::from_environment(|name| std::env::var(name).ok())?;
+        VaultSession::open(&options).await
+    };
+    let invalid = |error: VaultError| LowerError::configuration(muster_job::error_chain(&error));
+    let mut session = opened.await.map_err(invalid)?;
+    let mut variables = Vec::new();
+    for request in &requests.list {
+        match session.fetch(&request.secret).await {
+            Ok(value) => variables.push(request.variable(&value)),
+            Err(error) if error.is_not_found() && !requests.missing_fails => {
+                variables.push(request.variable(&Secret::default()));
+            }
+            Err(error) => return Err(request.error(&error)),
+        }
+    }
+    Ok(variables)
+}
