@@ -48,9 +48,15 @@ impl<T: Send, R: Send> Workers<T, R> {
         let (tasks, queue) = sync_channel(max_unreceived);
         let (sender, results) = channel();
         let queue = Arc::new(Mutex::new(queue));
+        let mut started = 0;
         for _ in 0..threads {
             let (queue, sender, worker) = (Arc::clone(&queue), sender.clone(), worker());
-            thread::Builder::new().spawn_scoped(scope, move || run(&queue, &sender, worker))?;
+            match thread::Builder::new().spawn_scoped(scope, move || run(&queue, &sender, worker)) {
+                Ok(_) => started += 1,
+                // The limit on processes is reached. The threads that were started do the work.
+                Err(_) if started > 0 => break,
+                Err(error) => return Err(error),
+            }
         }
         Ok(Self { tasks, results, early: BTreeMap::new(), submitted: 0, received: 0, max_unreceived })
     }

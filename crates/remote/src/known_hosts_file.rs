@@ -1,11 +1,12 @@
 //! OpenSSH's `known_hosts`: the host keys of a machine.
 //!
-//! Names may be plain or hashed. Patterns, and lines with a marker such as `@cert-authority`, are not supported: they match no machine.
+//! Names may be plain or hashed. Patterns, and lines with the marker `@cert-authority`, are not supported: they match no machine. A key in a
+//! line with the marker `@revoked` is refused for all machines, as the line is usually for `*`.
 
 use std::path::{Path, PathBuf};
 
-use russh::keys::HashAlg;
 use russh::keys::known_hosts::known_host_keys_path;
+use russh::keys::{HashAlg, parse_public_key_base64};
 
 /// Host key of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub async fn read(path: &Path, host: &str, port: u16) -> Result<Vec<HostKey>, Kn
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         open => drop(open.map_err(|error| failed(error.to_string()))?),
     }
+    let text = tokio::fs::read_to_string(path).await.map_err(|error| failed(error.to_string()))?;
+    let revoked = revoked(&text);
     let (path, host) = (path.to_owned(), host.to_owned());
     let read = tokio::task::spawn_blocking(move || known_host_keys_path(&host, port, path)).await;
     let keys = read.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error.to_string()))?;
@@ -43,7 +46,15 @@ pub async fn read(path: &Path, host: &str, port: u16) -> Result<Vec<HostKey>, Kn
             key_type: key.algorithm().as_str().to_owned(),
             fingerprint: key.fingerprint(HashAlg::Sha256).to_string(),
         })
+        .filter(|key| !revoked.contains(&key.fingerprint))
         .collect())
+}
+
+/// Returns the fingerprints of revoked keys.
+fn revoked(text: &str) -> Vec<String> {
+    let keys = text.lines().filter_map(|line| line.trim_start().strip_prefix("@revoked")?.split_whitespace().nth(2));
+    let keys = keys.filter_map(|key| parse_public_key_base64(key).ok());
+    keys.map(|key| key.fingerprint(HashAlg::Sha256).to_string()).collect()
 }
 
 /// Returns the name of a machine in the file.
@@ -66,13 +77,21 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("known_hosts");
         assert_eq!(read(&path, "example.org", 22).await.unwrap(), [], "the file is missing");
-        std::fs::write(&path, format!("# a comment\nother,vm {KEY}\n@revoked gone {KEY}\n{HASHED}\n")).unwrap();
+        std::fs::write(&path, format!("# a comment\nother,vm {KEY}\n@cert-authority gone {KEY}\n{HASHED}\n")).unwrap();
         let found = [HostKey { key_type: "ssh-ed25519".to_owned(), fingerprint: FINGERPRINT.to_owned() }];
         assert_eq!(read(&path, "vm", 22).await.unwrap(), found);
         assert_eq!(read(&path, "example.org", 2222).await.unwrap(), found);
         for (host, port) in [("vm", 2222), ("example.org", 22), ("gone", 22)] {
             assert_eq!(read(&path, host, port).await.unwrap(), [], "{host}:{port}");
         }
+    }
+
+    #[tokio::test]
+    async fn revoked_key_is_refused_although_a_plain_line_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("known_hosts");
+        std::fs::write(&path, format!("vm {KEY}\n@revoked * {KEY}\n")).unwrap();
+        assert_eq!(read(&path, "vm", 22).await.unwrap(), []);
     }
 
     #[tokio::test]

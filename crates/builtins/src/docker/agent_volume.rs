@@ -192,7 +192,8 @@ fn named(name: &str) -> CreateContainerOptions {
 }
 
 async fn remove(engine: &Docker, container: &str) {
-    let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
+    // The image may declare volumes, which the engine created for the container.
+    let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
     if let Err(error) = engine.remove_container(container, Some(options)).await
         && !is_not_found(&error)
     {

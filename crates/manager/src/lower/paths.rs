@@ -1,5 +1,6 @@
 //! The directories of a job.
 
+use muster_agent_api::builtin::DRIVER_LAYOUT;
 use muster_job::{Variable, expand_within, short_token};
 use muster_runner_api::payload::JobPayload;
 use url::Url;
@@ -75,10 +76,9 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
     let within = clean(&path)
         .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
     match within {
-        Some(path) => Ok(Some(path)),
-        None => {
-            Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\"")))
-        }
+        // The layout of a driver's directories may turn out to be empty, and the path the builds directory itself.
+        Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),
+        _ => Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\""))),
     }
 }
 

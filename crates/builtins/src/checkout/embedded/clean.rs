@@ -12,6 +12,8 @@ use muster_steps::style;
 /// What GIT_CLEAN_FLAGS says.
 #[derive(Debug, PartialEq, Eq)]
 struct Flags {
+    /// `-d`: directories without tracked files are removed, too.
+    directories: bool,
     /// `-x`: files that `.gitignore` names are removed, too.
     ignored: bool,
     /// `-X`: only those files are removed.
@@ -22,7 +24,7 @@ struct Flags {
 
 /// Reads flags. The error is the flag that is not supported.
 fn parse(flags: &[String]) -> Result<Flags, &str> {
-    let mut parsed = Flags { ignored: false, only_ignored: false, excluded: Vec::new() };
+    let mut parsed = Flags { directories: false, ignored: false, only_ignored: false, excluded: Vec::new() };
     let mut flags = flags.iter().map(String::as_str);
     while let Some(flag) = flags.next() {
         if let Some(pattern) = flag.strip_prefix("--exclude=") {
@@ -32,7 +34,8 @@ fn parse(flags: &[String]) -> Result<Flags, &str> {
         } else if let Some(letters) = flag.strip_prefix('-').filter(|letters| !letters.starts_with('-')) {
             for letter in letters.chars() {
                 match letter {
-                    'f' | 'd' | 'q' => {}
+                    'f' | 'q' => {}
+                    'd' => parsed.directories = true,
                     'x' => parsed.ignored = true,
                     'X' => parsed.only_ignored = true,
                     _ => return Err(flag),
@@ -65,9 +68,9 @@ pub(super) fn clean(
     let mut options = StatusOptions::new();
     options.include_untracked(true).include_ignored(flags.ignored || flags.only_ignored).exclude_submodules(true);
     // A directory that is untracked as a whole is one entry, unless a file in it may have to stay.
-    options.recurse_untracked_dirs(!flags.ignored || !flags.excluded.is_empty());
-    options.recurse_ignored_dirs(!flags.excluded.is_empty());
-    let excluded = Pathspec::new(&flags.excluded)?;
+    options.recurse_untracked_dirs(flags.directories && (!flags.ignored || !flags.excluded.is_empty()));
+    options.recurse_ignored_dirs(flags.directories && !flags.excluded.is_empty());
+    let excluded = Pathspec::new(flags.excluded.iter().flat_map(|pattern| pathspecs(pattern)))?;
     let root = repository.workdir().unwrap_or_else(|| repository.path());
     for entry in repository.statuses(Some(&mut options))?.iter() {
         if stop.cause().is_some() {
@@ -79,7 +82,8 @@ pub(super) fn clean(
         };
         let path = Path::new(OsStr::from_bytes(entry.path_bytes()));
         let stays = !flags.excluded.is_empty() && excluded.matches_path(path, PathspecFlags::DEFAULT);
-        if !is_removed || stays {
+        let is_kept_directory = !flags.directories && entry.path_bytes().ends_with(b"/");
+        if !is_removed || stays || is_kept_directory {
             continue;
         }
         let target = root.join(path);
@@ -100,6 +104,18 @@ pub(super) fn clean(
         }
     }
     Ok(())
+}
+
+/// Returns pathspecs for what a pattern of `.gitignore` matches: at every level unless it has a slash, and with everything in a directory.
+fn pathspecs(pattern: &str) -> Vec<String> {
+    let name = pattern.trim_end_matches('/');
+    let at_every_level = !name.contains('/');
+    let name = name.trim_start_matches('/');
+    let mut pathspecs = vec![name.to_owned(), format!("{name}/*")];
+    if at_every_level {
+        pathspecs.extend([format!("*/{name}"), format!("*/{name}/*")]);
+    }
+    pathspecs
 }
 
 /// Removes the directories that the removal of a file has left empty.
@@ -123,7 +139,12 @@ mod tests {
             super::parse(&flags).map_err(str::to_owned)
         };
         let flags = |ignored, only_ignored, excluded: &[&str]| {
-            Ok(Flags { ignored, only_ignored, excluded: excluded.iter().map(|&text| text.to_owned()).collect() })
+            Ok(Flags {
+                directories: true,
+                ignored,
+                only_ignored,
+                excluded: excluded.iter().map(|&text| text.to_owned()).collect(),
+            })
         };
         assert_eq!(parse("-ffdx"), flags(true, false, &[]));
         assert_eq!(parse("-fdX -q"), flags(false, true, &[]));
@@ -131,5 +152,30 @@ mod tests {
         assert_eq!(parse("-ffdx -i"), Err("-i".to_owned()));
         assert_eq!(parse("--dry-run"), Err("--dry-run".to_owned()));
         assert_eq!(parse("-e"), Err("-e".to_owned()));
+        assert!(!parse("-fx").unwrap().directories);
+    }
+
+    /// Returns the files that remain of a repository with untracked files at two levels.
+    fn remaining(flags: &str) -> Vec<String> {
+        let directory = tempfile::tempdir().unwrap();
+        let repository = Repository::init(directory.path()).unwrap();
+        for name in ["file", "build/x", "lib/build/x", "lib/other"] {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let flags: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+        clean(&repository, &flags, &StopToken::default(), &|_| ()).unwrap();
+        let names = ["file", "build/x", "lib/build/x", "lib/other"];
+        names.into_iter().filter(|name| directory.path().join(name).exists()).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn directories_are_removed_only_with_the_flag_and_exclusions_hold_at_every_level() {
+        assert_eq!(remaining("-ffdx"), [""; 0]);
+        assert_eq!(remaining("-fx"), ["build/x", "lib/build/x", "lib/other"]);
+        assert_eq!(remaining("-ffdx -e build"), ["build/x", "lib/build/x"]);
+        assert_eq!(remaining("-ffdx -e build/"), ["build/x", "lib/build/x"]);
+        assert_eq!(remaining("-ffdx -e /build"), ["build/x"]);
     }
 }

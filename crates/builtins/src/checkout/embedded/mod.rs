@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use git2::build::CheckoutBuilder;
 use git2::{
-    AutotagOption, CheckoutNotificationType, ErrorCode, FetchOptions, FetchPrune, ObjectType, Oid, RemoteCallbacks,
-    Repository, RepositoryInitOptions, TreeWalkMode, TreeWalkResult,
+    AutotagOption, CheckoutNotificationType, Config, ErrorCode, FetchOptions, FetchPrune, ObjectType, Oid,
+    RemoteCallbacks, Repository, RepositoryInitOptions, TreeWalkMode, TreeWalkResult,
 };
 use muster_agent_api::builtin::{Checkout, Cleanup};
 use muster_runner_api::client::TlsFiles;
@@ -194,8 +194,8 @@ impl Work<'_> {
         };
         check_work_tree(&repository, directory)?;
         let mut config = repository.config()?;
-        config.set_str("remote.origin.url", &without_credentials(&self.checkout.repo_url))?;
-        config.set_str("include.path", &config::external_path(&self.context.temp_dir).to_string_lossy())?;
+        replace_all(&mut config, "remote.origin.url", &without_credentials(&self.checkout.repo_url))?;
+        replace_all(&mut config, "include.path", &config::external_path(&self.context.temp_dir).to_string_lossy())?;
         Ok(repository)
     }
 
@@ -300,6 +300,15 @@ fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2
         "the repository in {} has another work tree; use GIT_STRATEGY=clone to replace it",
         directory.display()
     )))
+}
+
+/// Sets the only value of a key. An earlier job may have left several, with which setting one fails.
+pub(super) fn replace_all(config: &mut Config, key: &str, value: &str) -> Result<(), git2::Error> {
+    match config.remove_multivar(key, ".*") {
+        Err(error) if error.code() != ErrorCode::NotFound => return Err(error),
+        _ => {}
+    }
+    config.set_str(key, value)
 }
 
 #[cfg(test)]

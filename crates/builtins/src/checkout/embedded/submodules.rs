@@ -4,7 +4,7 @@ use git2::{Oid, Pathspec, PathspecFlags, Repository};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{Work, check_out_commit, check_out_head, clean};
+use super::{Work, check_out_commit, check_out_head, clean, replace_all};
 use crate::git_http::without_credentials;
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
@@ -44,14 +44,14 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
                 "the URL {url} requires the `git` command, but `git` is not in PATH; use an image that has git"
             ))));
         }
-        config.set_str(&key, &url)?;
+        replace_all(&mut config, &key, &url)?;
         submodule.reload(true)?;
         let Some(sha) = submodule.index_id() else { continue };
         let inner = submodule.open().or_else(|_| submodule.repo_init(true)).map_err(failed)?;
         // The configuration may have been removed with that of the checkout.
         let mut inner_config = inner.config()?;
-        inner_config.set_str("remote.origin.url", &url)?;
-        inner_config.set_str("remote.origin.fetch", ALL_BRANCHES)?;
+        replace_all(&mut inner_config, "remote.origin.url", &url)?;
+        replace_all(&mut inner_config, "remote.origin.fetch", ALL_BRANCHES)?;
         fetch(work, &inner, &url, sha).map_err(failed)?;
         check_out_commit(&inner, sha, &|| work.is_stopped()).map_err(failed)?;
         clean::clean(&inner, &clean_flags(work), &work.session.stop, &|line| work.context.print(line))?;

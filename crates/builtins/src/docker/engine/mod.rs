@@ -42,13 +42,21 @@ pub(crate) enum EngineError {
     Unreachable { location: String, message: String },
     #[error("the Docker engine at {location} runs {os} containers; use an engine that runs Linux containers")]
     OperatingSystem { location: String, os: String },
+    #[error(
+        "the Docker engine at {location} runs on {architecture}, and this agent is for {}; use an engine with this architecture, or \
+         run the manager on a machine with that of the engine",
+        own_architecture()
+    )]
+    Architecture { location: String, architecture: String },
 }
 
 impl From<EngineError> for Failure {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::Address(_) | EngineError::Certificate { .. } => Self::Configuration(error.to_string()),
-            EngineError::Unreachable { .. } | EngineError::OperatingSystem { .. } => Self::System(error.to_string()),
+            EngineError::Unreachable { .. }
+            | EngineError::OperatingSystem { .. }
+            | EngineError::Architecture { .. } => Self::System(error.to_string()),
         }
     }
 }
@@ -64,9 +72,27 @@ pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineErr
     let engine = transport::client(Connector::new(endpoint), CALL_TIMEOUT_S).map_err(unreachable)?;
     let engine = engine.negotiate_version().await.map_err(unreachable)?;
     let version = engine.version().await.map_err(unreachable)?;
-    match version.os.as_deref() {
-        None | Some("linux") => Ok(engine),
-        Some(os) => Err(EngineError::OperatingSystem { location, os: os.to_owned() }),
+    check_platform(location, version.os, version.arch)?;
+    Ok(engine)
+}
+
+/// Fails if the engine cannot run the executable of this agent, which is the first process of each container.
+fn check_platform(location: String, os: Option<String>, architecture: Option<String>) -> Result<(), EngineError> {
+    if let Some(os) = os.filter(|os| os != "linux") {
+        return Err(EngineError::OperatingSystem { location, os });
+    }
+    match architecture.filter(|name| !name.is_empty() && name != own_architecture()) {
+        Some(architecture) => Err(EngineError::Architecture { location, architecture }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the name that engines have for the architecture of this agent.
+fn own_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
     }
 }
 

@@ -5,7 +5,7 @@ use muster_agent_api::step_runner::Variable;
 
 use super::frame::{Body, command};
 use super::{Target, path, sources};
-use crate::script::posix::quote;
+use crate::script::posix::{can_be_set, quote};
 
 /// Files in the temporary directory, apart from file variables.
 const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext.conf", GLOBAL_GIT_CONFIG];
@@ -15,7 +15,9 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, vari
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
     // First what is secret: a command that fails ends the script.
-    let files = variables.iter().filter(|variable| variable.file).map(|variable| variable.key.as_str());
+    // A key that is not a name would be the path of another file.
+    let files = variables.iter().filter(|variable| variable.file && can_be_set(&variable.key));
+    let files = files.map(|variable| variable.key.as_str());
     let mut words = ["rm", "-f"].map(str::to_owned).to_vec();
     words.extend(files.chain(FILES).map(|name| path(target.temp_dir, name)));
     body.run(&words);
