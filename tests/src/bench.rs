@@ -10,6 +10,7 @@ use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, s
 use muster_test_needs::DockerEngine;
 use serde_json::{Value, json};
 
+use crate::files::{nonempty_temporary_directories, walk};
 use crate::machines::{Machines, ProcessKind, kill, signal};
 use crate::process::{muster, plugin_local, wait_until};
 use crate::proxy::Proxy;
@@ -44,6 +45,8 @@ pub struct Bench {
     job_members: Value,
     /// Path of `config.toml`. `None` means that jobs run on this host.
     config: Option<PathBuf>,
+    /// User that runs the commands of jobs. `None` means the user of the manager.
+    job_user: Option<String>,
     manager: Option<Child>,
     /// Process with whose end the manager of this host and its agent exit.
     lifetime_process: Child,
@@ -103,17 +106,35 @@ impl Bench {
         Self::configured_with_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
     }
 
+    /// Starts the same environment for jobs of another user. Requires root.
+    pub async fn configured_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
+        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
+        // The user must reach the directories of jobs below.
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(bench.home.path(), permissions).unwrap();
+        bench.job_user = Some(user.to_owned());
+        bench.start_configured(write);
+        bench
+    }
+
     async fn configured_with_coordinator(
         coordinator: MemoryCoordinator,
         concurrent: usize,
         write: impl FnOnce(&Self) -> String,
     ) -> Self {
         let mut bench = Self::prepare(coordinator, concurrent).await;
-        let config = bench.path("config.toml");
-        std::fs::write(&config, write(&bench)).unwrap();
-        bench.config = Some(config);
-        bench.start_manager();
+        bench.start_configured(write);
         bench
+    }
+
+    fn start_configured(&mut self, write: impl FnOnce(&Self) -> String) {
+        let config = self.path("config.toml");
+        std::fs::write(&config, write(self)).unwrap();
+        // The file contains the token of the runner.
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&config, permissions).unwrap();
+        self.config = Some(config);
+        self.start_manager();
     }
 
     /// Starts an environment whose manager runs jobs in containers of `engine`, each with a service.
@@ -187,6 +208,7 @@ impl Bench {
             engine: None,
             job_members: json!({}),
             config: None,
+            job_user: None,
             manager: None,
             lifetime_process,
             _served: served,
@@ -206,6 +228,7 @@ impl Bench {
         if let Some(config) = &self.config {
             command.args(["runner", "run", "--config"]).arg(config).arg("--state-dir").arg(self.path("state"));
             command.stdout(Stdio::null());
+            command.args(self.job_user.iter().flat_map(|user| ["--user", user]));
         } else {
             command.args(["manager", "--url", &self.proxy.url, "--concurrent", &self.concurrent.to_string()]);
             command.args(["--exit-with-pid", &self.lifetime_process.id().to_string()]);
@@ -311,6 +334,11 @@ impl Bench {
     /// Kills the agent of this host (SIGKILL). Returns whether an agent was running.
     pub fn kill_agent(&self) -> bool {
         self.agent_pid().is_some_and(kill)
+    }
+
+    /// Returns the process ID of the manager.
+    pub fn manager_pid(&self) -> u32 {
+        self.manager.as_ref().unwrap().id()
     }
 
     /// Returns the process IDs of the manager and its agent of this host.
@@ -442,37 +470,6 @@ fn coordinator_with_idempotency_keys() -> MemoryCoordinator {
 /// Returns a coordinator without idempotency keys, which needs some time to find a job.
 fn gitlab_like_coordinator() -> MemoryCoordinator {
     coordinator_with_idempotency_keys().as_gitlab(JOB_LOOKUP_TIME)
-}
-
-/// Calls `visit` with each file that may be reachable for other users, and whether they can read it.
-fn walk(directory: &Path, visit: &mut impl FnMut(&Path, bool)) {
-    use std::os::unix::fs::PermissionsExt as _;
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        let Ok(metadata) = entry.metadata() else { continue };
-        if metadata.is_dir() {
-            // Other users cannot reach files below a directory without permissions for them.
-            if metadata.permissions().mode() & 0o005 != 0 {
-                walk(&entry.path(), visit);
-            }
-        } else if metadata.is_file() {
-            visit(&entry.path(), metadata.permissions().mode() & 0o044 != 0);
-        }
-    }
-}
-
-/// Returns the directories for temporary files of jobs (`*.tmp`) that are not empty.
-fn nonempty_temporary_directories(builds: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(builds).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {
-        let path = entry.path();
-        let is_nonempty = std::fs::read_dir(&path).is_ok_and(|mut content| content.next().is_some());
-        if path.extension().is_some_and(|extension| extension == "tmp") {
-            found.extend(is_nonempty.then_some(path));
-        } else {
-            found.extend(nonempty_temporary_directories(&path));
-        }
-    }
-    found
 }
 
 impl Drop for Bench {

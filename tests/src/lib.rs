@@ -8,6 +8,7 @@
 )]
 
 pub mod bench;
+mod files;
 pub mod machines;
 pub mod process;
 pub mod proxy;

@@ -29,6 +29,12 @@ pub const ADOPT: [&str; 2] = ["agent", "adopt"];
 /// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
 
+/// Arguments with which the executable waits until addresses are blocked, and then becomes another program: `--address=ADDRESS`, `--`, and the
+/// command follow.
+pub const GATE: [&str; 2] = ["agent", "gate"];
+/// Arguments with which the executable blocks the addresses that follow. It needs the capability `NET_ADMIN`.
+pub const BLOCK: [&str; 2] = ["agent", "block"];
+
 /// Variable that makes the executable the agent of a container if it is called without arguments.
 ///
 /// An entrypoint such as `sh -c` passes no arguments on.

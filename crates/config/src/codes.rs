@@ -3,7 +3,7 @@
 //! They are numbers of checks. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers C001 to C250.
 //!
 //! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019, C057, C084
-//! to C088 and C111 are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs
+//! to C088, C111 and C112 are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs
 //! of an instance share one session. C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
 //! C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not have yet.
 
@@ -121,6 +121,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C109", Warning, "`clone_url` is not a plain scheme and host"),
     ("C110", Warning, "Many runners export metrics of each job stage"),
     ("C111", Error, "Invalid step of the operator, or invalid step policy"),
+    ("C112", Error, "Jobs of a public runner share machines"),
 ];
 
 /// Returns the default severity of a code.

@@ -119,6 +119,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         custom_build_dir: table.bool("custom_build_dir.enabled"),
         feature_flags: feature_flags(table).collect(),
         on_instances: super::autoscaler::on_instances(table, &entry.executor),
+        shares_machines_in_public: super::checks::refusal(entry).is_some(),
         docker: table.table("docker").map(|docker| Box::new(super::docker::read(docker).0)),
         autoscaler: super::autoscaler::read(table).or_else(|| super::machine::read(entry)).map(Arc::new),
         custom: super::custom::read(table).map(Box::new),

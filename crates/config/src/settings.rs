@@ -20,6 +20,7 @@ mod scripts;
 mod ssh;
 mod steps;
 mod unpack;
+mod url_text;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -350,6 +351,9 @@ pub struct RunnerSettings {
     /// Settings of jobs on instances.
     #[serde(default)]
     pub on_instances: OnInstances,
+    /// Whether the runner must not request jobs, because it is public and its jobs would share machines.
+    #[serde(skip)]
+    pub shares_machines_in_public: bool,
     /// `[runners.docker]`. `None` if the file has no such table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker: Option<Box<DockerSettings>>,
@@ -409,6 +413,7 @@ impl RunnerSettings {
             unpack: UnpackSettings::default(),
             cache: CacheSettings::default(),
             on_instances: OnInstances::default(),
+            shares_machines_in_public: false,
             docker: None,
             custom: None,
             autoscaler: None,
@@ -432,21 +437,6 @@ impl RunnerSettings {
     #[must_use]
     pub fn coordinator_url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
-    }
-}
-
-/// Serializes a URL as text. The feature of the `url` crate would be compiled into every crate.
-mod url_text {
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-    use url::Url;
-
-    pub(super) fn serialize<S: Serializer>(url: &Url, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(url.as_str())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Url, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }
 

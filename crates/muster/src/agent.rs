@@ -1,6 +1,7 @@
 //! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session, and in containers.
 
 mod adopt;
+mod block;
 mod container;
 mod relay;
 
@@ -35,6 +36,10 @@ pub(crate) enum Command {
     Adopt(adopt::AdoptArgs),
     /// Wait until one of several addresses accepts a connection.
     Probe(container::ProbeArgs),
+    /// Make addresses unreachable in this container.
+    Block(block::BlockArgs),
+    /// Wait until addresses are blocked in this container, then run a command.
+    Gate(block::GateArgs),
 }
 
 /// Arguments of `muster agent serve`.
@@ -88,6 +93,8 @@ pub(crate) fn run(command: Command) -> ExitCode {
         Command::Dial => container::dial(),
         Command::Adopt(args) => adopt::adopt(&args),
         Command::Probe(args) => container::probe(&args),
+        Command::Block(args) => block::block(&args),
+        Command::Gate(args) => block::gate(&args),
     }
 }
 

@@ -113,6 +113,16 @@ impl DockerEngine {
         id.is_some_and(|id| Command::new("kill").arg("-KILL").arg(id).status().is_ok_and(|status| status.success()))
     }
 
+    /// Returns the process ID of the engine. It is in the network of the engine's containers.
+    ///
+    /// # Panics
+    /// The process does not exist.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        let pid = self.process_id("dockerd").and_then(|pid| pid.to_str()?.parse().ok());
+        pid.expect("the process of the engine does not exist")
+    }
+
     /// Returns the ID of the engine's own process, which runs this program.
     pub(crate) fn process_id(&self, program: &str) -> Option<OsString> {
         let data = self.dir.join("data");

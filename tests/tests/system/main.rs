@@ -7,6 +7,7 @@
     reason = "helpers of tests may panic, and seeds are printed"
 )]
 
+mod attacks;
 mod checks;
 mod config_changes;
 mod differential;

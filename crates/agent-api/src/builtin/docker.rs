@@ -1,6 +1,7 @@
 //! Inputs of the step that runs other steps in a container (`docs/spec/job-execution.md`, section 5).
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -40,6 +41,9 @@ pub struct DockerContainer {
     /// Address `host:port` on the agent's side that is reachable in the build container under the same address. Used for a coordinator
     /// that listens on a loopback address. Empty means none.
     pub relay: String,
+    /// Addresses that no container of the job can reach. No capability of a container may undo that.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub blocked_addresses: Vec<Ipv4Addr>,
 }
 
 impl Inputs for DockerContainer {

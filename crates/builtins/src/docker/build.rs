@@ -14,12 +14,13 @@ use muster_steps::stop::StopToken;
 use super::agent_volume::AgentVolume;
 use super::cleanup::Objects;
 use super::engine::failed;
+use super::images::ResolvedImage;
 use super::output::{Output, Progress};
 use super::relay::Relay;
 use super::services::{self, Service};
 use super::socket::RunDirectory;
 use super::target::{Container, End};
-use super::{create, network};
+use super::{block, create, network};
 use crate::context::Context;
 
 /// Maximum time until the entrypoint of the image has started the agent, and the agent accepts connections.
@@ -32,13 +33,13 @@ const ENTRYPOINT_REMEDY: &str =
 pub(super) async fn create(
     engine: &Docker,
     job: &DockerContainer,
-    image: &str,
+    image: &ResolvedImage,
     agent: &AgentVolume,
     services: &[Service],
     relay: Option<&Relay>,
     directories: Option<&[String]>,
 ) -> Result<String, Failure> {
-    let mut body = create::body(job, &job.build, image)?;
+    let mut body = create::body(job, &job.build, &image.id)?;
     let command = [EXECUTABLE].into_iter().chain(SERVE).map(str::to_owned);
     body.cmd = Some(command.collect());
     let env = body.env.get_or_insert_default();
@@ -53,6 +54,7 @@ pub(super) async fn create(
     if let Some(relay) = relay {
         relay.add_to(&mut body);
     }
+    block::add_gate(job, &mut body, image);
     create::container(engine, &job.build, body).await
 }
 
@@ -69,6 +71,7 @@ pub(super) async fn start(
     let name = &job.build.name;
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the container {name}")))?;
+    block::enforce(engine, job, &id).await?;
     let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {
         container.output.wait_for(Progress::Ready).await;

@@ -12,6 +12,7 @@
 //! killed agent left.
 
 mod agent_volume;
+mod block;
 mod build;
 mod cleanup;
 mod create;
@@ -86,12 +87,13 @@ async fn create_all(
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
     check(stop)?;
     network::create(engine, job).await?;
-    let services = services::start(engine, job, &images, context, stop).await?;
+    let services = services::start(engine, job, &images, &agent, context, stop).await?;
     let resolved = images.ensure(&job.build.image).await?;
     let image = &resolved.id;
     check(stop)?;
     let directories = directories::left_to_agent(job, &resolved);
-    let build = build::create(engine, job, image, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
+    let build =
+        build::create(engine, job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
     stoppable(stop, agent.fill(engine, &build, image)).await?;
     if directories.is_none() {
         directories::create(engine, job, &build, image).await?;

@@ -19,10 +19,11 @@ use muster_steps::process::Usage;
 use muster_steps::style;
 use tokio::task::JoinSet;
 
+use super::agent_volume::AgentVolume;
 use super::engine::{failed, reason};
 use super::exec::{self, MAX_OUTPUT_BYTES};
-use super::images::Images;
-use super::{check, create, network};
+use super::images::{Images, ResolvedImage};
+use super::{block, check, create, network};
 use crate::context::Context;
 
 /// Length of the short ID of a container, which is one of its host names.
@@ -58,6 +59,7 @@ pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
     images: &Images<'_>,
+    agent: &AgentVolume,
     context: &Arc<Context>,
     stop: &muster_steps::stop::StopToken,
 ) -> Result<Vec<Service>, Failure> {
@@ -66,7 +68,7 @@ pub(super) async fn start(
         context.print(&style::plain(&format!("Starting service {}...", service.title)));
         let image = images.ensure(&service.container.image).await?;
         check(stop)?;
-        started.push(start_one(engine, job, service, &image.id).await?);
+        started.push(start_one(engine, job, service, &image, agent).await?);
     }
     Ok(started)
 }
@@ -75,15 +77,22 @@ async fn start_one(
     engine: &Docker,
     job: &DockerContainer,
     service: &ServiceSpec,
-    image: &str,
+    image: &ResolvedImage,
+    agent: &AgentVolume,
 ) -> Result<Service, Failure> {
     let (spec, start) = (&service.container, StartTime::now());
-    let mut body = create::body(job, spec, image)?;
+    let mut body = create::body(job, spec, &image.id)?;
     let aliases = service.aliases.iter().chain([&spec.name]).cloned().collect();
     body.networking_config = network::endpoint(&job.network, aliases, &spec.mac_address);
+    block::add_gate(job, &mut body, image);
+    block::mount_agent(job, &mut body, agent);
     let id = create::container(engine, spec, body).await?;
+    if !job.blocked_addresses.is_empty() {
+        agent.fill(engine, &id, &image.id).await?;
+    }
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the service {}", service.title)))?;
+    block::enforce(engine, job, &id).await?;
     let found = engine.inspect_container(&id, None).await;
     let found = found.map_err(failed(format!("failed to inspect the service {}", service.title)))?;
     Ok(Service {

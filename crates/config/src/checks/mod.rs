@@ -12,6 +12,7 @@ mod identity;
 mod kubernetes;
 mod limits;
 mod machine;
+mod public;
 mod scaling;
 mod steps;
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub(super) mod testing;
 mod text;
 mod unsupported;
 
+pub(super) use public::refusal;
 pub(super) use scaling::{PLUGIN_EXECUTORS, negative_durations, out_of_range};
 pub use unsupported::EXECUTORS;
 
@@ -68,6 +70,7 @@ pub(super) fn all(check: &mut Check<'_>) {
         kubernetes::check,
         executors::check,
         steps::check,
+        public::check,
     ] {
         check_topic(check);
     }

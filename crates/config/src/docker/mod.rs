@@ -3,7 +3,7 @@
 mod values;
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::problem::shown_name;
 use super::tree::{Table, Value};
@@ -84,6 +84,7 @@ impl Reader<'_> {
             network_mode: self.text("network_mode"),
             enable_ipv6: bool("enable_ipv6"),
             network_mtu: self.docker.int("network_mtu").and_then(|mtu| u32::try_from(mtu).ok()).unwrap_or_default(),
+            blocked_addresses: self.blocked_addresses(),
             service_slot_cgroup_template: self.text("service_slot_cgroup_template"),
             services_devices,
             build,
@@ -254,6 +255,23 @@ impl Reader<'_> {
             }
         };
         texts.iter().filter_map(&mut address).collect()
+    }
+
+    fn blocked_addresses(&mut self) -> Vec<Ipv4Addr> {
+        const KEY: &str = "blocked_addresses";
+        let mut addresses = Vec::new();
+        for text in self.list(KEY) {
+            match text.parse() {
+                Ok(address) => addresses.push(address),
+                Err(_) => self.invalid(
+                    KEY,
+                    &text,
+                    "IPv4 address",
+                    "write an address without a prefix, such as 169.254.169.254",
+                ),
+            }
+        }
+        addresses
     }
 
     fn pull_policies(&mut self, key: &'static str) -> Vec<String> {

@@ -7,6 +7,7 @@
 //!
 //! The agent beside the engine creates the containers. The agent in the build container runs the steps inside.
 
+mod blocked;
 mod credentials;
 mod host_config;
 mod images;
@@ -48,7 +49,7 @@ const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 pub struct DockerFiles {
     /// Docker's configuration file with credentials. `None` if the file does not exist.
     pub auth_file: Option<AuthFile>,
-    /// Seccomp profiles by path, or the reason why one cannot be parts.
+    /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
 }
 
@@ -57,7 +58,7 @@ pub struct DockerFiles {
 pub struct AuthFile {
     /// Path, for the log.
     pub path: String,
-    /// Content, or the reason why it cannot be parts.
+    /// Content, or the reason why it cannot be read.
     pub content: Result<String, String>,
 }
 
@@ -183,7 +184,7 @@ fn container(
     let services = services::services(parts, docker, &names, warnings)?;
     let credentials = credentials::credentials(payload, variables, &context.docker, warnings)?;
     let per_job = flags.is_on("FF_NETWORK_PER_BUILD");
-    Ok(DockerContainer {
+    let mut container = DockerContainer {
         lines,
         engine: engine(&context.runner, docker),
         labels: names::labels(payload, context, variables, &docker.container_labels)?,
@@ -202,7 +203,10 @@ fn container(
         keep_volumes: docker.volume_keep,
         log_services: settings.debug_services,
         relay: relay(&context.runner.url),
-    })
+        blocked_addresses: docker.blocked_addresses.clone(),
+    };
+    blocked::prepare(&mut container)?;
+    Ok(container)
 }
 
 fn build(

@@ -172,3 +172,31 @@ fn environment_omits_oversized_and_invalid_variables() {
         vec![pair("A", "1".to_owned()), pair("LARGE", large), pair("B=C", String::new()), pair("NUL", "\0".to_owned())];
     assert_eq!(environment(list), ["A=1"]);
 }
+
+#[test]
+fn blocked_addresses_take_away_raw_packets_and_are_refused_if_the_container_could_undo_them() {
+    let block = |docker: &mut DockerSettings| docker.blocked_addresses = vec!["169.254.169.254".parse().unwrap()];
+    let found = container(block, json!({ "services": [{ "name": "redis:7" }] }));
+    assert_eq!(found.blocked_addresses.len(), 1);
+    for spec in [&found.build, &found.services[0].container] {
+        assert_eq!(spec.host_config["CapDrop"], json!(["NET_RAW"]), "{}", spec.name);
+    }
+    let cases: [&dyn Fn(&mut DockerSettings); 6] = [
+        &|docker| docker.build.privileged = true,
+        &|docker| docker.build.cap_add = texts(&["CAP_net_admin"]),
+        &|docker| docker.build.cap_add = texts(&["SYS_PTRACE", "ALL"]),
+        &|docker| docker.build.cap_add = texts(&["NET_RAW"]),
+        &|docker| docker.network_mode = "host".to_owned(),
+        &|docker| docker.network_mode = "container:other".to_owned(),
+    ];
+    for change in cases {
+        let error = refused(
+            |docker| {
+                block(docker);
+                change(docker);
+            },
+            json!({}),
+        );
+        assert!(error.starts_with("runner_configuration_error") && error.contains("has no effect with"), "{error}");
+    }
+}

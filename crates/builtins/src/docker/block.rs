@@ -1,0 +1,151 @@
+//! Keeps the containers of a job from addresses (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
+//!
+//! The first process of each container is the agent's gate. It runs the entrypoint of the image only after a second container in the same
+//! network has made the addresses unreachable, so no code of the job or of its images runs before.
+
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::query_parameters::{
+    CreateContainerOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
+};
+use futures::StreamExt;
+use muster_agent_api::builtin::DockerContainer;
+use muster_agent_api::container::{AGENT_DIR, BLOCK, EXECUTABLE, GATE};
+use muster_steps::failure::Failure;
+
+use super::agent_volume::AgentVolume;
+use super::images::ResolvedImage;
+use super::{create, exec};
+
+/// Maximum time until the addresses are blocked.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Puts the gate before the command of a container, if the job has blocked addresses.
+pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, image: &ResolvedImage) {
+    if job.blocked_addresses.is_empty() {
+        return;
+    }
+    let of_image = image.inspect.config.as_ref();
+    let nonempty = |words: Option<Vec<String>>| words.filter(|words| !words.is_empty());
+    let entrypoint = nonempty(body.entrypoint.take());
+    let replaces_entrypoint = entrypoint.is_some();
+    let entrypoint = entrypoint.or_else(|| of_image.and_then(|config| config.entrypoint.clone())).unwrap_or_default();
+    let command = nonempty(body.cmd.take());
+    // As at the engine, an entrypoint that replaces the image's one replaces its command, too.
+    let command = command.or_else(|| of_image.and_then(|config| config.cmd.clone()).filter(|_| !replaces_entrypoint));
+    // An entrypoint with one empty word stands for none.
+    let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
+    let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
+    let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
+    body.entrypoint = Some(gate.collect());
+    body.cmd = Some(entrypoint.chain(command.unwrap_or_default()).collect());
+}
+
+/// Mounts the agent's executable in a container that has a gate, and does not have the executable otherwise.
+pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody, agent: &AgentVolume) {
+    if !job.blocked_addresses.is_empty() {
+        let binds = body.host_config.get_or_insert_default().binds.get_or_insert_default();
+        binds.push(format!("{}:{AGENT_DIR}:ro", agent.name));
+    }
+}
+
+/// Makes the addresses unreachable in a container that was just started.
+///
+/// A second container does it, which has only the network and the volumes of the first one, and the one capability that it needs.
+///
+/// # Errors
+/// [`Failure`] if that is not possible. The container must be removed: its gate waits.
+pub(super) async fn enforce(engine: &Docker, job: &DockerContainer, container: &str) -> Result<(), Failure> {
+    if job.blocked_addresses.is_empty() {
+        return Ok(());
+    }
+    let blocked = run(engine, job, container).await;
+    blocked.map_err(|problem| {
+        Failure::System(format!(
+            "failed to block the addresses of `blocked_addresses` for a container of the job: {problem}"
+        ))
+    })
+}
+
+async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<(), String> {
+    let reason = |error| super::engine::reason(&error);
+    let found = engine.inspect_container(container, None).await.map_err(reason)?;
+    let command = [EXECUTABLE].into_iter().chain(BLOCK).map(str::to_owned);
+    let host_config = HostConfig {
+        network_mode: Some(format!("container:{container}")),
+        volumes_from: Some(vec![format!("{container}:ro")]),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        cap_add: Some(vec!["NET_ADMIN".to_owned()]),
+        ..HostConfig::default()
+    };
+    let body = ContainerCreateBody {
+        image: found.image,
+        user: Some("0:0".to_owned()),
+        entrypoint: Some(command.collect()),
+        cmd: Some(job.blocked_addresses.iter().map(ToString::to_string).collect()),
+        labels: Some(create::labels(job, [])),
+        host_config: Some(host_config),
+        ..ContainerCreateBody::default()
+    };
+    let created = engine.create_container(None::<CreateContainerOptions>, body).await.map_err(reason)?;
+    let blocked = wait(engine, &created.id).await;
+    let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
+    if let Err(error) = engine.remove_container(&created.id, Some(options)).await {
+        tracing::warn!(%error, container = created.id, "failed to remove a container");
+    }
+    blocked
+}
+
+/// Starts a container, and waits until its command has succeeded.
+async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
+    let reason = |error| super::engine::reason(&error);
+    engine.start_container(container, None::<StartContainerOptions>).await.map_err(reason)?;
+    let mut end = engine.wait_container(container, None::<WaitContainerOptions>);
+    let ended = tokio::time::timeout(TIMEOUT, end.next()).await;
+    match ended.map_err(|_| format!("the command did not end within {} s", TIMEOUT.as_secs()))? {
+        Some(Ok(_)) => Ok(()),
+        _ => {
+            let options = LogsOptions { stdout: true, stderr: true, ..LogsOptions::default() };
+            let output = exec::collect(Box::pin(engine.logs(container, Some(options)))).await.map_err(reason)?;
+            Err(String::from_utf8_lossy(&output).trim().to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::{ImageConfig, ImageInspect};
+
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Returns the command after the gate of a container of an image with the entrypoint `/entry` and the command `serve`.
+    fn gated(entrypoint: Option<Vec<String>>, command: Option<Vec<String>>) -> Vec<String> {
+        let job = DockerContainer {
+            blocked_addresses: vec!["169.254.169.254".parse().unwrap()],
+            ..DockerContainer::default()
+        };
+        let config =
+            ImageConfig { entrypoint: Some(words("/entry")), cmd: Some(words("serve")), ..ImageConfig::default() };
+        let inspect = ImageInspect { config: Some(config), ..ImageInspect::default() };
+        let mut body = ContainerCreateBody { entrypoint, cmd: command, ..ContainerCreateBody::default() };
+        add_gate(&job, &mut body, &ResolvedImage { id: "sha256:1".to_owned(), inspect });
+        assert_eq!(body.entrypoint.unwrap(), words("/.muster/muster-agent agent gate --address=169.254.169.254 --"));
+        body.cmd.unwrap()
+    }
+
+    #[test]
+    fn gate_runs_what_the_engine_would_run() {
+        assert_eq!(gated(None, None), words("/entry serve"));
+        assert_eq!(gated(None, Some(words("other"))), words("/entry other"));
+        assert_eq!(gated(Some(words("/bin/sh -c")), None), words("/bin/sh -c"));
+        assert_eq!(gated(Some(words("/bin/sh -c")), Some(words("true"))), words("/bin/sh -c true"));
+        assert_eq!(gated(Some(vec![String::new()]), Some(words("agent"))), words("agent"));
+        assert_eq!(gated(Some(Vec::new()), None), words("/entry serve"));
+    }
+}

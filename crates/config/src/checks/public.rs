@@ -1,0 +1,100 @@
+//! Checks of runners that take jobs of people who do not trust each other (check C112).
+//!
+//! GitLab does not tell a runner who may use it: its answers about a runner have an ID and the expiry of the token
+//! (docs/spec/runner-api.md, section 1). So the operator says it, by the key `public`.
+
+use super::super::runners::Runner;
+use super::super::tree::Table;
+use super::Check;
+
+pub(super) fn check(check: &mut Check<'_>) {
+    for runner in check.runners {
+        if let Some((key, reason)) = refusal(runner) {
+            let message = format!("the runner is public, but {reason}; this runner requests no jobs");
+            let help =
+                "give each job a machine of its own, or set allow_machine_reuse = true if the jobs trust each other";
+            check.report(runner, key, "C112", message, help);
+        }
+    }
+}
+
+/// Returns why a public runner must not request jobs, and the key that causes it. `None` means that it may.
+pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'static str)> {
+    let table = &runner.table;
+    let is_set = |key: &str| table.bool(key) == Some(true);
+    if !is_set("public") || is_set("allow_machine_reuse") {
+        return None;
+    }
+    match runner.executor.as_str() {
+        "instance" if is_set("autoscaler.vm_isolation.enabled") => None,
+        "instance" | "docker-autoscaler" => instances(table),
+        "docker+machine" if table.int("machine.MaxBuilds") != Some(1) => {
+            Some(("machine.MaxBuilds", "jobs use a machine after each other, because MaxBuilds is not 1"))
+        }
+        "docker+machine" => None,
+        // The driver decides where a job runs.
+        "custom" => None,
+        _ => Some(("executor", "all its jobs run on the same machine")),
+    }
+}
+
+fn instances(table: &Table) -> Option<(&'static str, &'static str)> {
+    if table.int("autoscaler.max_use_count") != Some(1) {
+        return Some((
+            "autoscaler.max_use_count",
+            "jobs use an instance after each other, because max_use_count is not 1",
+        ));
+    }
+    let is_shared = table.int("autoscaler.capacity_per_instance").is_some_and(|capacity| capacity > 1);
+    is_shared.then_some((
+        "autoscaler.capacity_per_instance",
+        "jobs share an instance, because capacity_per_instance is not 1",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{clean, found};
+
+    fn runner(executor: &str, more: &str) -> String {
+        format!(
+            "[[runners]]\nname=\"a\"\nurl=\"https://g.example\"\ntoken=\"t\"\nexecutor=\"{executor}\"\npublic = true\n{more}"
+        )
+    }
+
+    #[test]
+    fn public_runner_whose_jobs_share_machines_is_refused() {
+        let autoscaler = |keys: &str| format!("[runners.autoscaler]\nplugin = \"p\"\n{keys}");
+        for executor in ["shell", "docker", "ssh"] {
+            assert!(
+                found("C112", &runner(executor, "")).contains("all its jobs run on the same machine"),
+                "{executor}"
+            );
+        }
+        for executor in ["instance", "docker-autoscaler"] {
+            for keys in ["", "max_use_count = 0", "max_use_count = 2"] {
+                let output = found("C112", &runner(executor, &autoscaler(keys)));
+                assert!(output.contains("error[C112]") && output.contains("max_use_count is not 1"), "{output}");
+            }
+            let shared = autoscaler("max_use_count = 1\ncapacity_per_instance = 2");
+            assert!(found("C112", &runner(executor, &shared)).contains("capacity_per_instance"));
+            clean("C112", &runner(executor, &autoscaler("max_use_count = 1")));
+        }
+        assert!(found("C112", &runner("docker+machine", "[runners.machine]\nMaxBuilds = 100")).contains("MaxBuilds"));
+        clean("C112", &runner("docker+machine", "[runners.machine]\nMaxBuilds = 1"));
+    }
+
+    #[test]
+    fn operator_can_permit_reuse_and_isolation_needs_no_permission() {
+        clean("C112", &runner("shell", "allow_machine_reuse = true\n"));
+        clean("C112", &runner("shell", "").replace("public = true", "public = false"));
+        clean(
+            "C112",
+            &runner(
+                "instance",
+                "[runners.autoscaler]\nplugin = \"p\"\n[runners.autoscaler.vm_isolation]\nenabled = true",
+            ),
+        );
+        clean("C112", &runner("custom", ""));
+    }
+}

@@ -1,0 +1,256 @@
+//! Jobs that try to do what they must not: read the files of other jobs, the manager's token, its memory, the sockets of agents and engines, and
+//! the metadata service of a cloud. Each attack runs as a real job, and each test first shows that the attack finds what is not protected.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use muster_job::{JobId, JobStatus};
+use muster_runner_api::test_support::{Job, RUNNER_TOKEN};
+use muster_test_needs::DockerEngine;
+use muster_tests::bench::Bench;
+use muster_tests::process::wait_until;
+use serde_json::{Value, json};
+
+const VICTIM: JobId = JobId(1);
+/// Directories of a container in which jobs, agents and programs leave files.
+const ALL: &str = "/builds /cache /tmp /var /dev/shm /home /root /srv /.muster-run";
+const IMAGE: &str = "muster-test/attacks:1";
+/// User without rights, which exists on every Debian machine.
+const JOB_USER: &str = "nobody";
+/// Address of the metadata service of clouds.
+const METADATA: &str = "169.254.169.254";
+const METADATA_SECRET: &str = "credentials-of-the-machine";
+
+/// Prints files that contain the marker, in all directories that jobs and agents use, and the environment of all processes that does.
+const SEARCH_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"
+for directory in $DIRECTORIES; do grep -rlsF "$marker" "$directory"; done
+for process in /proc/[0-9]*; do
+  for file in environ cmdline; do tr '\0' '\n' < "$process/$file" 2>/dev/null | grep -sF "$marker"; done
+done
+echo "search ended""#;
+
+/// Leaves the marker in every place that a job can write to, and waits until the file `go` exists.
+const LEAVE_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"; export marker
+for directory in . /tmp /var/tmp /dev/shm "$HOME"; do echo "$marker" 2>/dev/null > "$directory/victim-file"; done
+sleep 100000 & until [ -e go ]; do echo waiting; sleep 1; done"#;
+
+/// Starts an environment whose jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
+async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Bench> {
+    if !engine.create_image(IMAGE, &[]) {
+        return None;
+    }
+    let write = |bench: &Bench| {
+        format!(
+            "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
+             executor = \"docker\"\n  request_concurrency = 2\n  [runners.docker]\n    host = {:?}\n    image = \"{IMAGE}\"\n    \
+             pull_policy = \"never\"\n    wait_for_services_timeout = -1\n    {docker}\n",
+            bench.proxy.url,
+            engine.url()
+        )
+    };
+    let mut bench = Bench::configured(2, write).await;
+    bench.engine = Some(engine);
+    Some(bench)
+}
+
+/// Runs a job to its end. It must succeed: an attack that cannot run proves nothing.
+async fn run(bench: &Bench, id: i64, script: &[&str], members: &Value) -> Job {
+    bench.push(id, script, members);
+    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+    job
+}
+
+/// Runs the search for the marker, and returns the lines that contain it or name a file with it.
+async fn search(bench: &Bench, id: i64, directories: &str) -> Vec<String> {
+    let job = run(bench, id, &[&format!("DIRECTORIES=\"{directories}\""), SEARCH_MARKER], &json!({})).await;
+    let text = job.text();
+    assert!(text.contains("search ended"), "{text}");
+    let output = text.lines().filter(|line| !line.starts_with("\x1b[32;1m$ "));
+    output.filter(|line| line.contains("victim") || line.contains("marker")).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_in_a_container_sees_no_files_and_processes_of_another_job() {
+    let Some(engine) = DockerEngine::isolated() else { return };
+    let Some(bench) = start_with_containers(engine, "").await else { return };
+    // The search finds the marker of its own job.
+    let own = run(
+        &bench,
+        9,
+        &["echo marker-of-the-\"victim-7151\" > /tmp/victim-file; DIRECTORIES=/tmp", SEARCH_MARKER],
+        &json!({}),
+    )
+    .await;
+    assert!(own.text().contains("\n/tmp/victim-file"), "{}", own.text());
+    bench.push(VICTIM.0, &[LEAVE_MARKER], &json!({}));
+    bench.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
+    assert_eq!(search(&bench, 2, ALL).await, [""; 0], "while the other job runs");
+    bench.coordinator.set_status(VICTIM, JobStatus::Canceling);
+    bench.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
+    assert_eq!(search(&bench, 3, ALL).await, [""; 0], "after the other job");
+    assert_eq!(bench.leftovers().await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
+    let Some(engine) = DockerEngine::isolated() else { return };
+    let socket = engine.socket();
+    let Some(bench) = start_with_containers(engine, "").await else { return };
+    let paths = [bench.path("config.toml"), bench.path("state"), socket, "/var/run/docker.sock".into()];
+    let exist = || paths[..3].iter().all(|path| path.exists());
+    assert!(wait_until(exist).await, "{paths:?}");
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    let script = format!(
+        "set +e; for path in {}; do ls \"$path\" 2>/dev/null && echo \"found $path\"; done\n\
+         find / -xdev -type s 2>/dev/null | sed 's/^/socket /'\n\
+         for process in /proc/[0-9]*; do tr '\\0' ' ' < $process/cmdline | sed 's/^/process /'; echo; done\n\
+         grep -lsF {} /proc/[0-9]*/environ | sed 's/^/token /'\necho attack ended",
+        paths.join(" "),
+        RUNNER_TOKEN
+    );
+    let job = run(&bench, 1, &[&script], &json!({})).await;
+    let text = job.text();
+    let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
+    assert!(output.contains("attack ended"), "{text}");
+    assert!(!output.contains("found /") && !output.contains("token /") && !output.contains("runner run"), "{output}");
+    // The only socket is that of the agent in this container, which serves this job alone.
+    let sockets: Vec<_> = output.lines().filter_map(|line| line.strip_prefix("socket ")).collect();
+    assert!(sockets.iter().all(|socket| socket.starts_with("/.muster-r")), "{sockets:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_manager() {
+    let mut as_user = Command::new("su");
+    if !as_user.args([JOB_USER, "-s", "/bin/sh", "-c", "true"]).output().is_ok_and(|output| output.status.success()) {
+        return muster_test_needs::missing(
+            "jobs of another user need root, and a root directory that this user may enter",
+        );
+    }
+    let write = |bench: &Bench| {
+        format!(
+            "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
+             executor = \"shell\"\n  shell = \"bash\"\n  request_concurrency = 2\n  builds_dir = \"{}\"\n  cache_dir = \"{}\"\n",
+            bench.proxy.url,
+            bench.path("builds").display(),
+            bench.path("cache").display()
+        )
+    };
+    let mut bench = Bench::configured_for_user(2, JOB_USER, write).await;
+    let pids: Vec<String> = bench.process_ids().iter().map(ToString::to_string).collect();
+    let home = bench.home.path().display().to_string();
+    let script = format!(
+        "set +e; id -un\nfor file in {home}/config.toml {home}/state/state.log {home}/manager.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
+         ls {home}/state 2>/dev/null && echo \"listed the state\"\n\
+         for pid in {} $(pgrep -f 'runner run'); do\n\
+         for file in environ mem maps; do head -c 16 /proc/$pid/$file > /tmp/attack-$$ 2>/dev/null; [ ! -s /tmp/attack-$$ ] || echo \"read /proc/$pid/$file\"; done\n\
+         ls /proc/$pid/fd > /dev/null 2>&1 && echo \"listed /proc/$pid/fd\"; kill -0 $pid 2>/dev/null && echo \"may signal $pid\"\n\
+         done; rm -f /tmp/attack-$$; echo attack ended",
+        bench.manager_pid().to_string()
+    );
+    let job = run(&bench, 1, &[&script], &json!({})).await;
+    let text = job.text();
+    let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
+    assert!(output.contains(JOB_USER) && output.contains("attack ended"), "{text}");
+    assert!(!pids.is_empty());
+    for word in ["read ", "listed ", "may signal", RUNNER_TOKEN] {
+        assert!(!output.contains(word), "{word}: {output}");
+    }
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_on_a_new_instance_sees_no_files_and_processes_of_the_job_before() {
+    let bench = Bench::with_instances(1, "max_instances = 2\n    max_use_count = 1", "").await;
+    let script = LEAVE_MARKER.replace("/tmp /var/tmp /dev/shm ", "");
+    bench.push(VICTIM.0, &[&script], &json!({}));
+    bench.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
+    bench.coordinator.set_status(VICTIM, JobStatus::Canceling);
+    bench.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
+    let found = search(&bench, 2, "$HOME/..").await;
+    assert_eq!(found, [""; 0], "{}", bench.log());
+}
+
+/// A metadata service in the network of an engine. Dropping it ends it.
+struct MetadataService(Child);
+
+impl Drop for MetadataService {
+    fn drop(&mut self) {
+        // The input of the shell ends, and it kills the server.
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+impl MetadataService {
+    /// Starts a service at the usual address, on the loopback interface of the engine's network. Its containers reach it over their gateway.
+    fn start(engine: &DockerEngine) -> Self {
+        const SERVE: &str = r#"ip address add "$1/32" dev lo && mkdir -p "$2/latest" && echo "$3" > "$2/latest/index.html" || exit 1
+            /bin/busybox httpd -f -p "$1:80" -h "$2" & echo ready; read -r _; kill $!"#;
+        let directory = engine.dir().join("metadata");
+        let mut command = Command::new("nsenter");
+        command.args(["--net", "--target", &engine.pid().to_string(), "sh", "-c", SERVE, "sh", METADATA]);
+        command.arg(directory).arg(METADATA_SECRET).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n", "the metadata service does not start");
+        Self(process)
+    }
+}
+
+/// Requests the metadata in several ways: over the routes, and on the link of each interface.
+const REQUEST_METADATA: &str = r#"set +e; for attempt in 1 2 3; do printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; done
+for interface in $(ls /sys/class/net); do ping -c 1 -W 1 -I "$interface" 169.254.169.254 > /dev/null 2>&1 && echo "answer on $interface"; done
+ip route del 169.254.169.254 2>/dev/null; ip route replace 169.254.169.254 dev eth0 2>/dev/null; ip neigh flush dev eth0 2>/dev/null
+printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; echo attack ended"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_in_a_container_reaches_no_blocked_metadata_service() {
+    let Some(engine) = DockerEngine::isolated() else { return };
+    let service = MetadataService::start(&engine);
+    // The service prints the metadata, too, and its entrypoint starts before the build container.
+    let members = json!({
+        "variables": [{ "key": "GIT_STRATEGY", "value": "none" }, { "key": "FF_NETWORK_PER_BUILD", "value": "true" },
+            { "key": "CI_DEBUG_SERVICES", "value": "true" }],
+        "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
+            "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
+    });
+    let Some(bench) = start_with_containers(engine, "").await else { return };
+    let open = run(&bench, 1, &[REQUEST_METADATA], &members).await.text();
+    assert!(open.matches(METADATA_SECRET).count() >= 2, "the service is reachable without the key: {open}");
+    bench.replace_in_config("pull_policy", &format!("blocked_addresses = [\"{METADATA}\"]\n    pull_policy"));
+    let is_reloaded = || bench.log().contains("blocked_addresses");
+    assert!(wait_until(is_reloaded).await, "{}", bench.log());
+    let blocked = run(&bench, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
+    assert!(blocked.contains("service attack ended") && blocked.contains("O attack ended"), "{blocked}");
+    assert!(!blocked.contains(METADATA_SECRET) && !blocked.contains("answer on"), "{blocked}");
+    // The rest of the network works.
+    let name = run(&bench, 3, &["set +e; ping -c 1 -W 5 web > /dev/null 2>&1; wget -q -O - http://web:1/ 2>&1 | grep -o refused; ip route | grep default"], &members).await;
+    assert!(name.text().contains("default via"), "{}", name.text());
+    // With privileges, a job could undo the block, so it is refused.
+    bench.replace_in_config("pull_policy", "privileged = true\n    pull_policy");
+    assert!(wait_until(|| bench.log().contains("privileged")).await, "{}", bench.log());
+    bench.push(4, &["echo never"], &json!({}));
+    let refused = bench.coordinator.wait_for_end(JobId(4)).await.text();
+    assert!(refused.contains("`blocked_addresses` of [runners.docker] has no effect with `privileged`"), "{refused}");
+    assert_eq!(bench.leftovers().await, [""; 0]);
+    drop(service);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn public_runner_with_shared_machines_gets_no_job_until_the_operator_permits_it() {
+    let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
+    assert!(wait_until(|| bench.log().contains("Starting multi-runner")).await, "{}", bench.log());
+    bench.replace_in_config("shell = \"bash\"", "shell = \"bash\"\n  public = true");
+    assert!(wait_until(|| bench.log().contains("C111")).await, "{}", bench.log());
+    // A request that was sent before the reload may still be answered.
+    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    bench.push(1, &["echo started"], &json!({}));
+    bench.start_manager();
+    let is_refused = || bench.log().matches("this runner requests no jobs").count() >= 2;
+    assert!(wait_until(is_refused).await, "{}", bench.log());
+    bench.replace_in_config("public = true", "public = true\n  allow_machine_reuse = true");
+    let job = bench.coordinator.wait_for_end(VICTIM).await;
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
+}
