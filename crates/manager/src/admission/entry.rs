@@ -46,7 +46,7 @@ impl Limits {
     /// Returns the limits of a runner. `has_executor` is false if the runner's executor does not exist or could not be created.
     pub(crate) fn new(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
-        // Checks C008, C020, C111 and C112 of the configuration report why the runner is disabled.
+        // Checks C008, C020 and C112 of the configuration report why the runner is disabled.
         let enabled = has_executor && !runner.token.expose().trim().is_empty() && !runner.shares_machines_in_public;
         Self {
             key: runner.key.clone(),
