@@ -243,7 +243,7 @@ async fn public_runner_with_shared_machines_gets_no_job_until_the_operator_permi
     let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
     assert!(wait_until(|| bench.log().contains("Starting multi-runner")).await, "{}", bench.log());
     bench.replace_in_config("shell = \"bash\"", "shell = \"bash\"\n  public = true");
-    assert!(wait_until(|| bench.log().contains("C111")).await, "{}", bench.log());
+    assert!(wait_until(|| bench.log().contains("C112")).await, "{}", bench.log());
     // A request that was sent before the reload may still be answered.
     assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
     bench.push(1, &["echo started"], &json!({}));

@@ -215,6 +215,7 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Va
         share: None,
         cache_objects: BTreeMap::new(),
         cache_chunks: BTreeMap::new(),
+        secrets: Vec::new(),
     };
     let job = lower(&payload, &context)?;
     Ok((job.plan, job.variables))
