@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn both_ways_cut_at_the_same_places() {
         for length in [0, 1, MIN, MAX, 1_500_000] {
-            let content: Vec<u8> = (0..length).map(|at| (at * at / 7919 % 251) as u8).collect();
+            let content: Vec<u8> = (0..length).map(|at| u8::try_from(at * at / 7919 % 251).unwrap()).collect();
             let at_once: Vec<&[u8]> = cut(&content).collect();
             let streamed: Vec<Vec<u8>> = pieces(content.as_slice()).map(Result::unwrap).collect();
             assert!(at_once == streamed, "{length} bytes");

@@ -76,10 +76,10 @@ impl VaultSession {
         if let Some((_, token)) = self.logins.iter().find(|(known, _)| known == login) {
             return Ok(token.clone());
         }
-        let mut body = json!({ "jwt": login.jwt.expose() });
-        if let Some(role) = &login.role {
-            body["role"] = json!(role);
-        }
+        let body = match &login.role {
+            Some(role) => json!({ "jwt": login.jwt.expose(), "role": role }),
+            None => json!({ "jwt": login.jwt.expose() }),
+        };
         let answer = server.send(&Method::POST, &login.login_path, None, Some(&body)).await?;
         if !answer.status.is_success() {
             return Err(VaultError::Login {

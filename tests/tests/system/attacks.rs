@@ -146,7 +146,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
          for file in environ mem maps; do head -c 16 /proc/$pid/$file > /tmp/attack-$$ 2>/dev/null; [ ! -s /tmp/attack-$$ ] || echo \"read /proc/$pid/$file\"; done\n\
          ls /proc/$pid/fd > /dev/null 2>&1 && echo \"listed /proc/$pid/fd\"; kill -0 $pid 2>/dev/null && echo \"may signal $pid\"\n\
          done; rm -f /tmp/attack-$$; echo attack ended",
-        bench.manager_pid().to_string()
+        bench.manager_pid()
     );
     let job = run(&bench, 1, &[&script], &json!({})).await;
     let text = job.text();

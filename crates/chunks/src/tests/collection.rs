@@ -6,13 +6,16 @@ use filetime::FileTime;
 
 use super::*;
 
+/// Mode, modification time and content of each file.
+type Files = BTreeMap<PathBuf, (u32, i64, Vec<u8>)>;
+
 const GRACE: Duration = Duration::from_secs(1000);
 const KEYS: [&str; 3] = ["main", "feature", "deep/key"];
 
 /// A save that has not set its reference.
 struct Pending {
     reference: Option<Reference>,
-    files: BTreeMap<PathBuf, (u32, i64, Vec<u8>)>,
+    files: Files,
     began: Duration,
 }
 
@@ -22,7 +25,7 @@ struct Simulation {
     numbers: Numbers,
     time: Duration,
     pending: Vec<Pending>,
-    expected: BTreeMap<String, BTreeMap<PathBuf, (u32, i64, Vec<u8>)>>,
+    expected: BTreeMap<String, Files>,
 }
 
 impl Simulation {
@@ -43,7 +46,7 @@ impl Simulation {
                 self.time += Duration::from_secs(self.numbers.next() % 700);
                 // A job never lasts as long as the grace period. Its machine may fail at any time.
                 let (time, is_lost) = (self.time, self.numbers.below(4) == 0);
-                self.pending.retain(|pending| time - pending.began < GRACE);
+                self.pending.retain(|pending| time < pending.began + GRACE);
                 if is_lost {
                     self.pending.pop();
                 }

@@ -157,7 +157,7 @@ impl UserSteps<'_> {
     /// Checks a step against the operator's policy, right before it is loaded.
     pub(super) fn check_policy(&self, step: &StepReference) -> Result<(), StepError> {
         let allowed = self.policy.map_or(Ok(()), |policy| policy.check(step));
-        allowed.map_err(StepError::from)
+        allowed.map_err(|violation| StepError::Refused(Box::new(violation)))
     }
 
     /// Returns the step that a step file in `base` calls, as rules name it: a local step in the project is relative to the project directory.

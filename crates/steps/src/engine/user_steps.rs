@@ -78,7 +78,7 @@ pub enum StepError {
     },
     /// The operator's policy does not allow the step.
     #[error("failed to load: {0}")]
-    Refused(#[from] PolicyViolation),
+    Refused(Box<PolicyViolation>),
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
