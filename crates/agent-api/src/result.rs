@@ -54,7 +54,7 @@ pub struct ResourceUsage {
     pub counted_by_process: bool,
     /// Bytes that the processes of the job read from storage. `None` means that it was not measured.
     pub read_bytes: Option<u64>,
-    /// Bytes that they wrote to storage, also if the kernel had not yet flushed them. `None` means that it was not measured.
+    /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that it was not measured.
     pub written_bytes: Option<u64>,
     /// Time for which a process of the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, a process of the machine.
     pub cpu_stalled_ms: Option<u64>,
@@ -95,7 +95,7 @@ fn sum(own: &mut Option<u64>, other: Option<u64>) {
 
 /// Resources that the processes of a step used. `None` means that no process was measured.
 ///
-/// Only processes that ended during the step are counted, and their children if they waited for them. The fields are a part of those of
+/// Only processes that ended during the step are counted, and children for which such a process waited. The fields are a subset of those of
 /// [`ResourceUsage`], which the root of the tree has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -186,16 +186,16 @@ pub struct CallRecord {
     /// Environment variables of the step. In a result tree, without those that all steps of the job have.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub env: Map<String, Value>,
-    /// Program and arguments of its process.
+    /// Program and arguments of the step's process.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub command: Vec<String>,
-    /// Working directory of its process.
+    /// Working directory of the step's process.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub work_dir: String,
-    /// Outputs that it returned.
+    /// Outputs that the step returned.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub outputs: Map<String, Value>,
-    /// Variables that it exported.
+    /// Variables that the step exported.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub exports: Map<String, Value>,
 }

@@ -33,7 +33,9 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files whose names are compared with those of later entries.
 const MAX_RECENT: usize = 8192;
-/// Length of the paths of these files and of the directories above them, after which all threads are waited for. A deep path has thousands.
+/// Maximum total length of the paths of these files and of the directories above them, in bytes. Above it, all threads are waited for.
+///
+/// A deep path has thousands of directories above it.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 /// A file to write.
@@ -130,7 +132,7 @@ impl<H: Send> Writing<'_, H> {
             self.wait()?;
         }
         let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
-        // The last batch has the directory already, in most cases.
+        // In most cases, the set already contains the directory because of an earlier file.
         for above in parent.ancestors() {
             if !self.recent_directories.insert(above.to_owned()) {
                 break;

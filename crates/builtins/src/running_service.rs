@@ -18,7 +18,7 @@ pub(crate) struct RunningService {
     pub(crate) title: String,
     pub(crate) stop: StopToken,
     pub(crate) output: Arc<Tail>,
-    /// How the process ended. `None` means that it is running.
+    /// Description of the end of the process. `None` means that the process is running.
     pub(crate) ended: watch::Receiver<Option<String>>,
     pub(crate) watcher: JoinHandle<()>,
     /// Whether the step has reported that the service failed.

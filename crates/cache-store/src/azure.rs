@@ -38,7 +38,7 @@ pub(crate) struct Azure {
 #[derive(Debug)]
 enum Signer {
     Key(hmac::Key),
-    /// The identity of the client.
+    /// Identity of `client`, such as a managed identity.
     Identity,
 }
 

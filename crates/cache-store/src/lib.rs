@@ -4,7 +4,7 @@
 //! [runners.cache] --CacheStore::open--> signer (S3, Google Cloud Storage, Azure) --sign--> URL + headers --plan--> agent
 //! ```
 //!
-//! [`CacheStore::collect`] deletes what no cache needs any more.
+//! [`CacheStore::collect`] deletes what no cache needs anymore.
 //!
 //! The manager has the keys of the store. An agent gets URLs that are valid for one object, one method and the time of its job, so no
 //! job can read or change the caches of another project.

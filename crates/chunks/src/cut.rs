@@ -12,17 +12,17 @@ const MIN: usize = 16 * 1024;
 const AVERAGE: usize = 64 * 1024;
 const MAX: usize = MAX_CHUNK_BYTES as usize;
 
-/// Returns the chunks of a content. Empty content has none.
+/// Returns the chunks of some content. Empty content has none.
 pub(crate) fn cut(content: &[u8]) -> impl Iterator<Item = &[u8]> {
     FastCDC::new(content, MIN, AVERAGE, MAX)
         .filter_map(|chunk| content.get(chunk.offset..chunk.offset.checked_add(chunk.length)?))
         .filter(|chunk| !chunk.is_empty())
 }
 
-/// Chunks of a content that is read in parts.
+/// Chunks of content that is read in parts.
 pub(crate) struct Pieces<R: Read>(StreamCDC<R>);
 
-/// Returns the chunks of a content, which are those of [`cut`].
+/// Returns the same chunks as [`cut`], of content that is read in parts.
 pub(crate) fn pieces<R: Read>(content: R) -> Pieces<R> {
     Pieces(StreamCDC::new(content, MIN, AVERAGE, MAX))
 }

@@ -29,7 +29,7 @@ const MAX_MARKS_BYTES: u64 = 64 << 20;
 pub struct Marks(BTreeMap<String, u64>);
 
 impl Marks {
-    /// Reads a list. A damaged list is empty: then all times begin again.
+    /// Reads a list. A damaged list counts as empty, so all grace periods begin again.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         serde_json::from_slice(bytes).unwrap_or_default()
@@ -62,19 +62,21 @@ pub struct Listed {
     pub stored: SystemTime,
 }
 
-/// What one pass does, in this order.
+/// Changes of one pass, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
     /// List to store before objects are deleted.
     pub before: Marks,
     /// Objects to delete.
     pub delete: Vec<Object>,
-    /// List to store after that.
+    /// List to store after objects were deleted.
     pub after: Marks,
 }
 
 impl Sweep {
-    /// Plans a pass. `used` are the names of the objects that references name. They were read after `marks`, and `listed` before them.
+    /// Plans a pass. `used` has the names of the objects that references name.
+    ///
+    /// The caller must read `marks` first, then `listed`, and the references last.
     #[must_use]
     pub fn plan(marks: &Marks, listed: &[Listed], used: &HashSet<String>, now: SystemTime, grace: Duration) -> Self {
         let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -94,7 +96,7 @@ impl Sweep {
                 None if is_old(seconds(*stored)) => {
                     after.insert(name, now);
                 }
-                // It may belong to a save that has not set its reference.
+                // The object may belong to a save that has not set its reference yet.
                 None => {}
             }
         }
@@ -148,7 +150,7 @@ impl Store {
     /// Deletes the references that are older than `max_age`, and the objects that no reference names.
     ///
     /// # Errors
-    /// [`ChunkError`]. [`ChunkError::Busy`] if another process does the same.
+    /// [`ChunkError`]. [`ChunkError::Busy`] if another process deletes unused objects of the store.
     pub fn collect(
         &self,
         now: SystemTime,

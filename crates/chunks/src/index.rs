@@ -33,7 +33,7 @@ pub(crate) struct Chunk {
     pub(crate) pack: u32,
     /// Position of its first byte in the pack.
     pub(crate) offset: u64,
-    /// Number of its bytes in the pack. It is not compressed if that is its length.
+    /// Number of its bytes in the pack. The chunk is not compressed if this is its length.
     pub(crate) packed: u32,
     /// Length of its content.
     pub(crate) length: u32,

@@ -68,7 +68,7 @@ pub struct RestoreError {
 }
 
 impl Restore<'_> {
-    /// Writes the files below `into`. A file that is already there with the same content is kept.
+    /// Writes the files below `into`. An existing file with the same content is kept.
     ///
     /// # Errors
     /// [`RestoreError`]. Each file below the directory then has either its old content, or that of the cache, or was removed.

@@ -34,7 +34,7 @@ pub struct PolicyRule {
 
 /// Limits of the processes that a job's author has written. The default has no limits.
 ///
-/// The kernel enforces them. A job does not start where it cannot.
+/// The kernel enforces them. A job does not start on a machine whose kernel cannot enforce them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {
@@ -49,7 +49,7 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
-    /// Returns whether there is no limit.
+    /// Returns whether no limit is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

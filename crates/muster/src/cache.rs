@@ -1,4 +1,4 @@
-//! `muster cache`: cares for the caches of jobs that are stored as chunks.
+//! `muster cache`: maintains the caches of jobs that are stored as chunks.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

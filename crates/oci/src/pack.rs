@@ -1,4 +1,4 @@
-//! Packs a directory into an archive for a layer. The same files make the same archive.
+//! Packs a directory into an archive for a layer. The same files always produce the same archive.
 
 use std::fs::File;
 use std::io;

@@ -19,7 +19,7 @@ impl Registry {
         match self.send(&url, &|http| http.head(url.clone()), None).await {
             Ok(_) => return Ok(digest),
             Err(RegistryError::NotFound { .. }) => {}
-            // A login may permit uploads only, and no request without a body has a reason for a refusal.
+            // Credentials may permit only uploads. The answer to `HEAD` has no body, so it never contains the reason for a refusal.
             Err(RegistryError::Refused { .. }) => {}
             Err(error) => return Err(error),
         }

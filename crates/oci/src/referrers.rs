@@ -21,7 +21,7 @@ impl Registry {
     /// Returns the documents about the content with a digest.
     ///
     /// # Errors
-    /// [`RegistryError`]. No documents are not an error.
+    /// [`RegistryError`]. If there are no documents, the list is empty.
     pub async fn referrers(&self, subject: Digest) -> Result<Vec<Descriptor>, RegistryError> {
         let subject = subject.to_string();
         let url = self.url(&["referrers", &subject])?;

@@ -16,7 +16,7 @@ const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
 const MAX_TEXT_CHARS: usize = 500;
 const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
 const TOKEN: HeaderName = HeaderName::from_static("x-vault-token");
-/// Protects the server against requests that a proxy was tricked into.
+/// Header that Vault may require as protection against requests that a proxy was tricked into sending.
 const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
 
 /// Answer of a server that was available.
@@ -37,7 +37,7 @@ impl Answer {
     }
 }
 
-/// One line of the text, without control characters, which could change the log of the job.
+/// Returns the text as one line, without control characters, which could change the log of the job.
 fn one_line(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

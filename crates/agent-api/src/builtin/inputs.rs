@@ -248,7 +248,7 @@ pub struct ChunkCache {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkStore {
-    /// References as they are stored, by key. The empty key has the one that was saved last at this level.
+    /// References as they are stored, by key. The empty key has the reference that was saved last at this level.
     pub references: BTreeMap<String, String>,
     /// URLs for GET of the objects that the references name.
     pub downloads: BTreeMap<String, Secret>,

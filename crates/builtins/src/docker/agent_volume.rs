@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serializes the jobs of this process that find an empty volume.
 static FILLING: Mutex<()> = Mutex::const_new(());
-/// Identities of the volumes that are known to be complete. The query takes the engine as long as the creation of a container.
+/// Identities of the volumes that are known to be complete. To ask the engine takes as long as to create a container.
 static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 /// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();
@@ -77,7 +77,7 @@ pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, F
     Ok(AgentVolume { name, identity, bytes: own.bytes })
 }
 
-/// Forgets which volumes are complete. A job that cannot start may be the consequence of a volume that has changed.
+/// Forgets which volumes are complete. If a job cannot start, the reason may be that a volume has changed.
 pub(super) fn verify_again() {
     COMPLETE.lock().clear();
 }

@@ -33,9 +33,9 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     let replaces_entrypoint = entrypoint.is_some();
     let entrypoint = entrypoint.or_else(|| of_image.and_then(|config| config.entrypoint.clone())).unwrap_or_default();
     let command = nonempty(body.cmd.take());
-    // As at the engine, an entrypoint that replaces the image's one replaces its command, too.
+    // As in the engine, an entrypoint that replaces that of the image also replaces its command.
     let command = command.or_else(|| of_image.and_then(|config| config.cmd.clone()).filter(|_| !replaces_entrypoint));
-    // An entrypoint with one empty word stands for none.
+    // An entrypoint of one empty word means that there is no entrypoint.
     let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
     let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
     let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
@@ -43,7 +43,7 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     body.cmd = Some(entrypoint.chain(command.unwrap_or_default()).collect());
 }
 
-/// Mounts the agent's executable in a container that has a gate, and does not have the executable otherwise.
+/// Mounts the agent's executable in a container that has it only for the gate. Does nothing if there are no blocked addresses.
 pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody, agent: &AgentVolume) {
     if !job.blocked_addresses.is_empty() {
         let binds = body.host_config.get_or_insert_default().binds.get_or_insert_default();
@@ -53,7 +53,7 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 
 /// Makes the addresses unreachable in a container that was just started.
 ///
-/// A second container does it, which has only the network and the volumes of the first one, and the one capability that it needs.
+/// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs.
 ///
 /// # Errors
 /// [`Failure`] if that is not possible. The container must be removed: its gate waits.

@@ -1,6 +1,6 @@
-//! Directories in the build container, writable for every user. Its agent creates them, or they are created before it starts.
+//! Directories in the build container, writable for every user. The agent in the container creates them, or they are created before it starts.
 //!
-//! In the latter case they are sent as an archive: no container has to run for this, and the engine resolves their paths inside the container.
+//! In the latter case they are sent as an archive: no container must run for this, and the engine resolves their paths inside the container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -25,9 +25,10 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
     format!("{}-setup", job.build.name)
 }
 
-/// Returns the directories that the agent in the build container can create itself, which takes much less time than a call of the engine. `None`
-/// means that they must be created before it starts: it is not root, an entrypoint may give up the rights of root, or the root directory is
-/// read-only.
+/// Returns the directories that the agent in the build container can create, which takes much less time than a call of the engine.
+///
+/// `None` means that they must be created before the container starts: the agent is not root, an entrypoint may give up the rights of root,
+/// or the root directory is read-only.
 pub(super) fn left_to_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
     let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
@@ -36,7 +37,7 @@ pub(super) fn left_to_agent(job: &DockerContainer, image: &ResolvedImage) -> Opt
         return None;
     }
     let paths: Vec<_> = writable(job).into_iter().map(|(path, _)| path).filter(|path| path != RUN_DIR).collect();
-    // They are lines of a variable.
+    // The agent gets the paths as lines of a variable.
     paths.iter().all(|path| !path.contains('\n')).then_some(paths)
 }
 

@@ -1,4 +1,4 @@
-//! What a later agent needs to clean the environment of a driver up, if this agent is killed: the environment of `cleanup_exec`.
+//! The variables of `cleanup_exec`, with which a later agent cleans up the environment of a driver if this agent is killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,9 +22,9 @@ use crate::driver_state::DriverState;
 
 /// Name of the file with the environment, in the driver's directory.
 const FILE: &str = "cleanup_environment.json";
-/// Limit of the file, which has the variables of the job twice at most.
+/// Limit of the file, which contains the variables of the job at most twice.
 const LIMIT: Limit =
-    Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean the driver's environment up by hand" };
+    Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean up the driver's environment by hand" };
 /// Variable with the status of the job.
 const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
 

@@ -6,7 +6,7 @@ use url::Url;
 /// Rules for the URLs of a job.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// URLs, or beginnings of URLs, and by what they are replaced. The first that matches is used.
+    /// Replacements, each with the URL or the beginning of a URL that it replaces. The first match is used.
     rewrites: Vec<(String, String)>,
 }
 

@@ -102,7 +102,7 @@ impl Session {
         let url = format!("{}{LIST_REFS}", repository.url);
         let response = self.send(repository.authorize(self.clients.get(&url).get(&url)))?;
         let response = match elsewhere(&response) {
-            // Neither credentials nor certificates are for the other server.
+            // The other server must get neither the credentials nor the certificates.
             Some(url) => self.send(self.clients.get(url.as_str()).get(url))?,
             None => response,
         };

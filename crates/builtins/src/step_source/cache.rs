@@ -1,6 +1,6 @@
 //! Content of remote steps, by digest, shared by the jobs of an agent.
 //!
-//! Whoever fetches content writes it to a new name, and then renames it. So an entry is always complete, also if the agent is killed.
+//! Content is written under a temporary name, and then renamed. So an entry is always complete, even if the agent is killed.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

@@ -103,7 +103,7 @@ fn select(index: &Index) -> Result<&Descriptor, String> {
 /// Returns the notices of the publisher: annotations of the index, and of the documents that were published about it later.
 ///
 /// # Errors
-/// The registry does not list the documents. That there are none is not an error.
+/// [`RegistryError`] if the registry does not list the documents. If there are none, the list is empty.
 pub async fn registry_notices(
     registry: &Registry,
     digest: Digest,

@@ -1,4 +1,4 @@
-//! Indexes that nobody's save creates.
+//! Indexes that no save creates.
 
 use muster_archive::{Entry, EntryKind};
 

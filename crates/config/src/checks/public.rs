@@ -1,7 +1,7 @@
 //! Checks of runners that take jobs of people who do not trust each other (check C112).
 //!
 //! GitLab does not tell a runner who may use it: its answers about a runner have an ID and the expiry of the token
-//! (docs/spec/runner-api.md, section 1). So the operator says it, by the key `public`.
+//! (docs/spec/runner-api.md, section 1). So the operator must set the key `public`.
 
 use super::super::runners::Runner;
 use super::super::tree::Table;

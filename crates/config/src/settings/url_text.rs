@@ -1,4 +1,4 @@
-//! Serializes a URL as text. The feature of the `url` crate would be compiled into every crate.
+//! Serializes a URL as text. The `serde` feature of the `url` crate would be compiled into every crate.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};

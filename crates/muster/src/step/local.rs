@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Maximum time for the agent to end. It then is killed.
+/// Maximum time for the agent to end. The agent is then killed.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Error of the agent, or of a call to it.

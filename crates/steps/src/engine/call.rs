@@ -85,7 +85,7 @@ impl UserSteps<'_> {
         };
         let given_inputs = inputs.keys().cloned().collect();
         let inputs = match fake {
-            // Its specification is not known.
+            // The specification of a replaced step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
             None => checked_inputs(&file, &inputs, &scope)?,
         };

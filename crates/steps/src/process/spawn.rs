@@ -61,12 +61,12 @@ impl From<SpawnError> for io::Error {
 /// Namespaces of a process that is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Namespaces {
-    /// Those of the agent.
+    /// Namespaces of the agent.
     #[default]
     Shared,
     /// A network namespace without interfaces except loopback.
     Network,
-    /// The same inside of a user namespace with only the agent's user, for an agent without privileges.
+    /// A network namespace as in `Network`, inside a user namespace with only the agent's user. For an agent without privileges.
     UserAndNetwork,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Restrictions {
 }
 
 impl Restrictions {
-    /// Returns whether there are none.
+    /// Returns whether there are no restrictions.
     pub(super) fn is_empty(&self) -> bool {
         self.join.is_empty() && self.namespaces == Namespaces::Shared
     }

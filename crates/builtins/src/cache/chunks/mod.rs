@@ -56,7 +56,7 @@ fn remote_failure(error: RemoteError) -> Failure {
     }
 }
 
-/// Returns the function by which blocking work asks whether it must end.
+/// Returns the function with which blocking work checks whether it must end.
 fn stopped(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
     let stop = stop.clone();
     move || stop.cause().is_some()

@@ -72,7 +72,7 @@ impl Objects<'_> {
         self.store.persist(file, &object.name).map_err(write_failed)
     }
 
-    /// Downloads what is missing of packs. Whole packs are kept in the directory of the store.
+    /// Downloads the missing parts of packs. Whole packs are kept in the directory of the store.
     pub(super) async fn fetch_chunks(&self, downloads: &[Download]) -> Result<Spool, RemoteError> {
         let directory = self.store.temporary().map_err(write_failed)?;
         // The file has no name, so it is removed with its last descriptor.

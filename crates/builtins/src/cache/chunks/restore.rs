@@ -88,7 +88,7 @@ impl Restoring<'_> {
                 if self.chunks.store.is_some()
                     && let Err(error) = self.store.set_reference(&self.reference)
                 {
-                    tracing::warn!(%error, "failed to note the objects of a cache, which may be deleted early");
+                    tracing::warn!(%error, "failed to record the objects of a cache, which may be deleted early");
                 }
                 self.report(&restored, index.bytes());
                 Ok(())
@@ -173,7 +173,7 @@ impl Restoring<'_> {
     fn distrust(&self) {
         for object in &self.damaged {
             if let Err(error) = self.store.distrust(&object.name) {
-                tracing::warn!(%error, "failed to note that an object of a cache is damaged");
+                tracing::warn!(%error, "failed to record that an object of a cache is damaged");
             }
         }
     }

@@ -23,8 +23,7 @@ use crate::files::format::Level;
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Size from which a pack is complete. The number of requests is the smaller, the larger packs are. Unused parts of a pack are kept
-/// with it.
+/// Size in bytes from which a pack is complete. Larger packs need fewer requests, but the unused parts of a pack are kept with it.
 const PACK_BYTES: u64 = 16 << 20;
 /// Maximum number of packs of a save on this machine.
 const MAX_PACKS: usize = 4096;
@@ -34,7 +33,7 @@ const MAX_REFERENCES: usize = 8;
 /// Saves the cache, and prints what was stored.
 ///
 /// # Errors
-/// [`Failure`]. The key then has the cache that it had.
+/// [`Failure`]. The key then keeps the cache that it had before.
 pub(in crate::cache) async fn save(
     context: &Context,
     cache: &CacheEntry,

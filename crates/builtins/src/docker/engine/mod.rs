@@ -44,7 +44,7 @@ pub(crate) enum EngineError {
     OperatingSystem { location: String, os: String },
     #[error(
         "the Docker engine at {location} runs on {architecture}, and this agent is for {}; use an engine with this architecture, or \
-         run the manager on a machine with that of the engine",
+         run the manager on a machine with the architecture of the engine",
         own_architecture()
     )]
     Architecture { location: String, architecture: String },

@@ -121,7 +121,7 @@ impl Session {
         let job = answer.into_inner().jobs.into_iter().find(|job| job.id == self.id);
         let length = job.and_then(|job| u64::try_from(job.log_bytes).ok()).unwrap_or_default();
         let mut printed = self.printed.subscribe();
-        // The prompt only is shown too early if the log takes longer.
+        // If the log takes longer, the prompt is printed before the last lines of the log, which is harmless.
         let _ = tokio::time::timeout(LOG_TIMEOUT, printed.wait_for(|printed| *printed >= length)).await;
     }
 

@@ -59,7 +59,9 @@ pub(in crate::engine) struct CommandContext<'a> {
     pub(in crate::engine) grace: Duration,
 }
 
-/// Runs a command to its end, or until its client is gone or `stop` is stopped. Its processes end with it; those of the job are not affected.
+/// Runs a command to its end, or until its client disconnects or `stop` is stopped.
+///
+/// The processes of the command end with it. Those of the job are not affected.
 ///
 /// `sensitive` has the sensitive values of the steps.
 pub(in crate::engine) async fn run_command(

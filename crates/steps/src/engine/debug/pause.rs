@@ -30,7 +30,7 @@ pub(in crate::engine) enum PauseEvent {
 /// What happens to the step after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum Verdict {
-    /// Nothing special.
+    /// The step runs, or keeps its result.
     Continue,
     /// The step does not run, or its failure is ignored.
     Skip,
