@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bollard::Docker;
-use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::models::{ContainerCreateBody, HealthConfig, HostConfig};
 use bollard::query_parameters::{
     CreateContainerOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
 };
@@ -39,8 +39,14 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
     let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
     let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
+    // The engine would run the image's health check beside the gate.
+    body.healthcheck = Some(no_health_check());
     body.entrypoint = Some(gate.collect());
     body.cmd = Some(entrypoint.chain(command.unwrap_or_default()).collect());
+}
+
+fn no_health_check() -> HealthConfig {
+    HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }
 }
 
 /// Mounts the agent's executable in a container that has it only for the gate. Does nothing if there are no blocked addresses.
@@ -85,6 +91,7 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<
         user: Some("0:0".to_owned()),
         entrypoint: Some(command.collect()),
         cmd: Some(job.blocked_addresses.iter().map(ToString::to_string).collect()),
+        healthcheck: Some(no_health_check()),
         labels: Some(create::labels(job, [])),
         host_config: Some(host_config),
         ..ContainerCreateBody::default()

@@ -211,10 +211,15 @@ fn expect_type(response: &Response, expected: &str) -> io::Result<()> {
     Err(io::Error::other(format!("the answer is not that of a Git server: its type is `{found}`, not `{expected}`")))
 }
 
+/// Maximum size of a server's list of refs in bytes. libgit2 keeps it in memory.
+const MAX_REFS_BYTES: u64 = 256 * 1024 * 1024;
+
 /// One request, and its response.
 struct Stream {
     session: Arc<Session>,
     state: State,
+    /// Maximum number of further bytes of the response.
+    left: u64,
 }
 
 enum State {
@@ -226,11 +231,11 @@ enum State {
 
 impl Stream {
     fn response(session: &Arc<Session>, response: Response) -> Self {
-        Self { session: Arc::clone(session), state: State::Response(response, Bytes::new()) }
+        Self { session: Arc::clone(session), state: State::Response(response, Bytes::new()), left: MAX_REFS_BYTES }
     }
 
     fn request(session: &Arc<Session>, request: RequestBuilder) -> Self {
-        Self { session: Arc::clone(session), state: State::Request(Some(request), Vec::new()) }
+        Self { session: Arc::clone(session), state: State::Request(Some(request), Vec::new()), left: u64::MAX }
     }
 }
 
@@ -263,7 +268,11 @@ impl Read for Stream {
                 }
                 State::Response(response, rest) if rest.is_empty() => {
                     match self.session.wait(async { response.chunk().await.map_err(network_error) })? {
-                        Some(chunk) => *rest = chunk,
+                        Some(chunk) => {
+                            let too_large = || io::Error::other("the server lists too many refs");
+                            self.left = self.left.checked_sub(chunk.len() as u64).ok_or_else(too_large)?;
+                            *rest = chunk;
+                        }
                         None => return Ok(0),
                     }
                 }

@@ -14,7 +14,7 @@ use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup};
 use muster_steps::stop::StopToken;
 use tokio::runtime::Handle;
 
-use super::{StepFetcher, system};
+use super::{StepFetcher, entry_name, system};
 use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
 
 /// Time for a connection to be established.
@@ -38,6 +38,11 @@ struct Resolved {
     reference: Option<String>,
 }
 
+/// Maximum number of files and directories of a commit.
+const MAX_FILES: u64 = 200_000;
+/// Maximum size of the files of a commit in bytes.
+const MAX_FILE_BYTES: u64 = 8 << 30;
+
 /// Connection with a server, on a thread that may block.
 struct Connection {
     url: String,
@@ -60,13 +65,19 @@ pub(super) async fn fetch(
     })
     .await?;
     let commit = resolved.commit.clone();
-    let entry = fetcher.cache.entry("git", &commit).await.map_err(system("failed to use the cache of steps"))?;
-    let into = fetcher.next_directory();
-    let dir = into.clone();
+    let name = entry_name(request.source, &commit);
+    // Another job may be downloading the content.
+    let entry = tokio::select! {
+        biased;
+        cause = stop.stopped() => return Err(FetchError::Stopped(cause)),
+        entry = fetcher.cache.entry("git", &name) => entry,
+    };
+    let entry = entry.map_err(system("failed to use the cache of steps"))?;
+    let into = fetcher.new_directory()?;
+    let (dir, stopped) = (into.clone(), stop.clone());
     let is_new = run(stop, move || {
-        fs::create_dir_all(&into).map_err(io_failed)?;
         if entry.path.exists() {
-            match export(&entry.path, &resolved.commit, &into) {
+            match export(&entry.path, &resolved.commit, &into, &stopped) {
                 Ok(()) => return Ok(false),
                 Err(error) => {
                     // A job can change the files of the cache if it has the same user as the agent.
@@ -80,7 +91,7 @@ pub(super) async fn fetch(
         let repository = incomplete.path().join("repository");
         connection.download(&resolved, &repository)?;
         entry.complete(&repository).map_err(io_failed)?;
-        export(&entry.path, &resolved.commit, &into).map(|()| true)
+        export(&entry.path, &resolved.commit, &into, &stopped).map(|()| true)
     })
     .await?;
     if is_new {
@@ -158,6 +169,10 @@ impl Connection {
     fn resolve(&self, revision: &str, pin: Option<&str>) -> Result<Resolved, git2::Error> {
         let references = self.session.enter(|| self.references())?;
         if let Some(pin) = pin {
+            // The lock file comes from the repository of the job.
+            if pin.len() != 40 || !pin.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+                return Err(not_found(pin));
+            }
             let reference = references.iter().find(|(_, commit)| commit == pin).map(|(name, _)| name.clone());
             return Ok(Resolved { commit: pin.to_owned(), reference });
         }
@@ -251,12 +266,35 @@ impl Connection {
 }
 
 /// Writes the files of a commit into an empty directory.
-fn export(repository: &Path, commit: &str, into: &Path) -> Result<(), git2::Error> {
+fn export(repository: &Path, commit: &str, into: &Path, stop: &StopToken) -> Result<(), git2::Error> {
     let repository = Repository::open_bare(repository)?;
     let tree = repository.find_commit(Oid::from_str(commit)?)?.tree()?;
+    check_size(&repository, &tree, stop)?;
     let mut options = CheckoutBuilder::new();
     options.force().target_dir(into).update_index(false).disable_filters(true);
     repository.checkout_tree(tree.as_object(), Some(&mut options))
+}
+
+/// Checks the number and the size of the files before any of them is written: a small pack can contain a large tree.
+fn check_size(repository: &Repository, tree: &git2::Tree<'_>, stop: &StopToken) -> Result<(), git2::Error> {
+    let odb = repository.odb()?;
+    let (mut files, mut bytes) = (0_u64, 0_u64);
+    let walked = tree.walk(git2::TreeWalkMode::PreOrder, |_, entry| {
+        files += 1;
+        if entry.kind() == Some(git2::ObjectType::Blob) {
+            let size = odb.read_header(entry.id()).map_or(0, |(size, _)| size as u64);
+            bytes = bytes.saturating_add(size);
+        }
+        let is_over = files > MAX_FILES || bytes > MAX_FILE_BYTES;
+        if is_over || stop.cause().is_some() { git2::TreeWalkResult::Abort } else { git2::TreeWalkResult::Ok }
+    });
+    if files > MAX_FILES || bytes > MAX_FILE_BYTES {
+        let limit = MAX_FILE_BYTES / 1024 / 1024;
+        return Err(git2::Error::from_str(&format!(
+            "the repository has more than {MAX_FILES} files or {limit} MiB; make the step smaller"
+        )));
+    }
+    walked
 }
 
 fn not_found(revision: &str) -> git2::Error {

@@ -14,13 +14,13 @@ mod oci;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use muster_oci::DockerConfig;
 use muster_runner_api::client::TlsFiles;
 use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Source, StepSource};
 use muster_steps::stop::StopToken;
+use sha2::{Digest as _, Sha256};
 
 pub use cache::StepCache;
 pub use oci::{LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
@@ -30,7 +30,7 @@ pub use oci::{LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
 pub struct StepFetcher {
     /// Content that earlier jobs have fetched.
     pub cache: Arc<StepCache>,
-    /// Directory for the content of this job. It is created.
+    /// Directory for the content of this job. It is created, and may have files of the job.
     pub directory: PathBuf,
     /// URLs of the job's own GitLab server. Only their hosts get the token of the job.
     pub servers: Vec<String>,
@@ -38,22 +38,34 @@ pub struct StepFetcher {
     pub tls: TlsFiles,
     /// Docker's configuration of the user, for a command. `None` means that only `DOCKER_AUTH_CONFIG` has credentials of registries.
     pub docker: Option<DockerConfig>,
-    /// Number of the next directory.
-    next: Arc<AtomicU64>,
 }
 
 impl StepFetcher {
     /// Returns a fetcher without credentials, which writes into `directory`.
     #[must_use]
     pub fn new(cache: Arc<StepCache>, directory: PathBuf) -> Self {
-        let (servers, tls, docker, next) = (Vec::new(), TlsFiles::default(), None, Arc::default());
-        Self { cache, directory, servers, tls, docker, next }
+        let (servers, tls, docker) = (Vec::new(), TlsFiles::default(), None);
+        Self { cache, directory, servers, tls, docker }
     }
 
-    /// Returns a new directory for the content of a source.
-    fn next_directory(&self) -> PathBuf {
-        self.directory.join(self.next.fetch_add(1, Ordering::Relaxed).to_string())
+    /// Creates an empty directory for the content of a source. Its name is random, so that a job cannot put files into it before.
+    fn new_directory(&self) -> Result<PathBuf, FetchError> {
+        let create = || {
+            std::fs::create_dir_all(&self.directory)?;
+            Ok(tempfile::Builder::new().prefix("step-").tempdir_in(&self.directory)?.keep())
+        };
+        create().map_err(system("failed to create the directory of a step"))
     }
+}
+
+/// Returns the name of content in the cache. Content of another source has another name, because the server of a source decides who may read
+/// it.
+fn entry_name(source: &Source, digest: &str) -> String {
+    format!(
+        "{}-{}",
+        Sha256::digest(source.name()).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>(),
+        digest.replace(':', "-")
+    )
 }
 
 #[async_trait]

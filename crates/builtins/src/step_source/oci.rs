@@ -2,7 +2,7 @@
 //!
 //! The cache has the layers. Each is verified while it is unpacked.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use muster_steps::stop::StopToken;
 use sha2::{Digest as _, Sha256};
 
 use super::cache::EntryGuard;
-use super::{StepFetcher, system};
+use super::{StepFetcher, entry_name, system};
 
 /// Media type of the layers of published steps.
 pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
@@ -26,8 +26,10 @@ pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
 /// Operating system of an image for every platform.
 const GENERIC: &str = "generic";
-/// Maximum size of a layer in bytes.
-const MAX_LAYER_BYTES: u64 = 2 * 1024 * 1024 * 1024;
+/// Maximum size of all compressed layers in bytes.
+const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
+/// Maximum number of layers.
+const MAX_LAYERS: usize = 128;
 /// Limits of the files of a layer.
 const LIMITS: Limits =
     Limits { bytes: 8 << 30, entries: 200_000, ratio: 1000, ratio_floor: 1 << 30, header_bytes: 64 << 20 };
@@ -42,14 +44,26 @@ pub(super) async fn fetch(
     let repository = Repository { registry: host.to_owned(), path: path.to_owned() };
     let work = async {
         let registry = open(fetcher, repository, request.lookup).await?;
+        if let Some(pin) = request.pin.filter(|pin| pin.parse::<Digest>().is_err()) {
+            return Err(FetchError::Failed(format!(
+                "{pin:?} in the lock file is not a valid digest; run `muster step update`"
+            )));
+        }
         let (digest, index) = registry.resolve(request.pin.unwrap_or(tag)).await.map_err(|error| failed(&error))?;
         let notices = registry_notices(&registry, digest, &index).await.map_err(|error| failed(&error))?;
         let image = select(&index).map_err(FetchError::Failed)?;
         let manifest = registry.manifest(image).await.map_err(|error| failed(&error))?;
-        let dir = fetcher.next_directory();
-        fs::create_dir_all(&dir).map_err(system("failed to create the directory of a step"))?;
+        let bytes = manifest.layers.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));
+        if manifest.layers.len() > MAX_LAYERS || bytes.is_none_or(|bytes| bytes > MAX_BYTES) {
+            let limit = MAX_BYTES / 1024 / 1024;
+            return Err(FetchError::Failed(format!(
+                "the image has more than {MAX_LAYERS} layers or {limit} MiB; make the step smaller"
+            )));
+        }
+        let dir = fetcher.new_directory()?;
         for layer in &manifest.layers {
-            fetch_layer(fetcher, &registry, layer, &dir, stop).await?;
+            let name = entry_name(request.source, &layer.digest);
+            fetch_layer(fetcher, &registry, (layer, &name), &dir, stop).await?;
         }
         Ok(FetchedSource { dir, digest: digest.to_string(), notices })
     };
@@ -130,20 +144,13 @@ pub fn notice_annotation(kind: NoticeKind) -> String {
 async fn fetch_layer(
     fetcher: &StepFetcher,
     registry: &Registry,
-    layer: &Descriptor,
+    (layer, name): (&Descriptor, &str),
     dir: &Path,
     stop: &StopToken,
 ) -> Result<(), FetchError> {
-    if layer.size > MAX_LAYER_BYTES {
-        let limit = MAX_LAYER_BYTES / 1024 / 1024;
-        return Err(FetchError::Failed(format!(
-            "a layer of the image has more than {limit} MiB; make the step smaller"
-        )));
-    }
     let digest: Digest =
         layer.digest.parse().map_err(|error| FetchError::Failed(format!("a layer of the image: {error}")))?;
-    let name = layer.digest.replace(':', "-");
-    let entry = fetcher.cache.entry("oci", &name).await.map_err(system("failed to use the cache of steps"))?;
+    let entry = fetcher.cache.entry("oci", name).await.map_err(system("failed to use the cache of steps"))?;
     let entry = Arc::new(entry);
     if entry.path.exists() {
         match unpack_layer(&entry, digest, dir, stop).await {

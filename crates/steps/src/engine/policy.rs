@@ -204,6 +204,8 @@ impl<J: Job> Engine<J> {
         let mut user_steps =
             UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
         user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
+        // The lock file is in the repository of the job.
+        user_steps.obeys_lock_file = !step.policy.by_operator;
         let result = match &step.call {
             Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
             Call::StepFile(file) => user_steps.run_file("", file, nodes).await,

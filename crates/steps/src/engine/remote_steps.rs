@@ -32,6 +32,9 @@ impl UserSteps<'_> {
     }
 
     async fn lock_file(&self) -> Result<Option<StepLock>, StepError> {
+        if !self.obeys_lock_file {
+            return Ok(None);
+        }
         match muster_files::read(self.work_dir.join(LOCK_FILE), LOCK_LIMIT).await {
             Ok(text) => StepLock::parse(&text).map(Some).map_err(|error| StepError::Step(error.to_string())),
             Err(error) if error.is_missing() => Ok(None),

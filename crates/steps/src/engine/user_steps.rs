@@ -140,6 +140,8 @@ pub(super) struct UserSteps<'a> {
     pub(super) settings: Settings,
     /// The operator's policy for the steps of the list. `None` means that it may call every step.
     pub(super) policy: Option<&'a StepPolicy>,
+    /// Whether the lock file of the checkout pins the remote steps.
+    pub(super) obeys_lock_file: bool,
     pub(super) work_dir: &'a Path,
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
@@ -210,6 +212,7 @@ impl<'a> UserSteps<'a> {
             variables,
             settings,
             policy: None,
+            obeys_lock_file: true,
             work_dir: job.work_dir(),
             temp_dir: job.temp_dir(),
             exports: Mutex::default(),

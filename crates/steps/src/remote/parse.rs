@@ -136,6 +136,18 @@ fn split_inside(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
     }
 }
 
+/// Returns whether a host with a path has only one spelling, so that a rule of a policy that does not match the text does not match what is
+/// fetched either.
+fn is_plain(text: &str) -> bool {
+    let (host, path) = text.split_once('/').unwrap_or((text, ""));
+    let has_other_spelling = [".", ":443", ":80"].iter().any(|end| host.ends_with(end));
+    let is_valid = |c: char| c.is_ascii_graphic() && !matches!(c, '\\' | '%' | '?' | '#');
+    !host.is_empty()
+        && !has_other_spelling
+        && text.chars().all(is_valid)
+        && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
 impl RemoteStep {
     /// Parses a reference that is neither local nor of a bundled step: `url[/-/path]@rev`, or in the current dialect
     /// `registry/repository:tag [path]`.
@@ -202,7 +214,7 @@ impl RemoteStep {
         let name = source.name();
         let rest = name.strip_prefix("https://").or_else(|| name.strip_prefix("http://")).unwrap_or_default();
         let host = rest.split_once('/').map_or("", |(host, _)| host);
-        if host.is_empty() || rest.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        if !is_plain(rest) {
             return Err(ReferenceError::Url(name));
         }
         if dialect == Dialect::Legacy && !host.contains('.') {
@@ -237,7 +249,10 @@ impl RemoteStep {
         file: &str,
         dialect: Dialect,
     ) -> Result<Self, ReferenceError> {
-        let (registry, repository) = (registry.trim(), repository.trim().trim_matches('/'));
+        let (registry, repository) = (registry.trim().to_ascii_lowercase(), repository.trim().trim_matches('/'));
+        if !is_plain(&format!("{registry}/{repository}")) {
+            return Err(ReferenceError::Image(format!("{registry}/{repository}:{tag}")));
+        }
         let tag = if tag.trim().is_empty() { "latest" } else { tag.trim() };
         let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
         let is_path = |segment: &str| {
@@ -254,7 +269,7 @@ impl RemoteStep {
         if !is_tag && !is_digest {
             return Err(ReferenceError::Tag(tag.to_owned()));
         }
-        let (registry, repository, tag) = (registry.to_owned(), repository.to_owned(), tag.to_owned());
+        let (registry, repository, tag) = (registry, repository.to_owned(), tag.to_owned());
         Self::inside(Source::Oci { registry, repository, tag }, dir, file, dialect)
     }
 

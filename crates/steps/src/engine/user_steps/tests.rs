@@ -50,6 +50,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         variables,
         settings,
         policy: None,
+        obeys_lock_file: true,
         work_dir: dir.path(),
         temp_dir: temp.path(),
         exports: Mutex::default(),
