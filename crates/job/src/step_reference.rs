@@ -171,7 +171,7 @@ mod tests {
             ("git.example.com/a/-/lint/../b/step.yml@main", "git:git.example.com/a/-/steps/b@main"),
             (
                 "registry.example.com:5000/steps/echo:1 reverse/func.yml",
-                "oci:registry.example.com:5000/steps/echo:1 reverse/func.yml",
+                "oci:registry.example.com:5000/steps/echo:1 reverse",
             ),
             ("registry.example.com/echo@sha256:ab12", "oci:registry.example.com/echo@sha256:ab12"),
             ("registry.example.com:5000/echo:1@sha256:ab12", "oci:registry.example.com:5000/echo@sha256:ab12"),

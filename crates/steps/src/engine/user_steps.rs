@@ -10,7 +10,9 @@
 //! Job variables are not part of the environment. Expressions read them as `vars.NAME` or `job.NAME`.
 
 use std::ffi::OsString;
+use std::future::poll_fn;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -187,6 +189,10 @@ pub(super) struct Frame<'f> {
 
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
+/// Stack that a nested step may need, in bytes.
+const MIN_STACK: usize = 512 * 1024;
+/// Size of an additional stack in bytes.
+const NEW_STACK: usize = 2 * 1024 * 1024;
 
 impl<'a> UserSteps<'a> {
     /// Returns the state for a `run:` list of the job. Its steps end when `stop` is stopped.
@@ -278,9 +284,10 @@ impl<'a> UserSteps<'a> {
             }
             let start = StartTime::now();
             let mut inner = Record::default();
-            // Boxed, because this function is recursive.
             self.set_state(&path, StepState::Running);
-            let (result, used) = measured(Box::pin(self.run_entry(entry, &path, &frame, &mut inner))).await;
+            // This function is recursive.
+            let running = on_growing_stack(Box::pin(self.run_entry(entry, &path, &frame, &mut inner)));
+            let (result, used) = measured(running).await;
             self.set_state(&path, StepState::from_end(result.is_ok()));
             let mut node = start.node(&entry.name, StepEnd::from(&result), used, inner.nodes);
             node.message = self.log.mask(&node.message);
@@ -346,6 +353,11 @@ fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
         paths.push(path);
     }
     paths
+}
+
+/// Polls a future on a larger stack if little is left of the thread's own: a job decides how deeply its steps are nested.
+async fn on_growing_stack<T>(mut future: Pin<Box<impl Future<Output = T>>>) -> T {
+    poll_fn(|context| stacker::maybe_grow(MIN_STACK, NEW_STACK, || future.as_mut().poll(context))).await
 }
 
 #[cfg(test)]

@@ -130,8 +130,8 @@ async fn invalid_step_is_rejected_with_reason() {
     let endless = "{}\n---\nrun: [{name: again, step: ../endless}]\n";
     for (item, part) in [
         (json!({"name": "x", "step": "./none"}), "reading file: No such file"),
-        (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "only local steps are supported"),
-        (json!({"name": "x", "step": {"git": {"url": "u", "rev": "v"}}}), "steps from git are not supported"),
+        (json!({"name": "x", "step": "gitlab.com/a/b@v1"}), "remote steps are not available here"),
+        (json!({"name": "x", "step": {"git": {"url": "u", "rev": "v"}}}), "is not a valid URL of a step"),
         (json!({"name": "x", "step": "./greet", "inputs": {"y": 1}}), "does not accept input with name \"y\""),
         (json!({"name": "x", "script": "${{ steps.no }}"}), "attribute not found"),
         (json!({"name": "x", "step": "builtin://none"}), "there is no built-in step \"none\""),
