@@ -34,6 +34,12 @@ pub fn missing(message: impl Display) {
     eprintln!("skipped: {message}");
 }
 
+/// Reports a property of the machine that no installation can change. The caller then returns from its test, which passes.
+#[expect(clippy::print_stderr, reason = "a skipped test prints why")]
+pub fn unsuitable(message: impl Display) {
+    eprintln!("skipped: {message}");
+}
+
 /// Returns the value of a variable that `scripts/test` sets to the path of a program it has built. `description` names the program.
 #[track_caller]
 #[must_use]

@@ -244,7 +244,7 @@ async fn job_waiting_for_an_instance_can_be_canceled() {
     let bench = Bench::with_instances(1, "max_instances = 1", "boot_delay_ms = 3600000").await;
     bench.push(1, &["echo never"], &json!({}));
     bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    wait_until("the instance is requested", || bench.log().contains("missing instances")).await;
+    wait_until("the instance is requested", || bench.log().contains("needed instances")).await;
     bench.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());

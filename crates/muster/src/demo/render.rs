@@ -176,7 +176,7 @@ mod tests {
             cost: 0.01234,
             cost_per_hour: 0.5,
             report: Some(report),
-            decisions: vec!["2 of 2 missing instances requested".to_owned()],
+            decisions: vec!["requested 2 of 2 needed instances".to_owned()],
             points: (0..200).map(|n| (n % 9, n % 5)).collect(),
             address: "127.0.0.1:9".to_owned(),
             stopping: false,
