@@ -101,7 +101,7 @@ where
         writing.wait()?;
         writing.tree.finish()
     });
-    // The libraries see a stop or an exceeded limit as a read error, and return it as an error of their own.
+    // The libraries see a stop or an exceeded limit as a read error, and return it as their own error.
     written.map_err(|error| meter.cause().unwrap_or(error))
 }
 

@@ -10,7 +10,7 @@
 //! that contain their chunks, also those of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
 //! byte that is restored was compared with a hash, and damage is found before a file gets its content.
 //!
-//! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has objects of its own. A chunk of
+//! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has separate objects. A chunk of
 //! one level is never used at the other.
 //!
 //! The content of references and indexes is not trusted: numbers are limited ([`muster_archive::Limits`]), and files are written by

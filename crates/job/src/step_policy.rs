@@ -38,7 +38,7 @@ pub struct PolicyRule {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {
-    /// Whether the processes have no network but the loopback interface of their own.
+    /// Whether the processes have no network except a separate loopback interface.
     pub no_network: bool,
     /// CPU time per second in thousandths of a CPU, for all processes of the job together. `None` means no limit.
     pub cpu_milli: Option<u32>,

@@ -75,7 +75,7 @@ async fn search(bench: &Bench, id: i64, directories: &str) -> Vec<String> {
 async fn job_in_a_container_sees_no_files_and_processes_of_another_job() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let Some(bench) = start_with_containers(engine, "").await else { return };
-    // The search finds the marker of its own job.
+    // The search finds the marker of the same job.
     let own = run(
         &bench,
         9,

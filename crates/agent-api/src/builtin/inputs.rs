@@ -170,6 +170,8 @@ pub struct Script {
     /// Variables of this script only. They replace variables of the job.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
+    /// Whether the operator has written the script. It gets no variables of the job that change which programs run.
+    pub by_operator: bool,
 }
 
 impl Inputs for Script {

@@ -14,7 +14,8 @@ use muster_agent_api::plan::{Call, Step, When};
 fn operator(name: &str, commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
     let env = BTreeMap::from([("OWN".to_owned(), "it's mine".to_owned())]);
-    let mut step = Step::new(name, name, Call::builtin(&Script { commands, env, ..Script::default() }));
+    let script = Script { commands, env, by_operator: true, ..Script::default() };
+    let mut step = Step::new(name, name, Call::builtin(&script));
     step.policy.by_operator = true;
     step
 }
@@ -91,6 +92,24 @@ async fn failure_after_the_job_is_reported_and_fails_it_only_if_required() {
     let (log, result) = agent.complete(&agent.plan(vec![script(&["exit 7"]), failing(true)])).await;
     assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)), "the first failure counts");
     assert!(log.contains("WARNING: the step `operator_after_report` that the operator added"), "{log}");
+}
+
+#[tokio::test]
+async fn job_does_not_select_the_programs_of_the_operator() {
+    let mut agent = Agent::start().await;
+    let programs = agent.dir.path().join("programs");
+    std::fs::create_dir(&programs).unwrap();
+    std::fs::write(programs.join("uname"), "#!/bin/sh\necho planted\n").unwrap();
+    make_executable(&programs.join("uname"));
+    let path = format!("{}:/usr/bin:/bin", programs.display());
+    let variables =
+        [variable("PATH", &path), variable("LD_PRELOAD", "/nonexistent.so"), variable("KEPT", "of the job")];
+    let report = after("operator_after_report", &["uname; echo \"preload=$LD_PRELOAD kept=$KEPT\""], true);
+    agent.run("1-1", &agent.plan(vec![script(&["uname"]), report]), &variables).await;
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert_eq!(log.matches("\nplanted\n").count(), 1, "only the job's own script runs the job's program: {log}");
+    assert!(log.contains("\npreload= kept=of the job\n"), "{log}");
 }
 
 #[tokio::test]

@@ -104,7 +104,7 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
             Err(error) => Err(UnpackError::Broken(error).into()),
         },
     };
-    // The libraries see a stop or an exceeded limit as a read error, and return it as an error of their own.
+    // The libraries see a stop or an exceeded limit as a read error, and return it as their own error.
     read.map_err(|error| meter.cause().map_or(error, E::from))
 }
 

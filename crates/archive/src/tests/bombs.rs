@@ -227,7 +227,7 @@ fn peak_memory() -> u64 {
 fn memory_does_not_grow_with_the_directories_that_names_imply() {
     const CHILD: &str = "MUSTER_TEST_DEEP_PATHS";
     const NAME: &str = "tests::bombs::memory_does_not_grow_with_the_directories_that_names_imply";
-    // The peak counts for a whole process, so the test has one of its own.
+    // The peak is that of a whole process, so the test starts a separate one.
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args(["--exact", NAME]).env(CHILD, "1").output().unwrap();

@@ -129,9 +129,22 @@ struct ScriptFrame<'a> {
 }
 
 impl ScriptFrame<'_> {
-    /// Returns the variables that only this script has.
-    fn own_variables(&self) -> impl Iterator<Item = ResolvedVariable<'_>> {
-        self.script.env.iter().map(|(key, value)| (key.into(), value.into()))
+    /// Returns the variables that the script sets: those of the job, without those that it may not have, and those that only this script
+    /// has.
+    fn exports<'b>(&'b self, of_job: Vec<ResolvedVariable<'b>>) -> Vec<ResolvedVariable<'b>> {
+        let of_job = of_job.into_iter().filter(|(key, _)| !self.script.by_operator || !selects_programs(key));
+        of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()
+    }
+
+    /// Returns the process of a shell that reads `text`.
+    fn shell_process(&self, context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
+        let mut env = context.environment();
+        if self.script.by_operator {
+            let is_selecting = |(key, _): &(OsString, OsString)| selects_programs(&key.to_string_lossy());
+            env.retain(|variable| !is_selecting(variable));
+            env.extend(context.processes().environment().iter().filter(|variable| is_selecting(variable)).cloned());
+        }
+        Command { program, args, env, stdin: text.map(String::into_bytes), ..Command::default() }
     }
 
     /// Returns the trimmed commands, each with the name of its section.
@@ -164,10 +177,11 @@ fn program(name: &str) -> Option<PathBuf> {
     find_program(name)
 }
 
-/// Returns the process of a shell that reads `text`.
-fn shell_process(context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
-    let stdin = text.map(String::into_bytes);
-    Command { program, args, env: context.environment(), stdin, ..Command::default() }
+/// Returns whether a variable changes which programs a shell or another common program executes, or how.
+fn selects_programs(key: &str) -> bool {
+    const PREFIXES: [&str; 8] = ["LD_", "BASH_FUNC_", "PYTHON", "PERL5", "RUBY", "NODE_", "GIT_CONFIG", "GIT_SSH"];
+    let names = ["PATH", "IFS", "CDPATH", "SHELLOPTS", "BASHOPTS", "PS4", "GIT_EXEC_PATH", "GIT_ASKPASS"];
+    names.contains(&key) || PREFIXES.iter().any(|prefix| key.starts_with(prefix))
 }
 
 #[cfg(test)]

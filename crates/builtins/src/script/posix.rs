@@ -10,7 +10,7 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{ScriptBlock, ScriptFrame, commands, echo_line, not_found, program, shell_process};
+use super::{ScriptBlock, ScriptFrame, commands, echo_line, not_found, program};
 use crate::context::Context;
 use crate::variables::ResolvedVariable;
 
@@ -27,14 +27,14 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     let shell = find_shell(&frame.script.shell)?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
     // script sets all variables. Otherwise it sets only those that the environment cannot hold.
-    let mut exports = if frame.script.login || frame.script.debug {
+    let of_job = if frame.script.login || frame.script.debug {
         context.variables.all(&context.temp_dir)
     } else {
         context.variables.exports(&context.temp_dir)
     };
-    exports.extend(frame.own_variables());
+    let exports = frame.exports(of_job);
     let args: Vec<OsString> = if frame.script.login { vec!["-l".into()] } else { Vec::new() };
-    Ok(shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
+    Ok(frame.shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
 }
 
 /// Shell on this machine.

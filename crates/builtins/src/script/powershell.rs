@@ -13,7 +13,7 @@ use muster_steps::failure::Failure;
 use muster_steps::process::Command;
 use muster_steps::style;
 
-use super::{ScriptFrame, echo_line, not_found, program, shell_process};
+use super::{ScriptFrame, echo_line, not_found, program};
 use crate::context::Context;
 use crate::variables::ResolvedVariable;
 
@@ -46,15 +46,14 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     let name = &frame.script.shell;
     let file = uses_file(frame).then(|| context.temp_dir.join(FILE));
     let program = program(name).ok_or_else(|| not_found(&format!("`{name}`")))?;
-    let mut variables = context.variables.all(&context.temp_dir);
-    variables.extend(frame.own_variables());
+    let variables = frame.exports(context.variables.all(&context.temp_dir));
     let text = text(frame, &variables);
     let args = arguments(frame, file.as_deref());
     Ok(match file {
-        None => shell_process(context, program, args, Some(text)),
+        None => frame.shell_process(context, program, args, Some(text)),
         Some(file) => {
             write(&file, &text).map_err(Failure::io(format!("failed to write `{}`", file.display())))?;
-            shell_process(context, program, args, None)
+            frame.shell_process(context, program, args, None)
         }
     })
 }

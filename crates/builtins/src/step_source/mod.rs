@@ -6,7 +6,7 @@
 //!
 //! Every job asks the server once for each source. So a job never gets content that its credentials cannot read, and a branch or tag is never
 //! stale. The content itself comes from the [`StepCache`] of the agent if an earlier job has fetched it. It is verified against its digest
-//! each time it is read, and each job gets files of its own, which it may change.
+//! each time it is read, and each job gets separate files, which it may change.
 
 mod cache;
 mod git;

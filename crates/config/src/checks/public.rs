@@ -12,7 +12,7 @@ pub(super) fn check(check: &mut Check<'_>) {
         if let Some((key, reason)) = refusal(runner) {
             let message = format!("the runner is public, but {reason}; this runner requests no jobs");
             let help =
-                "give each job a machine of its own, or set allow_machine_reuse = true if the jobs trust each other";
+                "give each job a separate machine, or set allow_machine_reuse = true if the jobs trust each other";
             check.report(runner, key, "C112", message, help);
         }
     }

@@ -157,7 +157,7 @@ fn checked(
         match checked_step(step, position, required) {
             Ok(step) if !names.insert(step.name.clone()) => {
                 let message = format!("two steps {} the job have the name `{}`", position.key(), step.name);
-                problems.push((index, message, "give each step a name of its own".to_owned()));
+                problems.push((index, message, "give each step a different name".to_owned()));
             }
             Ok(step) => steps.push(step),
             Err((message, help)) => problems.push((index, message, help)),

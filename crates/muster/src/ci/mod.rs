@@ -87,6 +87,18 @@ pub(crate) fn report_output_error(code: ExitCode) -> ExitCode {
     if code == ExitCode::SUCCESS { problem.exit_status().into() } else { code }
 }
 
+/// Reports the error of a command, and returns its exit code. A command without an error returns whether it succeeded.
+pub(crate) fn exit_code<E: std::error::Error>(result: Result<bool, E>) -> ExitCode {
+    report_output_error(match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            ui::report(&error);
+            ExitCode::FAILURE
+        }
+    })
+}
+
 async fn dispatch(args: CiArgs) -> Result<ExitCode, CiError> {
     let status = match args.into_command() {
         Command::Run(args) => run::run(args).await,

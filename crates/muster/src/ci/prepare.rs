@@ -112,8 +112,26 @@ pub(super) struct PipelineSources {
     pub(super) text: Vec<u8>,
 }
 
+/// Takes the snapshot, reads the configuration, and passes both to `work`, all on a thread that may block. The snapshot is deleted afterwards.
+pub(super) async fn with_sources<T: Send + 'static>(
+    args: PipelineArgs,
+    work: impl FnOnce(PipelineSources) -> Result<T, CiError> + Send + 'static,
+) -> Result<T, CiError> {
+    let project = locate(&args.repository.directory)?;
+    let temporary = tempfile::Builder::new().prefix("muster-").tempdir();
+    let temporary = temporary.map_err(CiError::system("create a temporary directory"))?;
+    let store = temporary.path().join("store.git");
+    let runtime = tokio::runtime::Handle::current();
+    let done = tokio::task::spawn_blocking(move || {
+        let target =
+            Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
+        work(read_sources(&args, project, &target, runtime)?)
+    });
+    done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+}
+
 /// Takes the snapshot, and reads the configuration. Blocks the thread.
-pub(super) fn read_sources(
+fn read_sources(
     args: &PipelineArgs,
     project: ProjectState,
     target: &Target<'_>,

@@ -276,7 +276,7 @@ fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     // The message often contains the exit status already.
     let code = code.filter(|code| !step.message.contains(code.trim_start())).unwrap_or_default();
     let message = if step.message.is_empty() { String::new() } else { format!("  {}", ui::plain(&step.message)) };
-    // The usage of the whole job has a line of its own.
+    // The usage of the whole job has a separate line.
     let used = step.used.filter(|_| with_usage && depth > 1).and_then(step_usage_text);
     let used = used.map(|used| format!("  {used}")).unwrap_or_default();
     let detail = ui::paint(ui::DIM, &format!("{time}{used}"));

@@ -8,7 +8,7 @@ use muster_pipeline::node::{Node, Value};
 
 use super::args::PipelineArgs;
 use super::error::CiError;
-use super::prepare::{Purpose, Target, locate, read_sources};
+use super::prepare::{PipelineSources, with_sources};
 use super::ui;
 
 /// Arguments that select the pipeline.
@@ -32,16 +32,7 @@ impl StepLists {
     /// # Errors
     /// The configuration cannot be read, or has errors, which are printed.
     pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
-        let args = args.pipeline.clone();
-        let project = locate(&args.repository.directory)?;
-        let temporary = tempfile::Builder::new().prefix("muster-").tempdir();
-        let temporary = temporary.map_err(CiError::system("create a temporary directory"))?;
-        let store = temporary.path().join("store.git");
-        let runtime = tokio::runtime::Handle::current();
-        let work = tokio::task::spawn_blocking(move || {
-            let target =
-                Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
-            let sources = read_sources(&args, project, &target, runtime)?;
+        let read = |sources: PipelineSources| {
             // A rule of an include may select it for another event.
             let context = Context { ignores_include_rules: true, ..sources.context.clone() };
             let loaded = load::load(&sources.text, &context, &sources.sources);
@@ -53,8 +44,8 @@ impl StepLists {
                 return Err(CiError::Configuration { errors });
             }
             Ok(Self { worktree: sources.snapshot.worktree.clone(), lists: lists(&loaded.root) })
-        });
-        work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+        };
+        with_sources(args.pipeline.clone(), read).await
     }
 }
 

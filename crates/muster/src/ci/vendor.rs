@@ -10,7 +10,7 @@ use muster_pipeline::render::render;
 use super::args::VendorArgs;
 use super::error::{CiError, ExitStatus};
 use super::pins::{LOCK_FILE, Lock};
-use super::prepare::{PipelineSources, Purpose, Target, locate, read_sources};
+use super::prepare::{PipelineSources, with_sources};
 use super::ui::{self, Table};
 
 /// Maximum depth of child pipelines to follow. Same as GitLab's limit.
@@ -18,18 +18,9 @@ const MAX_CHILD_DEPTH: usize = 2;
 
 /// Downloads and pins the included files. With `--offline`, only checks that all of them are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {
-    let project = locate(&args.pipeline.repository.directory)?;
-    let temporary = tempfile::Builder::new().prefix("muster-").tempdir();
-    let temporary = temporary.map_err(CiError::system("create a temporary directory"))?;
-    let store = temporary.path().join("store.git");
-    let runtime = tokio::runtime::Handle::current();
-    let work = tokio::task::spawn_blocking(move || {
-        let target =
-            Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
-        let sources = read_sources(&args.pipeline, project, &target, runtime)?;
-        if args.pipeline.offline { check(sources) } else { fetch(sources, args.into.as_deref()) }
-    });
-    work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
+    let (offline, into) = (args.pipeline.offline, args.into);
+    let work = move |sources| if offline { check(sources) } else { fetch(sources, into.as_deref()) };
+    with_sources(args.pipeline, work).await
 }
 
 /// Downloads all included files, and writes the pins.

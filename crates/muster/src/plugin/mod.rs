@@ -113,15 +113,5 @@ pub(crate) fn run_for_runner(command: RunnerCommand) -> ExitCode {
 
 /// Runs a command to completion, reports its error, and returns its exit code.
 fn exit_code(work: impl Future<Output = Result<bool, PluginError>>) -> ExitCode {
-    crate::runtime::block_on_one_thread(async {
-        let code = match work.await {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                ui::report(&error);
-                ExitCode::FAILURE
-            }
-        };
-        crate::ci::report_output_error(code)
-    })
+    crate::runtime::block_on_one_thread(async { crate::ci::exit_code(work.await) })
 }

@@ -79,15 +79,5 @@ fn fail(error: impl Display) -> ExitCode {
 
 /// Runs a command to completion, reports its error, and returns its exit code.
 fn exit_code(work: impl Future<Output = Result<bool, StepCommandError>>) -> ExitCode {
-    crate::runtime::block_on(async {
-        let code = match Box::pin(work).await {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                ui::report(&error);
-                ExitCode::FAILURE
-            }
-        };
-        crate::ci::report_output_error(code)
-    })
+    crate::runtime::block_on(async { crate::ci::exit_code(Box::pin(work).await) })
 }

@@ -134,7 +134,7 @@ impl UserSteps<'_> {
         self.scope(frame)
     }
 
-    /// Returns the error of an image that was not fetched. In step-runner 0.11.0, a step of its own fetches an image, and prints the error
+    /// Returns the error of an image that was not fetched. In step-runner 0.11.0, a separate step fetches an image, and prints the error
     /// (docs/spec/steps.md, section 2.8).
     pub(super) fn fetch_failed(&self, entry: &StepEntry, error: StepError) -> StepError {
         match error {

@@ -134,7 +134,7 @@ impl Limits {
     pub(super) fn restrictions(&self) -> io::Result<Restrictions> {
         let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let join = self.joined.iter().map(open).collect::<io::Result<_>>()?;
-        Ok(Restrictions { join, namespaces: self.namespaces })
+        Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.file_bytes })
     }
 
     /// Returns the number of processes that were killed because of the memory limit.
@@ -174,11 +174,6 @@ impl Processes {
     pub(super) fn restrictions_now(&self) -> io::Result<Restrictions> {
         let limits = self.limits.lock();
         limits.as_ref().filter(|_| is_limited()).map_or_else(|| Ok(Restrictions::default()), Limits::restrictions)
-    }
-
-    /// Returns the maximum file size of a process that is started now. `None` means no limit.
-    pub(super) fn file_size_limit_now(&self) -> Option<u64> {
-        self.limits.lock().as_ref().filter(|_| is_limited())?.file_bytes
     }
 }
 

@@ -15,7 +15,7 @@ use indexmap::IndexMap;
 use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
@@ -157,7 +157,6 @@ impl Processes {
             (pid, report)
         };
         self.set_nofile_limit(pid);
-        self.set_file_size_limit(pid).map_err(failed)?;
         let (read, drained) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
         Ok(Started { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
@@ -206,17 +205,6 @@ impl Processes {
         let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
             tracing::debug!(%error, "failed to limit the open files of a process, using the agent's limit");
-        }
-    }
-
-    /// Sets the maximum size of the files of a process, if the operator limits it.
-    fn set_file_size_limit(&self, pid: i32) -> io::Result<()> {
-        let (Some(bytes), Some(pid)) = (self.file_size_limit_now(), Pid::from_raw(pid)) else { return Ok(()) };
-        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-        match prlimit(Some(pid), Resource::Fsize, limit) {
-            // A process that has ended needs no limit.
-            Err(rustix::io::Errno::SRCH) | Ok(_) => Ok(()),
-            Err(error) => Err(error.into()),
         }
     }
 

@@ -76,12 +76,14 @@ pub(super) struct Restrictions {
     /// Opened `cgroup.procs` of the cgroups that the process joins.
     pub(super) join: Vec<File>,
     pub(super) namespaces: Namespaces,
+    /// Maximum size in bytes of the files that the process writes. `None` means no limit.
+    pub(super) file_bytes: Option<u64>,
 }
 
 impl Restrictions {
     /// Returns whether there are no restrictions.
     pub(super) fn is_empty(&self) -> bool {
-        self.join.is_empty() && self.namespaces == Namespaces::Shared
+        self.join.is_empty() && self.namespaces == Namespaces::Shared && self.file_bytes.is_none()
     }
 }
 
@@ -117,6 +119,7 @@ pub(super) fn spawn_in(
         join: join.as_ptr(),
         join_count: join.len(),
         namespaces: restrictions.namespaces,
+        file_bytes: restrictions.file_bytes,
         maps: maps.each_ref().map(|map| (map.as_ptr(), map.as_bytes().len())),
     };
     // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, because it
@@ -182,6 +185,7 @@ struct Child {
     join: *const c_int,
     join_count: usize,
     namespaces: Namespaces,
+    file_bytes: Option<u64>,
     /// Content of `setgroups`, `uid_map` and `gid_map` of a user namespace, with its length.
     maps: [(*const c_char, usize); 3],
 }
@@ -258,6 +262,12 @@ unsafe fn restrict(child: &Child) -> bool {
         for index in 0..child.join_count {
             // 0 stands for the process that writes it.
             if libc::write(*child.join.add(index), c"0".as_ptr().cast(), 1) != 1 {
+                return false;
+            }
+        }
+        if let Some(bytes) = child.file_bytes {
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+            if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) != 0 {
                 return false;
             }
         }

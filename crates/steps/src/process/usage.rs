@@ -25,7 +25,7 @@ pub async fn measured<F: Future>(work: F) -> (F::Output, Usage) {
 
 /// Adds the usage of a process that has ended to that of the current step.
 pub(super) fn add_to_step(usage: Usage) {
-    // Processes that belong to no step, such as a second agent, have a task of their own.
+    // Processes that belong to no step, such as a second agent, have a separate task.
     let _ = OF_STEP.try_with(|step| step.lock().add(usage));
 }
 

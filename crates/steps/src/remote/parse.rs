@@ -320,6 +320,7 @@ mod tests {
         let digest = format!("sha256:{}", "0a".repeat(32));
         for (text, expected) in [
             ("r.example/g/echo:1", "r.example/g/echo:1 /func.yml|step.yml".to_owned()),
+            ("R.Example/g/echo:1", "r.example/g/echo:1 /func.yml|step.yml".to_owned()),
             ("127.0.0.1:5000/echo:1 reverse/func.yml", "127.0.0.1:5000/echo:1 reverse/func.yml".to_owned()),
             ("r.example/echo:1 a/b", "r.example/echo:1 a/b/func.yml|step.yml".to_owned()),
             ("r.example/echo:1 x.yml", "r.example/echo:1 /x.yml".to_owned()),
@@ -337,6 +338,13 @@ mod tests {
             ("@v1", "expecting url@rev"),
             ("ssh://gitlab.com/g/p@v1", "use https://HOST/PATH"),
             ("gitlab.com@v1", "use https://HOST/PATH"),
+            // Other spellings of the same URL would not match the rules of a policy.
+            ("gitlab.com/steps/../evil@v1", "use https://HOST/PATH"),
+            ("gitlab.com/steps/%2e%2e/evil@v1", "use https://HOST/PATH"),
+            ("gitlab.com//evil@v1", "use https://HOST/PATH"),
+            ("gitlab.com\\evil/x@v1", "use https://HOST/PATH"),
+            ("gitlab.com:443/g/p@v1", "use https://HOST/PATH"),
+            ("gitlab.com./g/p@v1", "use https://HOST/PATH"),
             ("gitlab.com/g/p@.git", ".git version not allowed"),
             ("gitlab.com/g/p/-/../x@v1", "use a path inside"),
             ("r.example/../echo:1", "use HOST/PATH:TAG"),

@@ -28,6 +28,39 @@ async fn commit_is_downloaded_once_but_every_job_needs_access() {
 }
 
 #[tokio::test]
+async fn content_of_one_repository_is_not_available_through_another_one() {
+    let mut fixture = Fixture::new().await;
+    fixture.pass(json!(format!("http://{}/g/steps.git@main", fixture.server.address))).await;
+    let private = git(&fixture.work(), &["rev-parse", "HEAD"]);
+    let other = fixture.agent.dir.path().join("served/g/other.git");
+    git(fixture.agent.dir.path(), &["init", "--quiet", "--bare", &text(&other)]);
+    let work = fixture.agent.dir.path().join("other");
+    fs::create_dir(&work).unwrap();
+    git(&work, &["init", "--quiet"]);
+    git(&work, &["commit", "--quiet", "--allow-empty", "-m", "empty"]);
+    git(&work, &["push", "--quiet", &text(&other), "HEAD:refs/heads/main"]);
+    let reference = format!("http://{}/public/g/other.git@{private}", fixture.server.address);
+    let (log, _) = fixture.run_list(json!([{"name": "a", "step": reference}]), &[]).await;
+    assert!(!log.contains("<top>") && log.contains("failed to load"), "{log}");
+}
+
+#[tokio::test]
+async fn files_of_the_job_do_not_get_into_a_fetched_step() {
+    let mut fixture = Fixture::new().await;
+    let reference = format!("{}@main", fixture.public());
+    let planted = "{}\n---\nexec: {command: [echo, planted]}\n";
+    let plant = format!(
+        "for number in 0 1 2; do dir=$CI_PROJECT_DIR.tmp/remote-steps/$number/steps; mkdir -p $dir; printf '%b' '{}' >$dir/func.yml; done",
+        planted.replace('\n', "\\n")
+    );
+    let list = Call::Run(json!([{"name": "a", "step": reference}]));
+    let steps = vec![script(&[&plant]), step("step_run", When::OnSuccess, list)];
+    let (log, result) = fixture.agent.complete(&fixture.agent.plan(steps)).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("<top>") && !log.contains("\nplanted\n"), "{log}");
+}
+
+#[tokio::test]
 async fn content_that_a_job_changed_is_not_used() {
     let mut fixture = Fixture::new().await;
     let reference = json!(format!("{}@main", fixture.public()));

@@ -101,3 +101,30 @@ async fn invalid_lock_file_fails_the_job() {
         assert!(!log.contains("\nnever\n"), "{log}");
     }
 }
+
+#[tokio::test]
+async fn digest_in_the_lock_file_is_not_used_as_a_path() {
+    let mut fixture = Fixture::new().await;
+    let (url, first) = (fixture.public(), git(&fixture.work(), &["rev-parse", "HEAD"]));
+    fixture.pass(json!(format!("{url}@main"))).await;
+    let victim = fixture.agent.dir.path().join("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("file"), "").unwrap();
+    let digest = format!("{first}/../../../victim");
+    write_lock(&fixture, &[(source(&url, "main"), &digest)]);
+    let log = fixture.fail(json!(format!("{url}@main"))).await;
+    assert!(log.contains(&format!("cannot find version {digest:?}")), "{log}");
+    assert!(victim.join("file").exists());
+}
+
+#[tokio::test]
+async fn lock_file_of_the_checkout_does_not_apply_to_steps_of_the_operator() {
+    let mut fixture = Fixture::new().await;
+    write_lock(&fixture, &[]);
+    let list = json!([{"name": "audit", "step": format!("{}@main", fixture.public())}]);
+    let mut audit = step("operator_after_audit", When::Finally, Call::Run(list));
+    audit.policy.by_operator = true;
+    let (log, result) = fixture.agent.complete(&fixture.agent.plan(vec![audit])).await;
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("<top>"), "{log}");
+}

@@ -17,7 +17,7 @@ use crate::checkout::git;
 use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
 
-/// Step that prints where it is, with a program of its own.
+/// Step that runs a program from its own directory, which prints that directory.
 const STEP: &str = "{}\n---\nexec: {command: ['${{step_dir}}/print', '${{step_dir}}']}\n";
 
 /// Agent, and a Git server with the repository `g/steps.git`.

@@ -8,7 +8,7 @@ use muster_test_needs::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 use super::*;
 
 const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
-/// Step that prints its input with a program of its own.
+/// Step that runs a program from its own directory, which prints the input.
 const ECHO: &str = "spec: {inputs: {word: {type: string, default: none}}}\n---\n\
      exec: {command: ['${{step_dir}}/print', '${{inputs.word}}']}\n";
 

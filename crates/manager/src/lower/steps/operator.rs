@@ -29,6 +29,7 @@ fn step(parts: &JobParts<'_>, step: &OperatorStep, position: &str) -> Step {
         OperatorAction::Script(commands) => Call::builtin(&Script {
             commands: commands.clone(),
             env: env.clone(),
+            by_operator: true,
             ..scripts::shell(parts.payload, parts.context, parts.settings, parts.flags)
         }),
         OperatorAction::Step { reference, inputs } => {

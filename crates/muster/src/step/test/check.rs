@@ -129,7 +129,7 @@ impl Checked<'_> {
         let found = self.node.and_then(|node| find(&node.steps, "", name));
         let (node, true) = (found, expected.called) else {
             if found.is_some() {
-                self.add(line, format!("step {name:?} was called, which is not expected"));
+                self.add(line, format!("step {name:?} was called, but the test does not expect it"));
             }
             return;
         };
@@ -164,7 +164,7 @@ fn check_file(path: &Path, name: &str, expected: &ExpectedFile) -> Result<(), St
     let metadata = std::fs::symlink_metadata(path);
     match (metadata, expected.exists) {
         (Err(_), false) => return Ok(()),
-        (Ok(_), false) => return Err(format!("the file {name:?} exists, which is not expected")),
+        (Ok(_), false) => return Err(format!("the file {name:?} exists, but the test expects that it does not")),
         (Err(error), true) => return Err(format!("the file {name:?} cannot be read: {error}")),
         (Ok(_), true) if expected.content.is_none() && expected.matches.is_none() => return Ok(()),
         (Ok(_), true) => {}

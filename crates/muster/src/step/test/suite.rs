@@ -1,4 +1,4 @@
-//! Runs tests at one agent, several at once, each in a directory of its own.
+//! Runs tests at one agent, several at once, each in a separate directory.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -214,7 +214,7 @@ async fn chunks_are_shared_through_the_store() {
         assert!(!log.contains(secret), "{secret} in {log}");
     }
 
-    // The first machine has the chunks of its own save, and downloads what the second one has changed.
+    // The first machine has the chunks that it saved, and downloads what the second one has changed.
     let log = job(&first, 3, "cat vendor/file7", json!({})).await;
     contains(&log, &["\nchanged\n", "Archive is up to date!"]);
     assert!(megabytes(&log, " MB were downloaded") <= all / 10.0, "{all} {log}");
@@ -224,7 +224,7 @@ async fn chunks_are_shared_through_the_store() {
     contains(&log, &["Cache does not exist", "Created cache"]);
     assert!(megabytes(&log, " MB were uploaded") <= all / 10.0, "{all} {log}");
 
-    // Protected caches have objects of their own.
+    // Protected caches have separate objects.
     let before = objects(&store).await.len();
     job(&first, 5, TREE, json!({ "key": "deps-protected" })).await;
     let names = objects(&store).await;
