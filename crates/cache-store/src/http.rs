@@ -1,9 +1,10 @@
-//! HTTP client of the stores: for credentials and roles. The objects themselves are transferred by agents.
+//! HTTP client of the stores: for credentials, roles and the collection of unused objects. Agents transfer the objects themselves.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use http::uri::Scheme;
+use http_body_util::BodyExt as _;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
 };
@@ -44,7 +45,7 @@ impl Transport {
     pub(crate) async fn send(&self, request: HttpRequest) -> Result<http::Response<Vec<u8>>, HttpError> {
         let (parts, body) = request.into_parts();
         let client = if parts.uri.scheme() == Some(&Scheme::HTTP) { &self.direct } else { &self.proxied };
-        let body = body.as_bytes().cloned().unwrap_or_default();
+        let body = body.collect().await?.to_bytes();
         let call = client.request(parts.method, parts.uri.to_string()).headers(parts.headers).body(body);
         let mut response = call.send().await.map_err(error)?;
         let mut answer = http::Response::new(Vec::new());

@@ -78,9 +78,12 @@ impl Reference {
     }
 }
 
-/// Returns whether a save can create an object with this name. Such a name is one component of a path.
+/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. Such a name is one component of
+/// a path, and is not the name of a common file, which a collection could delete if a job exchanged the directory of the objects.
 #[must_use]
 pub fn is_object_name(name: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
+    let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
+    let has_end = name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end));
+    name.len() <= MAX_NAME && name.bytes().all(is_valid) && has_end
 }

@@ -186,7 +186,7 @@ impl Store {
     /// [`ChunkError::Read`]
     pub(crate) fn references(&self) -> Result<Vec<(Reference, PathBuf, SystemTime)>, ChunkError> {
         let mut references = Vec::new();
-        for found in WalkDir::new(self.keys()).follow_links(false) {
+        for found in WalkDir::new(self.keys()).follow_links(false).follow_root_links(false) {
             let found = match found {
                 Ok(found) => found,
                 Err(error) if error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound) => continue,

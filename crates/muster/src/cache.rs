@@ -14,6 +14,9 @@ use crate::ci::ui;
 use crate::config_file::ConfigArg;
 use crate::{flags, runtime};
 
+/// Log filter. The commands print their results and errors themselves.
+const LOG: &str = "error";
+
 /// Commands for caches.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -43,16 +46,8 @@ pub(crate) struct GcArgs {
 /// Runs `muster cache`.
 pub(crate) fn run(command: Command) -> ExitCode {
     let Command::Gc(args) = command;
-    runtime::block_on(async move {
-        match collect(&args).await {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(error) => {
-                tracing::error!("{}", error_chain(&error));
-                ExitCode::FAILURE
-            }
-        }
-    })
+    crate::logging::init_command(LOG);
+    runtime::block_on(async move { crate::ci::exit_code(collect(&args).await) })
 }
 
 /// Collects all stores. Returns whether none failed.
@@ -75,7 +70,12 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
             match collected.await {
                 Ok(stores) => stores.iter().for_each(|(name, collection)| print(name, collection, args.dry_run)),
                 Err(error) => {
-                    tracing::error!(runner = runner.name, "failed to collect the caches: {}", error_chain(&error));
+                    let problem = format!(
+                        "failed to collect the caches of the runner {:?}: {}",
+                        runner.name,
+                        error_chain(&error)
+                    );
+                    ui::error(&problem);
                     is_complete = false;
                 }
             }
@@ -91,7 +91,11 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
         match collected {
             Ok(collection) => print(&store.root().display().to_string(), &collection, args.dry_run),
             Err(error) => {
-                tracing::error!(store = %store.root().display(), "failed to collect the caches: {}", error_chain(&error));
+                ui::error(&format!(
+                    "failed to collect the caches in {}: {}",
+                    store.root().display(),
+                    error_chain(&error)
+                ));
                 is_complete = false;
             }
         }

@@ -29,7 +29,7 @@ fn empty(packs: Vec<Object>, chunks: Vec<Chunk>) -> Index {
 }
 
 fn with_chunk(chunk: Chunk) -> Index {
-    let mut index = empty(vec![Object { name: "pack".to_owned(), size: 100 }], vec![chunk]);
+    let mut index = empty(vec![Object { name: "save-0".to_owned(), size: 100 }], vec![chunk]);
     index.add(&entry("file", EntryKind::File), vec![0]);
     index
 }
@@ -45,8 +45,13 @@ fn names_outside_of_the_directory_are_rejected() {
         let error = read(&machine, &index, &Limits::default()).unwrap_err();
         assert!(error.contains("no valid path"), "{path}: {error}");
     }
-    let named = empty(vec![Object { name: "../../pack".to_owned(), size: 1 }], Vec::new());
-    assert!(read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid name of an object"));
+    for name in ["../../save-0", "passwd", "-0", "save-", "save-x"] {
+        let named = empty(vec![Object { name: name.to_owned(), size: 1 }], Vec::new());
+        assert!(
+            read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid name of an object"),
+            "{name}"
+        );
+    }
 }
 
 #[test]

@@ -20,7 +20,6 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::ci::ui;
 use error::PluginError;
 
 /// Default log filter. The commands print their results themselves.

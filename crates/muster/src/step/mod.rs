@@ -20,7 +20,6 @@ mod test;
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use crate::ci::ui;
 use error::StepCommandError;
 
 /// Log filter of the commands that print their results themselves.

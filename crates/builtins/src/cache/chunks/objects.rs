@@ -31,6 +31,8 @@ pub(super) struct Objects<'a> {
     /// URLs for GET by the names of objects.
     pub(super) urls: &'a BTreeMap<String, Secret>,
     pub(super) stop: &'a StopToken,
+    /// Objects that the store does not have, or has with another size.
+    pub(super) lost: Mutex<Vec<Object>>,
 }
 
 /// A file to upload.
@@ -52,7 +54,16 @@ impl Objects<'_> {
 
     async fn fetch_with(&self, object: &Object, meter: &Arc<Mutex<Meter>>) -> Result<(), RemoteError> {
         let url = self.url(object)?;
-        self.remote.with_retries(self.context, self.stop, || self.fetch_once(object, &url, meter)).await
+        let fetched = self.remote.with_retries(self.context, self.stop, || self.fetch_once(object, &url, meter)).await;
+        self.note(object, fetched)
+    }
+
+    /// Notes an object that the store has lost.
+    fn note(&self, object: &Object, transferred: Result<(), RemoteError>) -> Result<(), RemoteError> {
+        if let Err(RemoteError::Missing | RemoteError::Damaged(_)) = &transferred {
+            self.lost.lock().push(object.clone());
+        }
+        transferred
     }
 
     async fn fetch_once(&self, object: &Object, url: &Url, meter: &Arc<Mutex<Meter>>) -> Result<(), RemoteError> {
@@ -97,7 +108,7 @@ impl Objects<'_> {
                 let at = end.fetch_add(range.end - range.start, Ordering::Relaxed);
                 let url = self.url(&pack)?;
                 let transfer = || self.range_once(&url, &range, file, at, meter);
-                self.remote.with_retries(self.context, self.stop, transfer).await?;
+                self.note(&pack, self.remote.with_retries(self.context, self.stop, transfer).await)?;
                 spool.lock().add(number, &range, at);
                 Ok(())
             })
@@ -119,7 +130,11 @@ impl Objects<'_> {
     ) -> Result<(), RemoteError> {
         let last = range.end.saturating_sub(1);
         let call = self.remote.http.get(url.clone()).header(RANGE, format!("bytes={}-{last}", range.start));
-        let response = check_status(call.send().await.map_err(RemoteError::network)?).await?;
+        let response = call.send().await.map_err(RemoteError::network)?;
+        if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
+            return Err(RemoteError::Damaged("an object of the store is too short".to_owned()));
+        }
+        let response = check_status(response).await?;
         if response.status() != StatusCode::PARTIAL_CONTENT || !has_range(&response, range.start, last) {
             let message = format!("the store answered a request for a range with status {}", response.status());
             return Err(RemoteError::Damaged(message));

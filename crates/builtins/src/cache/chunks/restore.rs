@@ -8,6 +8,7 @@ use muster_chunks::{
 };
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
+use parking_lot::Mutex;
 
 use super::objects::Objects;
 use super::{chunk_failure, client, megabytes, parse, remote_failure, stopped, store};
@@ -114,7 +115,12 @@ impl Restoring<'_> {
     async fn index(&mut self) -> Result<Index, Failure> {
         let object = self.reference.index.clone();
         if self.chunks.store.is_some() && !self.store.has(&object) {
-            self.objects()?.fetch(&object).await.map_err(remote_failure)?;
+            let objects = self.objects()?;
+            let (fetched, lost) = (objects.fetch(&object).await, objects.lost.into_inner());
+            if let Err(error) = fetched {
+                self.remove(lost);
+                return Err(remote_failure(error));
+            }
             self.downloaded += object.size;
         }
         let (store, reference) = (Arc::clone(&self.store), self.reference.clone());
@@ -146,7 +152,12 @@ impl Restoring<'_> {
         if needed.is_empty() {
             return Ok(None);
         }
-        let spool = self.objects()?.fetch_chunks(&needed).await.map_err(remote_failure)?;
+        let objects = self.objects()?;
+        let (fetched, lost) = (objects.fetch_chunks(&needed).await, objects.lost.into_inner());
+        let spool = fetched.map_err(|error| {
+            self.remove(lost);
+            remote_failure(error)
+        })?;
         self.downloaded += needed.iter().map(Download::bytes).sum::<u64>();
         Ok(Some(spool))
     }
@@ -155,10 +166,10 @@ impl Restoring<'_> {
         let urls = self.chunks.store.as_ref().map(|store| &store.downloads);
         let urls = urls.ok_or_else(|| Failure::Step("the cache has no object store".to_owned()))?;
         let remote = client(self.context)?;
-        Ok(Objects { context: self.context, remote, store: &self.store, urls, stop: self.stop })
+        Ok(Objects { context: self.context, remote, store: &self.store, urls, stop: self.stop, lost: Mutex::default() })
     }
 
-    /// Removes damaged objects of this machine, so that the next save stores their chunks again.
+    /// Removes damaged objects of this machine. The next save then stores their chunks again.
     fn remove(&mut self, damaged: Vec<Object>) {
         for object in &damaged {
             tracing::warn!(object = object.name, "object of a cache is damaged, removing it");

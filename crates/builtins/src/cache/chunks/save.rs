@@ -10,6 +10,7 @@ use muster_chunks::{Index, Known, Object, Reference, Save, SaveError, Saved, Sto
 use muster_job::Secret;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
+use parking_lot::Mutex;
 use rand::Rng;
 
 use super::objects::{Objects, Upload};
@@ -144,7 +145,14 @@ impl Saving<'_> {
     }
 
     fn objects<'s>(&'s self, urls: &'s BTreeMap<String, Secret>) -> Result<Objects<'s>, Failure> {
-        Ok(Objects { context: self.context, remote: client(self.context)?, store: &self.store, urls, stop: self.stop })
+        Ok(Objects {
+            context: self.context,
+            remote: client(self.context)?,
+            store: &self.store,
+            urls,
+            stop: self.stop,
+            lost: Mutex::default(),
+        })
     }
 
     /// Stores the new chunks and the index in the directory of this machine.

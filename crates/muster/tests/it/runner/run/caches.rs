@@ -2,8 +2,11 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use muster_job::{JobId, JobStatus};
+use muster_cache_store::{CacheStore, UploadOptions};
+use muster_config::settings::{CacheStoreSettings, S3AccessKey, S3Settings};
+use muster_job::{JobId, JobStatus, Secret};
 use muster_runner_api::test_support::Job;
 use muster_test_needs::object_stores::{Server, moto};
 use serde_json::{Value, json};
@@ -234,6 +237,26 @@ async fn chunks_are_shared_through_the_store() {
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 
+/// Replaces an object. The new content is longer than a pack, so that every range of it exists.
+async fn replace(store: &Server, name: &str) {
+    let key = S3AccessKey { id: Secret::new("the-access-key"), secret: Secret::new(SECRET), session: None };
+    let settings = S3Settings {
+        server: Some(store.address.clone()),
+        insecure: true,
+        bucket: "bucket".to_owned(),
+        access_key: Some(key),
+        ..S3Settings::default()
+    };
+    let signer = CacheStore::open(&CacheStoreSettings::S3(settings)).await.unwrap();
+    let options = UploadOptions { cache_key: "", max_bytes: 0 };
+    let upload = signer.upload_url(name, Duration::from_secs(60), options).await.unwrap();
+    let mut request = reqwest::Client::new().put(upload.url).body(vec![1; 10_000_000]);
+    for (name, value) in upload.headers {
+        request = request.header(name, value);
+    }
+    assert!(request.send().await.unwrap().status().is_success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
     let Some(store) = store().await else { return };
@@ -241,11 +264,7 @@ async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
     let (first, _run) = machine(&store, chunks).await;
     job(&first, 1, TREE, json!({})).await;
     let pack = objects(&store).await.into_iter().find(|name| name.ends_with("-0")).unwrap();
-    let url = format!("{}/bucket/{pack}", store.url());
-    let mut bytes = reqwest::get(&url).await.unwrap().bytes().await.unwrap().to_vec();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    assert!(reqwest::Client::new().put(&url).body(bytes).send().await.unwrap().status().is_success());
+    replace(&store, &pack).await;
 
     let (second, _run) = machine(&store, chunks).await;
     let script = "rm -rf vendor; mkdir vendor; for i in $(seq 40); do seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done";
@@ -261,7 +280,7 @@ fn collect(bench: &Bench, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.args(["cache", "gc", "--config"]).arg(bench.home.path("config.toml")).args(arguments);
     let output = command.current_dir(bench.home.path(".")).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
