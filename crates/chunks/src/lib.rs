@@ -32,7 +32,7 @@ use std::path::PathBuf;
 pub use gc::{Collection, Listed, Marks, Sweep};
 pub use index::{Index, MAX_INDEX_BYTES};
 pub use known::Known;
-pub use reference::{MAX_REFERENCE_BYTES, Object, Reference, is_object_name};
+pub use reference::{MAX_REFERENCE_BYTES, Object, Reference};
 pub use restore::{Restore, RestoreError, Restored, missing_chunks};
 pub use save::{Save, SaveError, Saved};
 pub use spool::{Download, Spool, downloads};

@@ -10,7 +10,7 @@ pub(crate) const VERSION: u32 = 1;
 pub const MAX_REFERENCE_BYTES: u64 = 1 << 20;
 /// Maximum number of packs of a cache.
 const MAX_PACKS: usize = 8192;
-/// Maximum length of an object's name.
+/// Maximum length of the name of an object or a protection level.
 const MAX_NAME: usize = 100;
 
 /// An object with its size.
@@ -78,12 +78,15 @@ impl Reference {
     }
 }
 
-/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. Such a name is one component of
-/// a path, and is not the name of a common file, which a collection could delete if a job exchanged the directory of the objects.
-#[must_use]
-pub fn is_object_name(name: &str) -> bool {
+/// Returns whether a protection level has a valid name: lowercase letters, digits and hyphens, so one component of a path.
+pub(crate) fn is_level_name(name: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
+}
+
+/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. No common file has such a
+/// name, so a collection deletes none if a job exchanged the directory of the objects.
+pub(crate) fn is_object_name(name: &str) -> bool {
     let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
-    let has_end = name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end));
-    name.len() <= MAX_NAME && name.bytes().all(is_valid) && has_end
+    is_level_name(name) && name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end))
 }

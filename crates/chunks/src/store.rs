@@ -17,7 +17,7 @@ use walkdir::WalkDir;
 
 use crate::ChunkError;
 use crate::index::{Index, MAX_INDEX_BYTES};
-use crate::reference::{MAX_REFERENCE_BYTES, Object, Reference, is_object_name};
+use crate::reference::{MAX_REFERENCE_BYTES, Object, Reference, is_level_name};
 
 /// Directory of the stores in a directory of caches.
 const DIRECTORY: &str = ".chunks";
@@ -36,7 +36,7 @@ impl Store {
     /// Returns the store of a protection level in a directory of caches. `None` if the level is not a valid name.
     #[must_use]
     pub fn new(cache_dir: &Path, level: &str) -> Option<Self> {
-        is_object_name(level).then(|| Self { root: cache_dir.join(DIRECTORY).join(level), level: level.to_owned() })
+        is_level_name(level).then(|| Self { root: cache_dir.join(DIRECTORY).join(level), level: level.to_owned() })
     }
 
     /// Returns the protection level.
