@@ -7,8 +7,8 @@
     reason = "helpers of tests may panic"
 )]
 
-pub mod bench;
 mod files;
+pub mod harness;
 pub mod machines;
 pub mod process;
 pub mod proxy;

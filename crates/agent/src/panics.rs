@@ -56,9 +56,10 @@ mod tests {
 
     #[tokio::test]
     async fn c113_panic_of_a_handler_is_an_internal_error() {
-        type Answer = Result<Response<Body>, String>;
-        let while_called = tower::service_fn(|_: Request<Body>| -> std::future::Ready<Answer> { panic!("called") });
-        let polled = |_: &mut Context<'_>| -> Poll<Answer> { panic!("polled") };
+        type HandlerResult = Result<Response<Body>, String>;
+        let while_called =
+            tower::service_fn(|_: Request<Body>| -> std::future::Ready<HandlerResult> { panic!("called") });
+        let polled = |_: &mut Context<'_>| -> Poll<HandlerResult> { panic!("polled") };
         let while_polled = tower::service_fn(move |_: Request<Body>| std::future::poll_fn(polled));
         let answers = [
             CatchPanics(while_called).call(Request::default()).await,

@@ -154,7 +154,9 @@ fn unpack(table: &Table) -> UnpackSettings {
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
         (Some(path), ..) => Some(PathBuf::from(path)),
-        (None, Some(folder), Some(host)) => Some(folder.join(format!("{host}{end}"))).filter(|path| path.is_file()),
+        (None, Some(directory), Some(host)) => {
+            Some(directory.join(format!("{host}{end}"))).filter(|path| path.is_file())
+        }
         _ => None,
     };
     TlsFiles {

@@ -13,7 +13,7 @@ use super::*;
 const RUNS: u64 = 300;
 
 /// Text that every token contains, and nothing else.
-const MARK: &str = "ToKeNmArK";
+const SECRET_MARKER: &str = "ToKeNmArK";
 
 const SAMPLE: &str = r#"
 concurrent = 10
@@ -110,7 +110,7 @@ fn token(random: &mut StdRng) -> String {
     ];
     let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
     let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
-    text.insert_str(at, MARK);
+    text.insert_str(at, SECRET_MARKER);
     // After a dollar sign it would be the name of a variable, which is shown.
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
@@ -216,7 +216,7 @@ fn check(text: &str, facts: &HostFacts, seed: u64) {
         assert!(!fatal_without_location, "seed {seed}: {problem:?}");
     }
     let rendered = rendered(&loaded, facts);
-    if let Some(at) = rendered.find(MARK) {
+    if let Some(at) = rendered.find(SECRET_MARKER) {
         panic!(
             "seed {seed}: a token is shown: {}",
             &rendered[rendered.floor_char_boundary(at.saturating_sub(300))..rendered.ceil_char_boundary(at + 20)]

@@ -89,8 +89,8 @@ fn c032_missing_file_is_error_if_required() {
 
 #[test]
 fn unreadable_file_is_reported_with_reason_and_fix() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name);
     std::fs::write(path("latin.toml"), b"concurrent = 1\n# f\xfcr alle\n").unwrap();
     std::os::unix::fs::symlink("b.toml", path("a.toml")).unwrap();
     std::os::unix::fs::symlink("a.toml", path("b.toml")).unwrap();

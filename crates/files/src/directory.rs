@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn own_directory_rejects_a_directory_of_another_user() {
         if !rustix::process::geteuid().is_root() {
-            muster_test_needs::missing("only root can give a directory to another user");
+            muster_test_prerequisites::missing("only root can give a directory to another user");
             return;
         }
         let parent = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use muster_agent_api::container::{MODE, MODE_CONTAINER};
-use muster_executor::deploy::{self, CONNECTED, FAILED, MARK, OUTDATED};
+use muster_executor::deploy::{self, ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED};
 use muster_executor::host::{HostOptions, READY_MARKER, SharedAgent, find_or_start_agent};
 use muster_steps::process::Containment;
 use tokio::sync::oneshot;
@@ -105,7 +105,11 @@ fn connect(args: ConnectArgs) -> ExitCode {
         let written = match connect_to_agent(args.dir).await {
             Ok(connected) => return report_and_bridge(connected),
             Err(error) => {
-                writeln!(std::io::stdout(), "{MARK}{FAILED}{}", muster_job::error_chain(&error).replace('\n', "; "))
+                writeln!(
+                    std::io::stdout(),
+                    "{ANSWER_PREFIX}{FAILED}{}",
+                    muster_job::error_chain(&error).replace('\n', "; ")
+                )
             }
         };
         // The reader may have closed the connection already.
@@ -127,7 +131,7 @@ struct ConnectedAgent {
 fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgent) -> ExitCode {
     let mut stdout = std::io::stdout();
     let answer = if is_outdated { OUTDATED } else { CONNECTED };
-    let written = writeln!(stdout, "{MARK}{answer}{}", home.display()).and_then(|()| stdout.flush());
+    let written = writeln!(stdout, "{ANSWER_PREFIX}{answer}{}", home.display()).and_then(|()| stdout.flush());
     if written.is_err() {
         return ExitCode::FAILURE;
     }

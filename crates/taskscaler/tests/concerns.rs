@@ -17,7 +17,7 @@ const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
 /// Returns the dependencies of each crate and plugin on other crates of the workspace, according to the manifests.
 fn direct_dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let crates = ["crates", "plugins"].map(|folder| std::fs::read_dir(root.join(folder)).unwrap());
+    let crates = ["crates", "plugins"].map(|directory| std::fs::read_dir(root.join(directory)).unwrap());
     let manifests = crates.into_iter().flatten().map(|krate| krate.unwrap().path());
     let read = |krate: std::path::PathBuf| {
         let text = std::fs::read_to_string(krate.join("Cargo.toml")).ok()?;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_test_needs::DockerEngine;
+use muster_test_prerequisites::DockerEngine;
 
 use crate::instance_executor::Fleet;
 

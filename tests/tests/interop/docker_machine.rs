@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muster_test_needs::DockerEngine;
+use muster_test_prerequisites::DockerEngine;
 
 use crate::instance_executor::Fleet;
 
@@ -13,7 +13,7 @@ const JOBS: usize = 3;
 /// Requirement R025.
 #[test]
 fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
-    if !muster_test_needs::sshd() {
+    if !muster_test_prerequisites::sshd() {
         return;
     }
     let Some(engine) = DockerEngine::shared() else { return };

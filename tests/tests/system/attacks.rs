@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{Job, RUNNER_TOKEN};
-use muster_test_needs::DockerEngine;
-use muster_tests::bench::Bench;
+use muster_test_prerequisites::DockerEngine;
+use muster_tests::harness::Harness;
 use muster_tests::process::wait_until;
 use serde_json::{Value, json};
 
@@ -36,35 +36,35 @@ for directory in . /tmp /var/tmp /dev/shm "$HOME"; do echo "$marker" 2>/dev/null
 sleep 100000 & until [ -e go ]; do echo waiting; sleep 1; done"#;
 
 /// Starts an environment whose jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
-async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Bench> {
+async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Harness> {
     if !engine.create_image(IMAGE, &[]) {
         return None;
     }
-    let write = |bench: &Bench| {
+    let write = |harness: &Harness| {
         format!(
             "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
              executor = \"docker\"\n  request_concurrency = 2\n  [runners.docker]\n    host = {:?}\n    image = \"{IMAGE}\"\n    \
              pull_policy = \"never\"\n    wait_for_services_timeout = -1\n    {docker}\n",
-            bench.proxy.url,
+            harness.proxy.url,
             engine.url()
         )
     };
-    let mut bench = Bench::configured(2, write).await;
-    bench.engine = Some(engine);
-    Some(bench)
+    let mut harness = Harness::configured(2, write).await;
+    harness.engine = Some(engine);
+    Some(harness)
 }
 
 /// Runs a job to its end. It must succeed: an attack that cannot run proves nothing.
-async fn run(bench: &Bench, id: i64, script: &[&str], members: &Value) -> Job {
-    bench.push(id, script, members);
-    let job = bench.coordinator.wait_for_end(JobId(id)).await;
-    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+async fn run(harness: &Harness, id: i64, script: &[&str], members: &Value) -> Job {
+    harness.push(id, script, members);
+    let job = harness.coordinator.wait_for_end(JobId(id)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     job
 }
 
 /// Runs the search for the marker, and returns the lines that contain it or name a file with it.
-async fn search(bench: &Bench, id: i64, directories: &str) -> Vec<String> {
-    let job = run(bench, id, &[&format!("DIRECTORIES=\"{directories}\""), SEARCH_MARKER], &json!({})).await;
+async fn search(harness: &Harness, id: i64, directories: &str) -> Vec<String> {
+    let job = run(harness, id, &[&format!("DIRECTORIES=\"{directories}\""), SEARCH_MARKER], &json!({})).await;
     let text = job.text();
     assert!(text.contains("search ended"), "{text}");
     let output = text.lines().filter(|line| !line.starts_with("\x1b[32;1m$ "));
@@ -74,31 +74,31 @@ async fn search(bench: &Bench, id: i64, directories: &str) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_in_a_container_sees_no_files_and_processes_of_another_job() {
     let Some(engine) = DockerEngine::isolated() else { return };
-    let Some(bench) = start_with_containers(engine, "").await else { return };
+    let Some(harness) = start_with_containers(engine, "").await else { return };
     // The search finds the marker of the same job.
     let own = run(
-        &bench,
+        &harness,
         9,
         &["echo marker-of-the-\"victim-7151\" > /tmp/victim-file; DIRECTORIES=/tmp", SEARCH_MARKER],
         &json!({}),
     )
     .await;
     assert!(own.text().contains("\n/tmp/victim-file"), "{}", own.text());
-    bench.push(VICTIM.0, &[LEAVE_MARKER], &json!({}));
-    bench.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
-    assert_eq!(search(&bench, 2, ALL).await, [""; 0], "while the other job runs");
-    bench.coordinator.set_status(VICTIM, JobStatus::Canceling);
-    bench.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
-    assert_eq!(search(&bench, 3, ALL).await, [""; 0], "after the other job");
-    assert_eq!(bench.leftovers().await, [""; 0]);
+    harness.push(VICTIM.0, &[LEAVE_MARKER], &json!({}));
+    harness.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
+    assert_eq!(search(&harness, 2, ALL).await, [""; 0], "while the other job runs");
+    harness.coordinator.set_status(VICTIM, JobStatus::Canceling);
+    harness.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
+    assert_eq!(search(&harness, 3, ALL).await, [""; 0], "after the other job");
+    assert_eq!(harness.leftovers().await, [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let socket = engine.socket();
-    let Some(bench) = start_with_containers(engine, "").await else { return };
-    let paths = [bench.path("config.toml"), bench.path("state"), socket, "/var/run/docker.sock".into()];
+    let Some(harness) = start_with_containers(engine, "").await else { return };
+    let paths = [harness.path("config.toml"), harness.path("state"), socket, "/var/run/docker.sock".into()];
     let exist = || paths[..3].iter().all(|path| path.exists());
     assert!(wait_until(exist).await, "{paths:?}");
     let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
@@ -110,7 +110,7 @@ async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
         paths.join(" "),
         RUNNER_TOKEN
     );
-    let job = run(&bench, 1, &[&script], &json!({})).await;
+    let job = run(&harness, 1, &[&script], &json!({})).await;
     let text = job.text();
     let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
     assert!(output.contains("attack ended"), "{text}");
@@ -125,23 +125,23 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
     let mut as_user = Command::new("su");
     if !as_user.args([JOB_USER, "-s", "/bin/sh", "-c", "true"]).output().is_ok_and(|output| output.status.success()) {
         return if std::fs::metadata("/").is_ok_and(|root| root.mode() & 0o001 == 0) {
-            muster_test_needs::unsuitable("no user but root may enter the root directory of this machine")
+            muster_test_prerequisites::unsuitable("no user but root may enter the root directory of this machine")
         } else {
-            muster_test_needs::missing("only root can start a process of another user")
+            muster_test_prerequisites::missing("only root can start a process of another user")
         };
     }
-    let write = |bench: &Bench| {
+    let write = |harness: &Harness| {
         format!(
             "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
              executor = \"shell\"\n  shell = \"bash\"\n  request_concurrency = 2\n  builds_dir = \"{}\"\n  cache_dir = \"{}\"\n",
-            bench.proxy.url,
-            bench.path("builds").display(),
-            bench.path("cache").display()
+            harness.proxy.url,
+            harness.path("builds").display(),
+            harness.path("cache").display()
         )
     };
-    let mut bench = Bench::configured_for_user(2, JOB_USER, write).await;
-    let pids: Vec<String> = bench.process_ids().iter().map(ToString::to_string).collect();
-    let home = bench.home.path().display().to_string();
+    let mut harness = Harness::configured_for_user(2, JOB_USER, write).await;
+    let pids: Vec<String> = harness.process_ids().iter().map(ToString::to_string).collect();
+    let home = harness.home.path().display().to_string();
     let script = format!(
         "set +e; id -un\nfor file in {home}/config.toml {home}/state/state.log {home}/manager.log; do cat \"$file\" && echo \"read $file\"; done 2>/dev/null\n\
          ls {home}/state 2>/dev/null && echo \"listed the state\"\n\
@@ -149,9 +149,9 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
          for file in environ mem maps; do head -c 16 /proc/$pid/$file > /tmp/attack-$$ 2>/dev/null; [ ! -s /tmp/attack-$$ ] || echo \"read /proc/$pid/$file\"; done\n\
          ls /proc/$pid/fd > /dev/null 2>&1 && echo \"listed /proc/$pid/fd\"; kill -0 $pid 2>/dev/null && echo \"may signal $pid\"\n\
          done; rm -f /tmp/attack-$$; echo attack ended",
-        bench.manager_pid()
+        harness.manager_pid()
     );
-    let job = run(&bench, 1, &[&script], &json!({})).await;
+    let job = run(&harness, 1, &[&script], &json!({})).await;
     let text = job.text();
     let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
     assert!(output.contains(JOB_USER) && output.contains("attack ended"), "{text}");
@@ -159,19 +159,19 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
     for word in ["read ", "listed ", "may signal", RUNNER_TOKEN] {
         assert!(!output.contains(word), "{word}: {output}");
     }
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_on_a_new_instance_sees_no_files_and_processes_of_the_job_before() {
-    let bench = Bench::with_instances(1, "max_instances = 2\n    max_use_count = 1", "").await;
+    let harness = Harness::with_instances(1, "max_instances = 2\n    max_use_count = 1", "").await;
     let script = LEAVE_MARKER.replace("/tmp /var/tmp /dev/shm ", "");
-    bench.push(VICTIM.0, &[&script], &json!({}));
-    bench.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
-    bench.coordinator.set_status(VICTIM, JobStatus::Canceling);
-    bench.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
-    let found = search(&bench, 2, "$HOME/..").await;
-    assert_eq!(found, [""; 0], "{}", bench.log());
+    harness.push(VICTIM.0, &[&script], &json!({}));
+    harness.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
+    harness.coordinator.set_status(VICTIM, JobStatus::Canceling);
+    harness.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
+    let found = search(&harness, 2, "$HOME/..").await;
+    assert_eq!(found, [""; 0], "{}", harness.log());
 }
 
 /// A metadata service in the network of an engine. Dropping it ends it.
@@ -219,41 +219,41 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
         "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
             "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
     });
-    let Some(bench) = start_with_containers(engine, "").await else { return };
-    let open = run(&bench, 1, &[REQUEST_METADATA], &members).await.text();
+    let Some(harness) = start_with_containers(engine, "").await else { return };
+    let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
     assert!(open.matches(METADATA_SECRET).count() >= 2, "the service is reachable without the key: {open}");
-    bench.replace_in_config("pull_policy", &format!("blocked_addresses = [\"{METADATA}\"]\n    pull_policy"));
-    let is_reloaded = || bench.log().contains("blocked_addresses");
-    assert!(wait_until(is_reloaded).await, "{}", bench.log());
-    let blocked = run(&bench, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
+    harness.replace_in_config("pull_policy", &format!("blocked_addresses = [\"{METADATA}\"]\n    pull_policy"));
+    let is_reloaded = || harness.log().contains("blocked_addresses");
+    assert!(wait_until(is_reloaded).await, "{}", harness.log());
+    let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
     assert!(blocked.contains("service attack ended") && blocked.contains("O attack ended"), "{blocked}");
     assert!(!blocked.contains(METADATA_SECRET) && !blocked.contains("answer on"), "{blocked}");
     // The rest of the network works.
-    let name = run(&bench, 3, &["set +e; ping -c 1 -W 5 web > /dev/null 2>&1; wget -q -O - http://web:1/ 2>&1 | grep -o refused; ip route | grep default"], &members).await;
+    let name = run(&harness, 3, &["set +e; ping -c 1 -W 5 web > /dev/null 2>&1; wget -q -O - http://web:1/ 2>&1 | grep -o refused; ip route | grep default"], &members).await;
     assert!(name.text().contains("default via"), "{}", name.text());
     // With privileges, a job could undo the block, so it is refused.
-    bench.replace_in_config("pull_policy", "privileged = true\n    pull_policy");
-    assert!(wait_until(|| bench.log().contains("privileged")).await, "{}", bench.log());
-    bench.push(4, &["echo never"], &json!({}));
-    let refused = bench.coordinator.wait_for_end(JobId(4)).await.text();
+    harness.replace_in_config("pull_policy", "privileged = true\n    pull_policy");
+    assert!(wait_until(|| harness.log().contains("privileged")).await, "{}", harness.log());
+    harness.push(4, &["echo never"], &json!({}));
+    let refused = harness.coordinator.wait_for_end(JobId(4)).await.text();
     assert!(refused.contains("`blocked_addresses` of [runners.docker] has no effect with `privileged`"), "{refused}");
-    assert_eq!(bench.leftovers().await, [""; 0]);
+    assert_eq!(harness.leftovers().await, [""; 0]);
     drop(service);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn public_runner_with_shared_machines_gets_no_job_until_the_operator_permits_it() {
-    let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
-    assert!(wait_until(|| bench.log().contains("Starting multi-runner")).await, "{}", bench.log());
-    bench.replace_in_config("shell = \"bash\"", "shell = \"bash\"\n  public = true");
-    assert!(wait_until(|| bench.log().contains("C112")).await, "{}", bench.log());
+    let mut harness = Harness::with_instances(1, "max_instances = 1", "").await;
+    assert!(wait_until(|| harness.log().contains("Starting multi-runner")).await, "{}", harness.log());
+    harness.replace_in_config("shell = \"bash\"", "shell = \"bash\"\n  public = true");
+    assert!(wait_until(|| harness.log().contains("C112")).await, "{}", harness.log());
     // A request that was sent before the reload may still be answered.
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    bench.push(1, &["echo started"], &json!({}));
-    bench.start_manager();
-    let is_refused = || bench.log().matches("this runner requests no jobs").count() >= 2;
-    assert!(wait_until(is_refused).await, "{}", bench.log());
-    bench.replace_in_config("public = true", "public = true\n  allow_machine_reuse = true");
-    let job = bench.coordinator.wait_for_end(VICTIM).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    harness.push(1, &["echo started"], &json!({}));
+    harness.start_manager();
+    let is_refused = || harness.log().matches("this runner requests no jobs").count() >= 2;
+    assert!(wait_until(is_refused).await, "{}", harness.log());
+    harness.replace_in_config("public = true", "public = true\n  allow_machine_reuse = true");
+    let job = harness.coordinator.wait_for_end(VICTIM).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
 }

@@ -3,7 +3,7 @@
 use muster_job::invariants::{self, LogExtent, Violation};
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::Job;
-use muster_tests::bench::{Bench, SECRET};
+use muster_tests::harness::{Harness, SECRET};
 use rand::Rng;
 use rand::rngs::StdRng;
 
@@ -50,9 +50,9 @@ impl Lines {
 }
 
 /// Checks the invariants J1, J2, J3 and J6 (ARCHITECTURE.md) for one finished job.
-pub(crate) fn check_job(bench: &Bench, id: JobId, job: &Job) -> Result<(), Violation> {
+pub(crate) fn check_job(harness: &Harness, id: JobId, job: &Job) -> Result<(), Violation> {
     invariants::reported_once(id, job.reports().count())?;
-    invariants::started_at_most_once(id, bench.start_count(id))?;
+    invariants::started_at_most_once(id, harness.start_count(id))?;
     let output = &job.reports().last().unwrap().output;
     let trace = LogExtent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
     let checksum =
@@ -64,25 +64,25 @@ pub(crate) fn check_job(bench: &Bench, id: JobId, job: &Job) -> Result<(), Viola
 }
 
 /// Checks that a job succeeded, started once, and has its complete log.
-pub(crate) fn check_success(bench: &Bench, id: JobId, job: &Job, lines: Lines) {
-    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
-    check_job(bench, id, job).unwrap();
-    assert_eq!(bench.start_count(id), 1, "{}", job.text());
+pub(crate) fn check_success(harness: &Harness, id: JobId, job: &Job, lines: Lines) {
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
+    check_job(harness, id, job).unwrap();
+    assert_eq!(harness.start_count(id), 1, "{}", job.text());
     assert!(job.text().contains(&lines.text()), "the log differs from the output of the script:\n{}", job.text());
 }
 
 /// Checks the invariants J1, J4, J5 and J6 for a whole test environment, after all jobs have ended.
 ///
 /// J4 is only checked for jobs whose scripts recorded their end.
-pub(crate) async fn check_all_jobs(bench: &Bench, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
-    let (assigned, ended) = bench.coordinator.assigned_and_ended();
+pub(crate) async fn check_all_jobs(harness: &Harness, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
+    let (assigned, ended) = harness.coordinator.assigned_and_ended();
     println!("{assigned} jobs assigned, {ended} ended");
-    assert_eq!(assigned, ended, "J1: each job is assigned once and ends\n{}", bench.log());
-    invariants::no_leftovers(bench.leftovers().await).unwrap();
-    for (source, content) in bench.readable_by_others() {
+    assert_eq!(assigned, ended, "J1: each job is assigned once and ends\n{}", harness.log());
+    invariants::no_leftovers(harness.leftovers().await).unwrap();
+    for (source, content) in harness.readable_by_others() {
         invariants::no_secret(&source, &content, [SECRET.as_bytes()]).unwrap();
     }
-    let read_time = |name: String| std::fs::read_to_string(bench.path(&name)).ok()?.trim().parse::<u128>().ok();
+    let read_time = |name: String| std::fs::read_to_string(harness.path(&name)).ok()?.trim().parse::<u128>().ok();
     let spans = jobs.into_iter().filter_map(|id| {
         let ended = read_time(format!("ended-{id}"))?;
         Some((read_time(format!("started-{id}"))?, Some(ended)))

@@ -1,7 +1,7 @@
 //! Tests of configuration changes while jobs run on instances.
 
 use muster_job::{JobId, JobStatus};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::ProcessKind;
 use serde_json::json;
 
@@ -11,28 +11,28 @@ const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
 /// Waits until the condition holds. `description` is for the message of a failure.
-async fn wait_until(description: &str, bench: &Bench, condition: impl FnMut() -> bool) {
+async fn wait_until(description: &str, harness: &Harness, condition: impl FnMut() -> bool) {
     assert!(
         muster_tests::process::wait_until(condition).await,
         "timed out waiting until {description}\n{}",
-        bench.log()
+        harness.log()
     );
 }
 
 /// Starts a job that waits for the file `go`. Returns the names of all instances.
-async fn start_waiting_job(bench: &Bench) -> Vec<String> {
-    bench.push(JOB.0, &[WAITING_SCRIPT], &json!({}));
-    wait_until("the job starts", bench, || bench.start_count(JOB) == 1).await;
-    let machines = bench.machines.names();
+async fn start_waiting_job(harness: &Harness) -> Vec<String> {
+    harness.push(JOB.0, &[WAITING_SCRIPT], &json!({}));
+    wait_until("the job starts", harness, || harness.start_count(JOB) == 1).await;
+    let machines = harness.machines.names();
     assert!(!machines.is_empty());
     machines
 }
 
 /// Lets the job continue, and checks that it succeeds and was started once.
-async fn finish_job(bench: &Bench) {
-    std::fs::write(bench.path("go"), "").unwrap();
-    let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!((job.status, bench.start_count(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
+async fn finish_job(harness: &Harness) {
+    std::fs::write(harness.path("go"), "").unwrap();
+    let job = harness.coordinator.wait_for_end(JOB).await;
+    assert_eq!((job.status, harness.start_count(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), harness.log());
 }
 
 /// Kills the manager while a job runs, replaces `from` with `to` in its configuration and starts it again. The job and its instance
@@ -40,22 +40,22 @@ async fn finish_job(bench: &Bench) {
 async fn restart_with_change(from: &str, to: &str) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";
-    let mut bench = Bench::with_instances(1, autoscaler, "").await;
-    let machines = start_waiting_job(&bench).await;
-    bench.kill_manager();
-    bench.replace_in_config(from, to);
-    bench.start_manager();
-    wait_until("the new manager follows the job", &bench, || {
-        bench.log().matches("connected to the agent").count() >= 2
+    let mut harness = Harness::with_instances(1, autoscaler, "").await;
+    let machines = start_waiting_job(&harness).await;
+    harness.kill_manager();
+    harness.replace_in_config(from, to);
+    harness.start_manager();
+    wait_until("the new manager follows the job", &harness, || {
+        harness.log().matches("connected to the agent").count() >= 2
     })
     .await;
-    finish_job(&bench).await;
-    assert_eq!(bench.machines.names(), machines);
+    finish_job(&harness).await;
+    assert_eq!(harness.machines.names(), machines);
     // The command that prepares new instances was not repeated.
-    let ready = bench.machines.paths_in_homes("ready").map(|path| std::fs::read_to_string(path).unwrap());
+    let ready = harness.machines.paths_in_homes("ready").map(|path| std::fs::read_to_string(path).unwrap());
     assert_eq!(ready.collect::<Vec<_>>(), ["ready\n"]);
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,64 +72,67 @@ async fn runner_with_new_token_keeps_its_job_and_instance() {
 #[tokio::test(flavor = "multi_thread")]
 async fn instances_of_removed_runner_are_deleted_after_its_last_job() {
     let idle = "max_instances = 3\n    [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1h\"";
-    let mut bench = Bench::with_instances(1, idle, "").await;
-    start_waiting_job(&bench).await;
-    bench.write_config("concurrent = 1\n");
-    bench.signal("HUP");
-    wait_until("the runner is removed", &bench, || bench.log().contains("was removed")).await;
-    finish_job(&bench).await;
-    wait_until("no instance remains", &bench, || bench.machines.names().is_empty()).await;
-    let files = || std::fs::read_dir(bench.path("state/instances")).unwrap().flatten().map(|file| file.path());
+    let mut harness = Harness::with_instances(1, idle, "").await;
+    start_waiting_job(&harness).await;
+    harness.write_config("concurrent = 1\n");
+    harness.signal("HUP");
+    wait_until("the runner is removed", &harness, || harness.log().contains("was removed")).await;
+    finish_job(&harness).await;
+    wait_until("no instance remains", &harness, || harness.machines.names().is_empty()).await;
+    let files = || std::fs::read_dir(harness.path("state/instances")).unwrap().flatten().map(|file| file.path());
     let is_of_ledger = |file: &std::path::Path| {
         file.extension().is_some_and(|extension| extension == "ledger" || extension == "owner")
     };
-    wait_until("the ledger and its owner file are deleted", &bench, || !files().any(|file| is_of_ledger(&file))).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    wait_until("the ledger and its owner file are deleted", &harness, || !files().any(|file| is_of_ledger(&file)))
+        .await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_survives_missing_plugin_until_configuration_is_reloaded() {
-    let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
-    let machines = start_waiting_job(&bench).await;
-    bench.kill_manager();
-    bench.replace_in_config("    plugin = \"", "    plugin = \"/missing");
-    bench.start_manager();
-    wait_until("the missing plugin is reported", &bench, || bench.log().contains("failed to start the scaler")).await;
-    assert_eq!(bench.coordinator.job(JOB).unwrap().status, JobStatus::Running);
-    bench.replace_in_config("    plugin = \"/missing", "    plugin = \"");
-    bench.signal("HUP");
-    finish_job(&bench).await;
-    assert_eq!(bench.machines.names(), machines);
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    let mut harness = Harness::with_instances(1, "max_instances = 1", "").await;
+    let machines = start_waiting_job(&harness).await;
+    harness.kill_manager();
+    harness.replace_in_config("    plugin = \"", "    plugin = \"/missing");
+    harness.start_manager();
+    wait_until("the missing plugin is reported", &harness, || harness.log().contains("failed to start the scaler"))
+        .await;
+    assert_eq!(harness.coordinator.job(JOB).unwrap().status, JobStatus::Running);
+    harness.replace_in_config("    plugin = \"/missing", "    plugin = \"");
+    harness.signal("HUP");
+    finish_job(&harness).await;
+    assert_eq!(harness.machines.names(), machines);
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runner_added_by_reload_deletes_instance_of_finished_job() {
-    let mut bench = Bench::with_instances(1, "max_instances = 1", "").await;
-    start_waiting_job(&bench).await;
-    bench.kill_manager();
-    let previous = bench.write_config("concurrent = 1\n");
-    bench.start_manager();
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let mut harness = Harness::with_instances(1, "max_instances = 1", "").await;
+    start_waiting_job(&harness).await;
+    harness.kill_manager();
+    let previous = harness.write_config("concurrent = 1\n");
+    harness.start_manager();
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("its runner was removed from the configuration"), "{}", job.text());
-    wait_until("the instance is reported", &bench, || bench.log().contains("no manager uses or deletes them")).await;
-    bench.write_config(&previous);
-    bench.signal("HUP");
-    wait_until("no instance remains", &bench, || bench.machines.names().is_empty()).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    wait_until("the instance is reported", &harness, || harness.log().contains("no manager uses or deletes them"))
+        .await;
+    harness.write_config(&previous);
+    harness.signal("HUP");
+    wait_until("no instance remains", &harness, || harness.machines.names().is_empty()).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn graceful_shutdown_deletes_idle_instances() {
     let idle = "max_instances = 5\n    [[runners.autoscaler.policy]]\n      idle_count = 2\n      idle_time = \"1h\"";
-    let mut bench = Bench::with_instances(1, idle, "").await;
-    start_waiting_job(&bench).await;
-    wait_until("two instances are idle", &bench, || bench.machines.names().len() == 3).await;
-    bench.signal("QUIT");
-    wait_until("only the instance of the job remains", &bench, || bench.machines.names().len() == 1).await;
-    finish_job(&bench).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "the last instance is deleted after its job: {}", bench.log());
+    let mut harness = Harness::with_instances(1, idle, "").await;
+    start_waiting_job(&harness).await;
+    wait_until("two instances are idle", &harness, || harness.machines.names().len() == 3).await;
+    harness.signal("QUIT");
+    wait_until("only the instance of the job remains", &harness, || harness.machines.names().len() == 1).await;
+    finish_job(&harness).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "the last instance is deleted after its job: {}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -137,14 +140,14 @@ async fn job_is_rescheduled_when_instance_is_lost_during_prepare_command() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().display();
     let plugin_keys = format!("prepare_command = [\"sh\", \"-c\", \"mkdir {path}/first || exit 0; exec sleep 50\"]");
-    let bench = Bench::with_instances(1, "max_instances = 2", &plugin_keys).await;
-    bench.push(JOB.0, &["echo ran >> \"$MARKS/started-1\""], &json!({}));
-    wait_until("the plugin prepares the instance", &bench, || directory.path().join("first").exists()).await;
-    let lost = bench.machines.names();
-    assert_eq!(bench.machines.kill(ProcessKind::PersistentInstance), 1);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::with_instances(1, "max_instances = 2", &plugin_keys).await;
+    harness.push(JOB.0, &["echo ran >> \"$MARKS/started-1\""], &json!({}));
+    wait_until("the plugin prepares the instance", &harness, || directory.path().join("first").exists()).await;
+    let lost = harness.machines.names();
+    assert_eq!(harness.machines.kill(ProcessKind::PersistentInstance), 1);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
-    assert_eq!((job.status, bench.start_count(JOB)), (JobStatus::Success, 1), "{text}\n{}", bench.log());
+    assert_eq!((job.status, harness.start_count(JOB)), (JobStatus::Success, 1), "{text}\n{}", harness.log());
     let notes = text.lines().filter(|line| line.contains("rescheduled to another instance")).collect::<Vec<_>>();
     assert!(notes.len() == 1 && notes[0].contains(&lost[0]), "{text}");
 }

@@ -11,7 +11,7 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use muster_job::JobId;
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::proxy::{ApiCall, Fault};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -44,19 +44,19 @@ async fn run_seeds(default_runs: u64, gitlab_like: bool) {
 
 /// Runs seeds in one test environment until none remains.
 async fn run_bench(seeds: Arc<Mutex<std::ops::Range<u64>>>, gitlab_like: bool) {
-    let bench = if gitlab_like { Bench::start_gitlab_like(2).await } else { Bench::start(2).await };
+    let harness = if gitlab_like { Harness::start_gitlab_like(2).await } else { Harness::start(2).await };
     let mut runs = 0;
     loop {
         let Some(seed) = seeds.lock().next() else { break };
-        run(&bench, seed, runs).await;
+        run(&harness, seed, runs).await;
         runs += 1;
     }
     let jobs = (1..=2 * i64::try_from(runs).unwrap()).map(JobId);
-    checks::check_all_jobs(&bench, 2, jobs).await;
+    checks::check_all_jobs(&harness, 2, jobs).await;
 }
 
 /// Runs a producer and a consumer of artifacts with the faults of one seed. `number` counts the runs of the environment.
-async fn run(bench: &Bench, seed: u64, number: u64) {
+async fn run(harness: &Harness, seed: u64, number: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     // One of six seeds has faults in all kinds of calls, the others in one kind.
     let focus = ApiCall::ALL.get(usize::try_from(seed % 6).unwrap()).copied();
@@ -65,8 +65,8 @@ async fn run(bench: &Bench, seed: u64, number: u64) {
     println!("seed {seed}: {focus:?}");
     let mut faults_left = rng.random_range(1..8);
     let mut fault_rng = rng.clone();
-    let gitlab_like = bench.coordinator.imitates_gitlab();
-    bench.proxy.select_faults(Box::new(move |kind| {
+    let gitlab_like = harness.coordinator.imitates_gitlab();
+    harness.proxy.select_faults(Box::new(move |kind| {
         let has_fault = faults_left > 0 && focus.is_none_or(|focus| focus == kind) && fault_rng.random_bool(0.6);
         faults_left -= u32::from(has_fault);
         let fault = has_fault.then(|| Fault::random(&mut fault_rng));
@@ -75,20 +75,20 @@ async fn run(bench: &Bench, seed: u64, number: u64) {
     let first = i64::try_from(number).unwrap() * 2 + 1;
     let (producer, consumer) = (JobId(first), JobId(first + 1));
     let artifacts = json!([{ "name": "out", "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
-    bench.push(
+    harness.push(
         producer.0,
         &[&format!("printf %s {content} > out"), &producer_lines.script()],
         &json!({ "artifacts": artifacts }),
     );
-    let job = bench.coordinator.wait_for_end(producer).await;
-    checks::check_success(bench, producer, &job, producer_lines);
+    let job = harness.coordinator.wait_for_end(producer).await;
+    checks::check_success(harness, producer, &job, producer_lines);
     assert_eq!(unpack_artifact(&job.artifacts["out.zip"]), content, "seed {seed}");
     let token = format!("jobtoken{consumer}jobtoken");
     let dependencies = json!([{ "id": producer.0, "token": token, "name": "producer",
         "artifacts_file": { "filename": "out.zip", "size": 1 } }]);
-    bench.push(consumer.0, &["cat out; echo", &consumer_lines.script()], &json!({ "dependencies": dependencies }));
-    let job = bench.coordinator.wait_for_end(consumer).await;
-    checks::check_success(bench, consumer, &job, consumer_lines);
+    harness.push(consumer.0, &["cat out; echo", &consumer_lines.script()], &json!({ "dependencies": dependencies }));
+    let job = harness.coordinator.wait_for_end(consumer).await;
+    checks::check_success(harness, consumer, &job, consumer_lines);
     assert!(job.text().contains(&format!("\n{content}\n")), "seed {seed}: the consumer received other artifacts");
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_job::{JobId, JobStatus};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::{ProcessKind, kill};
 use muster_tests::process::wait_until;
 use muster_tests::proxy::{ApiCall, Fault};
@@ -47,79 +47,79 @@ async fn burst_completes_when_plugin_fails_first_and_then_accepts_half() {
     let autoscaler = "max_instances = 12\n    max_use_count = 1\n    update_interval = \"1s\"\n    \
         update_interval_when_expecting = \"200ms\"";
     let plugin = "max_size = 20\n      request_failures = 3\n      acceptance_rate = 0.5\n      boot_delay_ms = 100";
-    let mut bench = Bench::with_instances_gitlab_like(12, autoscaler, plugin).await;
+    let mut harness = Harness::with_instances_gitlab_like(12, autoscaler, plugin).await;
     for id in 1..=30 {
-        bench.push(id, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
+        harness.push(id, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
     }
-    let all_ended = futures::future::join_all((1..=30).map(|id| bench.coordinator.wait_for_end(JobId(id))));
+    let all_ended = futures::future::join_all((1..=30).map(|id| harness.coordinator.wait_for_end(JobId(id))));
     let Ok(ended) = tokio::time::timeout(BURST_TIMEOUT, all_ended).await else {
-        let (assigned, ended) = bench.coordinator.assigned_and_ended();
-        panic!("{assigned} of 30 jobs were assigned, and {ended} ended:\n{}", bench.log());
+        let (assigned, ended) = harness.coordinator.assigned_and_ended();
+        panic!("{assigned} of 30 jobs were assigned, and {ended} ended:\n{}", harness.log());
     };
     for (id, job) in (1..=30).map(JobId).zip(ended) {
-        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
-        assert_eq!(bench.start_count(id), 1);
+        assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), harness.log());
+        assert_eq!(harness.start_count(id), 1);
     }
-    checks::check_all_jobs(&bench, 12, (1..=30).map(JobId)).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    checks::check_all_jobs(&harness, 12, (1..=30).map(JobId)).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 /// Sends a signal to a manager while the server holds its job request, and then answers the request with a job.
-async fn job_assigned_after_signal(signal: &str) -> (Bench, muster_runner_api::test_support::Job) {
+async fn job_assigned_after_signal(signal: &str) -> (Harness, muster_runner_api::test_support::Job) {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
-    let bench = Bench::with_instances_gitlab_like(1, autoscaler, "").await;
-    bench.coordinator.set_assignment_enabled(false);
-    bench.coordinator.wait_for_pending_requests(1).await;
-    bench.signal(signal);
-    assert!(wait_until(|| bench.log().contains("stopped requesting jobs")).await, "{}", bench.log());
-    bench.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
-    bench.coordinator.set_assignment_enabled(true);
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    (bench, job)
+    let harness = Harness::with_instances_gitlab_like(1, autoscaler, "").await;
+    harness.coordinator.set_assignment_enabled(false);
+    harness.coordinator.wait_for_pending_requests(1).await;
+    harness.signal(signal);
+    assert!(wait_until(|| harness.log().contains("stopped requesting jobs")).await, "{}", harness.log());
+    harness.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
+    harness.coordinator.set_assignment_enabled(true);
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    (harness, job)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_graceful_shutdown_runs() {
-    let (mut bench, job) = job_assigned_after_signal("QUIT").await;
-    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
+    let (mut harness, job) = job_assigned_after_signal("QUIT").await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_forced_shutdown_is_reported_as_failed() {
-    let (mut bench, job) = job_assigned_after_signal("TERM").await;
+    let (mut harness, job) = job_assigned_after_signal("TERM").await;
     let reason = job.reports().last().unwrap().failure_reason.clone();
-    assert_eq!(reason.as_deref(), Some("runner_system_failure"), "{}\n{}", job.text(), bench.log());
-    assert_eq!(bench.start_count(JobId(1)), 0);
-    assert!(wait_until(|| !bench.is_manager_running()).await, "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
+    assert_eq!(reason.as_deref(), Some("runner_system_failure"), "{}\n{}", job.text(), harness.log());
+    assert_eq!(harness.start_count(JobId(1)), 0);
+    assert!(wait_until(|| !harness.is_manager_running()).await, "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
 }
 
 /// In-place upgrade: if a job is assigned while the manager exits, the next manager runs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_upgrade_is_run_by_the_next_manager() {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
-    let mut bench = Bench::with_instances_gitlab_like(1, autoscaler, "").await;
-    bench.coordinator.set_assignment_enabled(false);
-    bench.coordinator.wait_for_pending_requests(1).await;
-    bench.signal("USR2");
-    assert!(wait_until(|| bench.log().contains("stopped requesting jobs")).await, "{}", bench.log());
-    bench.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
-    bench.coordinator.set_assignment_enabled(true);
-    assert!(wait_until(|| !bench.is_manager_running()).await, "{}", bench.log());
-    bench.start_manager();
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), bench.log());
-    assert_eq!(bench.start_count(JobId(1)), 1);
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    let mut harness = Harness::with_instances_gitlab_like(1, autoscaler, "").await;
+    harness.coordinator.set_assignment_enabled(false);
+    harness.coordinator.wait_for_pending_requests(1).await;
+    harness.signal("USR2");
+    assert!(wait_until(|| harness.log().contains("stopped requesting jobs")).await, "{}", harness.log());
+    harness.push(1, &["echo \"$(date +%s%N)\" >> \"$MARKS/started-$CI_JOB_ID\""], &json!({}));
+    harness.coordinator.set_assignment_enabled(true);
+    assert!(wait_until(|| !harness.is_manager_running()).await, "{}", harness.log());
+    harness.start_manager();
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}\n{}", job.text(), harness.log());
+    assert_eq!(harness.start_count(JobId(1)), 1);
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreliable_instances_lose_and_duplicate_no_job() {
     let seeds = checks::seeds(12);
     let ranges = (seeds.start / SEEDS_PER_BENCH..seeds.end.div_ceil(SEEDS_PER_BENCH))
-        .map(|bench| (bench * SEEDS_PER_BENCH).max(seeds.start)..seeds.end.min((bench + 1) * SEEDS_PER_BENCH));
+        .map(|harness| (harness * SEEDS_PER_BENCH).max(seeds.start)..seeds.end.min((harness + 1) * SEEDS_PER_BENCH));
     let pending = Arc::new(Mutex::new(ranges.collect::<VecDeque<_>>()));
     let workers: Vec<_> = (0..PARALLEL_BENCHES).map(|_| tokio::spawn(run_ranges(Arc::clone(&pending)))).collect();
     let mut all = Tally::default();
@@ -168,26 +168,26 @@ async fn run_range(seeds: Range<u64>) -> Tally {
         rng.random_range(0.0..0.1),
     );
     println!("plugin settings from seed {} on: {plugin}", seeds.start);
-    let mut bench = Bench::with_instances_gitlab_like(CONCURRENT, &autoscaler, &plugin).await;
+    let mut harness = Harness::with_instances_gitlab_like(CONCURRENT, &autoscaler, &plugin).await;
     let mut tally = Tally::default();
     for seed in seeds {
-        run(&bench, seed, &mut tally).await;
+        run(&harness, seed, &mut tally).await;
     }
     let jobs = i64::try_from(tally.seeds).unwrap() * JOBS;
-    checks::check_all_jobs(&bench, CONCURRENT, (1..=jobs).map(JobId)).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "instances remain:\n{}", bench.log());
+    checks::check_all_jobs(&harness, CONCURRENT, (1..=jobs).map(JobId)).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "instances remain:\n{}", harness.log());
     tally
 }
 
 /// Runs the jobs of one seed, all at once.
-async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
+async fn run(harness: &Harness, seed: u64, tally: &mut Tally) {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
     let first = i64::try_from(tally.seeds).unwrap() * JOBS + 1;
     tally.seeds += 1;
     let (mut faults_left, mut fault_rng) = (rng.random_range(0..4), rng.clone());
-    bench.proxy.select_faults(Box::new(move |kind| {
+    harness.proxy.select_faults(Box::new(move |kind| {
         let has_fault = faults_left > 0 && fault_rng.random_bool(0.2);
         faults_left -= u32::from(has_fault);
         let fault = has_fault.then(|| Fault::random(&mut fault_rng));
@@ -196,14 +196,14 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
     }));
     let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::random(&mut rng))).collect();
     for (id, lines) in &jobs {
-        bench.push(id.0, &[&lines.script()], &json!({}));
+        harness.push(id.0, &[&lines.script()], &json!({}));
     }
-    let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+    let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| harness.coordinator.wait_for_end(*id)));
     let kill_after = rng.random_bool(0.3).then(|| Duration::from_millis(rng.random_range(0..1500)));
     let kill_instance = async {
         let Some(after) = kill_after else { return 0 };
         tokio::time::sleep(after).await;
-        let instances = bench.machines.processes(ProcessKind::PersistentInstance);
+        let instances = harness.machines.processes(ProcessKind::PersistentInstance);
         let is_killed = !instances.is_empty() && kill(instances[rng.random_range(0..instances.len())]);
         usize::from(is_killed)
     };
@@ -213,14 +213,14 @@ async fn run(bench: &Bench, seed: u64, tally: &mut Tally) {
         assert_eq!(job.assignments, 1);
         if job.status == JobStatus::Success {
             tally.passed += 1;
-            checks::check_success(bench, *id, &job, *lines);
+            checks::check_success(harness, *id, &job, *lines);
             continue;
         }
         tally.failed += 1;
         let (text, last) = (job.text(), job.reports().last().unwrap());
-        assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}\n{}", bench.log());
+        assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}\n{}", harness.log());
         // The script had started before the instance was killed or failed its heartbeats.
-        assert!(text.lines().last().unwrap_or_default().contains("instance"), "{text}\n{}", bench.log());
-        checks::check_job(bench, *id, &job).unwrap();
+        assert!(text.lines().last().unwrap_or_default().contains("instance"), "{text}\n{}", harness.log());
+        checks::check_job(harness, *id, &job).unwrap();
     }
 }

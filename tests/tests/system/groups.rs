@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use muster_job::{JobId, JobStatus};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::Machines;
 use muster_tests::process::{muster, wait_until};
 use serde_json::json;
@@ -13,34 +13,34 @@ const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
 /// Returns the number of instances of a group.
-fn instance_count(bench: &Bench, group: &str) -> usize {
-    Machines::new(bench.path("machines").join(group)).names().len()
+fn instance_count(harness: &Harness, group: &str) -> usize {
+    Machines::new(harness.path("machines").join(group)).names().len()
 }
 
 /// Returns the output of `muster fleet explain group`, which reads the ledger of the manager.
-fn explain_group(bench: &Bench, group: &str) -> String {
+fn explain_group(harness: &Harness, group: &str) -> String {
     let mut command = Command::new(muster());
-    command.args(["fleet", "explain", "group", group, "--state-dir"]).arg(bench.path("state"));
+    command.args(["fleet", "explain", "group", group, "--state-dir"]).arg(harness.path("state"));
     String::from_utf8(command.output().unwrap().stdout).unwrap()
 }
 
 /// Queues jobs that wait for the file `go`, and waits until all have started.
-async fn start_jobs(bench: &Bench, jobs: std::ops::RangeInclusive<i64>) {
+async fn start_jobs(harness: &Harness, jobs: std::ops::RangeInclusive<i64>) {
     for job in jobs.clone() {
-        bench.push(job, &[WAITING_SCRIPT], &json!({}));
+        harness.push(job, &[WAITING_SCRIPT], &json!({}));
     }
-    let all_started = wait_until(|| jobs.clone().all(|job| bench.start_count(JobId(job)) == 1)).await;
-    assert!(all_started, "not all jobs started:\n{}", bench.log());
+    let all_started = wait_until(|| jobs.clone().all(|job| harness.start_count(JobId(job)) == 1)).await;
+    assert!(all_started, "not all jobs started:\n{}", harness.log());
 }
 
 /// Lets the jobs continue, checks that all succeed, and stops the manager.
-async fn finish_jobs(bench: &mut Bench, jobs: std::ops::RangeInclusive<i64>) {
-    std::fs::write(bench.path("go"), "").unwrap();
+async fn finish_jobs(harness: &mut Harness, jobs: std::ops::RangeInclusive<i64>) {
+    std::fs::write(harness.path("go"), "").unwrap();
     for job in jobs {
-        let job = bench.coordinator.wait_for_end(JobId(job)).await;
-        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+        let job = harness.coordinator.wait_for_end(JobId(job)).await;
+        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     }
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -49,45 +49,45 @@ async fn cheapest_group_is_used_until_it_is_out_of_stock() {
     let expensive = ("expensive", "max_instances = 5\n      price_per_hour = 0.3", "");
     // The provider has capacity for one instance; `max_instances` permits more requests.
     let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "capacity = 1");
-    let mut bench = Bench::with_groups(3, autoscaler, &[expensive, cheap]).await;
-    start_jobs(&bench, 1..=3).await;
-    assert_eq!((instance_count(&bench, "cheap"), instance_count(&bench, "expensive")), (1, 2), "{}", bench.log());
-    let explanation = explain_group(&bench, "expensive");
-    assert!(explanation.contains("skipped group cheap: "), "{explanation}\n{}", bench.log());
-    finish_jobs(&mut bench, 1..=3).await;
-    assert_eq!((instance_count(&bench, "cheap"), instance_count(&bench, "expensive")), (0, 0), "{}", bench.log());
+    let mut harness = Harness::with_groups(3, autoscaler, &[expensive, cheap]).await;
+    start_jobs(&harness, 1..=3).await;
+    assert_eq!((instance_count(&harness, "cheap"), instance_count(&harness, "expensive")), (1, 2), "{}", harness.log());
+    let explanation = explain_group(&harness, "expensive");
+    assert!(explanation.contains("skipped group cheap: "), "{explanation}\n{}", harness.log());
+    finish_jobs(&mut harness, 1..=3).await;
+    assert_eq!((instance_count(&harness, "cheap"), instance_count(&harness, "expensive")), (0, 0), "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn next_group_is_used_when_plugin_of_the_first_does_not_start() {
     let broken = ("broken", "max_instances = 5", "isolation = \"invalid-value\"");
-    let mut bench =
-        Bench::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 5", "")])
+    let mut harness =
+        Harness::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 5", "")])
             .await;
-    start_jobs(&bench, 1..=2).await;
-    assert_eq!(instance_count(&bench, "works"), 2, "{}", bench.log());
-    let explanation = explain_group(&bench, "works");
+    start_jobs(&harness, 1..=2).await;
+    assert_eq!(instance_count(&harness, "works"), 2, "{}", harness.log());
+    let explanation = explain_group(&harness, "works");
     assert!(
         explanation.contains("skipped group broken: ") && explanation.contains("invalid-value"),
         "{explanation}\n{}",
-        bench.log()
+        harness.log()
     );
-    finish_jobs(&mut bench, 1..=2).await;
+    finish_jobs(&mut harness, 1..=2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn repaired_group_is_used_without_a_restart() {
     let broken = ("broken", "max_instances = 5", "isolation = \"invalid-value\"");
-    let mut bench =
-        Bench::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 1", "")])
+    let mut harness =
+        Harness::with_groups(2, "delete_instances_on_shutdown = true", &[broken, ("works", "max_instances = 1", "")])
             .await;
-    bench.push(1, &[WAITING_SCRIPT], &json!({}));
-    bench.push(2, &[WAITING_SCRIPT], &json!({}));
-    let started = |bench: &Bench| bench.start_count(JobId(1)) + bench.start_count(JobId(2));
-    assert!(wait_until(|| started(&bench) == 1).await, "no job started:\n{}", bench.log());
-    assert_eq!((instance_count(&bench, "broken"), instance_count(&bench, "works")), (0, 1), "{}", bench.log());
-    bench.replace_in_config("invalid-value", "namespaces");
-    assert!(wait_until(|| started(&bench) == 2).await, "the second job did not start:\n{}", bench.log());
-    assert_eq!((instance_count(&bench, "broken"), instance_count(&bench, "works")), (1, 1), "{}", bench.log());
-    finish_jobs(&mut bench, 1..=2).await;
+    harness.push(1, &[WAITING_SCRIPT], &json!({}));
+    harness.push(2, &[WAITING_SCRIPT], &json!({}));
+    let started = |harness: &Harness| harness.start_count(JobId(1)) + harness.start_count(JobId(2));
+    assert!(wait_until(|| started(&harness) == 1).await, "no job started:\n{}", harness.log());
+    assert_eq!((instance_count(&harness, "broken"), instance_count(&harness, "works")), (0, 1), "{}", harness.log());
+    harness.replace_in_config("invalid-value", "namespaces");
+    assert!(wait_until(|| started(&harness) == 2).await, "the second job did not start:\n{}", harness.log());
+    assert_eq!((instance_count(&harness, "broken"), instance_count(&harness, "works")), (1, 1), "{}", harness.log());
+    finish_jobs(&mut harness, 1..=2).await;
 }

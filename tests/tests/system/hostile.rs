@@ -12,7 +12,7 @@ use std::time::Duration;
 use muster_fleeting::faulty_plugin::{Behavior, Call, Script, WELL_BEHAVED};
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, serve};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::process::{muster, wait_until};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -45,12 +45,12 @@ async fn run_manager(seeds: &[u64]) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)));
     let idle_server = serve(coordinator).await.unwrap();
     let plugins = tempfile::tempdir().unwrap();
-    let write = |bench: &Bench| {
+    let write = |harness: &Harness| {
         let entries = seeds
             .iter()
             .enumerate()
             .map(|(n, seed)| runner_entry(idle_server.url.as_str(), n, &link_plugin(plugins.path(), *seed)));
-        let url = &bench.proxy.url;
+        let url = &harness.proxy.url;
         let ours = format!(
             "[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  token = \"{RUNNER_TOKEN}\"\n  executor = \"shell\"\n"
         );
@@ -59,19 +59,19 @@ async fn run_manager(seeds: &[u64]) {
             entries.collect::<String>()
         )
     };
-    let mut bench = Bench::configured(4, write).await;
-    run_jobs(&bench, 1..4).await;
+    let mut harness = Harness::configured(4, write).await;
+    run_jobs(&harness, 1..4).await;
     let expected: BTreeMap<String, &[&str]> =
         seeds.iter().map(|seed| (format!("hostile-{seed}"), possible_messages(&script(*seed)))).collect();
     let mut missing = Vec::new();
     let reported = wait_until(|| {
-        missing = unreported(&bench, &expected);
+        missing = unreported(&harness, &expected);
         missing.is_empty()
     });
-    assert!(reported.await, "the manager did not report these faults: {missing:#?}\n{}", bench.log());
-    run_jobs(&bench, 4..6).await;
-    assert!(bench.is_manager_running(), "{}", bench.log());
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert!(reported.await, "the manager did not report these faults: {missing:#?}\n{}", harness.log());
+    run_jobs(&harness, 4..6).await;
+    assert!(harness.is_manager_running(), "{}", harness.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     let mut remaining = Vec::new();
     let have_exited = wait_until(|| {
         remaining = plugin_processes(plugins.path());
@@ -81,13 +81,13 @@ async fn run_manager(seeds: &[u64]) {
 }
 
 /// Queues jobs for the healthy runner, and waits until they have succeeded.
-async fn run_jobs(bench: &Bench, ids: std::ops::Range<i64>) {
+async fn run_jobs(harness: &Harness, ids: std::ops::Range<i64>) {
     for id in ids.clone() {
-        bench.push(id, &["echo hello"], &json!({}));
+        harness.push(id, &["echo hello"], &json!({}));
     }
     for id in ids {
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
-        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
+        assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     }
 }
 
@@ -161,8 +161,8 @@ fn possible_messages(script: &Script) -> &'static [&'static str] {
 }
 
 /// Returns the plugins whose fault the manager has reported neither in its log nor in `muster fleet status`.
-fn unreported(bench: &Bench, expected: &BTreeMap<String, &[&str]>) -> Vec<String> {
-    let log = bench.log();
+fn unreported(harness: &Harness, expected: &BTreeMap<String, &[&str]>) -> Vec<String> {
+    let log = harness.log();
     let mut reports: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for name in expected.keys() {
         // A name can be a prefix of another name.

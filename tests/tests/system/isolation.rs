@@ -6,7 +6,7 @@ use std::process::Command;
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::Job;
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::ProcessKind;
 use muster_tests::process::plugin_local;
 use muster_tests::vms::{self, MISSING_IMAGE, NestingFixture, write_key};
@@ -23,18 +23,18 @@ const NEXT: JobId = JobId(2);
 const WAITING_SCRIPT: &str = "echo \"home=$HOME image=$VM_IMAGE\"; echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done";
 
 /// Starts a test environment whose runner uses the daemon. `isolation` has additional keys of `vm_isolation`.
-async fn start_bench(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Bench {
+async fn start_bench(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Harness {
     let table = nest.table(isolation);
-    Bench::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
+    Harness::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
 }
 
 /// Starts a test environment with one instance, and job 1, which waits on its VM.
-async fn start_with_waiting_job() -> (NestingFixture, Bench) {
+async fn start_with_waiting_job() -> (NestingFixture, Harness) {
     let nest = NestingFixture::start();
-    let bench = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    bench.push(1, &[WAITING_SCRIPT], &json!({}));
-    wait_until("the job runs", || bench.start_count(JOB) == 1).await;
-    (nest, bench)
+    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    harness.push(1, &[WAITING_SCRIPT], &json!({}));
+    wait_until("the job runs", || harness.start_count(JOB) == 1).await;
+    (nest, harness)
 }
 
 /// Waits until the condition holds. `description` appears in the failure message.
@@ -43,9 +43,9 @@ async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
 }
 
 /// Waits until the daemon has no VM.
-async fn wait_until_no_vm(bench: &Bench, nest: &NestingFixture) {
+async fn wait_until_no_vm(harness: &Harness, nest: &NestingFixture) {
     let is_empty = muster_tests::process::wait_until(|| nest.daemon.machines().is_empty()).await;
-    assert!(is_empty, "{:?}\n{}", nest.daemon.machines(), bench.log());
+    assert!(is_empty, "{:?}\n{}", nest.daemon.machines(), harness.log());
 }
 
 /// Returns the payload member for `image:`.
@@ -60,27 +60,27 @@ fn failure_reason(job: &Job) -> Option<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
     let nest = NestingFixture::start();
-    let mut bench = start_bench(
+    let mut harness = start_bench(
         &nest,
         2,
         "max_instances = 1\n    capacity_per_instance = 2\n    delete_instances_on_shutdown = true",
         "image = \"base\"",
     )
     .await;
-    bench.push(1, &[WAITING_SCRIPT], &image("ubuntu-$CI_JOB_ID"));
-    bench.push(2, &[WAITING_SCRIPT], &json!({}));
-    wait_until("both jobs run", || bench.start_count(JOB) + bench.start_count(NEXT) == 2).await;
+    harness.push(1, &[WAITING_SCRIPT], &image("ubuntu-$CI_JOB_ID"));
+    harness.push(2, &[WAITING_SCRIPT], &json!({}));
+    wait_until("both jobs run", || harness.start_count(JOB) + harness.start_count(NEXT) == 2).await;
     let machines = nest.daemon.machines();
     let mut slots: Vec<_> = machines.values().map(|machine| machine.slot).collect();
     slots.sort_unstable();
     assert_eq!(slots, [Some(0), Some(1)], "both slots of the instance are used");
-    assert_eq!(bench.machines.names().len(), 1);
-    std::fs::write(bench.path("go"), "").unwrap();
-    let instance = bench.machines.names().remove(0);
+    assert_eq!(harness.machines.names().len(), 1);
+    std::fs::write(harness.path("go"), "").unwrap();
+    let instance = harness.machines.names().remove(0);
     for (id, image) in [(JOB, "ubuntu-1"), (NEXT, "base")] {
-        let job = bench.coordinator.wait_for_end(id).await;
+        let job = harness.coordinator.wait_for_end(id).await;
         let text = job.text();
-        assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+        assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
         let (machine, details) = machines.iter().find(|(_, machine)| machine.image == image).unwrap();
         let home = nest.home(machine);
         assert!(text.contains(&format!("home={} image={image}", home.display())), "the job runs in its own VM: {text}");
@@ -98,205 +98,205 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
             expected.iter().map(|line| text.find(line).unwrap_or_else(|| panic!("{line}: {text}"))).collect();
         assert!(positions.is_sorted(), "{text}");
         assert!(
-            !Path::new(&bench.path("machines")).join(&instance).join("builds").exists(),
+            !Path::new(&harness.path("machines")).join(&instance).join("builds").exists(),
             "the job leaves no files on the instance itself"
         );
     }
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
     assert_eq!(nest.daemon.initialized(), (1, br#"{"image_directory":"/images"}"#.to_vec()));
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     assert_eq!(nest.daemon.created_count(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn next_job_in_a_slot_gets_a_clean_virtual_machine() {
     let nest = NestingFixture::start();
-    let bench = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
     let script = "echo \"home=$HOME\"; ls \"$HOME\" | grep -c leftover; echo secret > \"$HOME/leftover\"; (sleep 1000 > /dev/null 2>&1 &)";
     // Returns the home directory of the job, and whether it had no file of an earlier job.
     let run_job = async |id: i64| {
-        bench.push(id, &[script], &json!({}));
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        harness.push(id, &[script], &json!({}));
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
         let text = job.text();
-        assert!(text.contains("Created nesting VM nesting-"), "{text}\n{}", bench.log());
+        assert!(text.contains("Created nesting VM nesting-"), "{text}\n{}", harness.log());
         let home = text.lines().find_map(|line| line.strip_prefix("home=")).map(str::to_owned);
         (home.unwrap_or_else(|| panic!("{text}")), text.lines().any(|line| line == "0"))
     };
     let (first, second) = (run_job(1).await, run_job(2).await);
     assert!(first.1 && second.1, "{first:?} {second:?}");
     assert_ne!(first.0, second.0);
-    assert_eq!(bench.machines.names().len(), 1, "the jobs ran on different instances");
-    wait_until_no_vm(&bench, &nest).await;
+    assert_eq!(harness.machines.names().len(), 1, "the jobs ran on different instances");
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn virtual_machine_of_canceled_job_is_deleted() {
-    let (nest, bench) = start_with_waiting_job().await;
-    bench.coordinator.set_status(JOB, JobStatus::Canceling);
-    let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
+    let (nest, harness) = start_with_waiting_job().await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
     assert_eq!(failure_reason(&job), Some("job_canceled"), "{}", job.text());
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 
     // The second job is canceled while its VM is being created. The job does not wait for the VM, which is deleted after its creation.
     nest.vms.pause_creations(true);
-    bench.push(2, &[WAITING_SCRIPT], &json!({}));
+    harness.push(2, &[WAITING_SCRIPT], &json!({}));
     nest.vms.wait_for_creations(2).await;
-    bench.coordinator.set_status(NEXT, JobStatus::Canceling);
-    let job = bench.coordinator.wait_for(NEXT, |job| job.reports().count() == 1).await;
+    harness.coordinator.set_status(NEXT, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for(NEXT, |job| job.reports().count() == 1).await;
     assert_eq!(failure_reason(&job), Some("job_canceled"), "{}", job.text());
     nest.vms.pause_creations(false);
     wait_until("the VM is created", || nest.daemon.created_count() == 2).await;
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 
     let lines = Lines::random(&mut StdRng::seed_from_u64(11));
-    bench.push(3, &[&lines.script()], &json!({}));
-    let job = bench.coordinator.wait_for_end(JobId(3)).await;
-    checks::check_success(&bench, JobId(3), &job, lines);
+    harness.push(3, &[&lines.script()], &json!({}));
+    let job = harness.coordinator.wait_for_end(JobId(3)).await;
+    checks::check_success(&harness, JobId(3), &job, lines);
     assert!(!job.text().contains("Stomped"), "{}", job.text());
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
     // The daemon belongs to one instance.
-    let bench = start_bench(&nest, 1, "max_instances = 1", "").await;
+    let harness = start_bench(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));
-    bench.push(1, &[&lines.script()], &image("ubuntu"));
-    let job = bench.coordinator.wait_for_end(JOB).await;
-    checks::check_success(&bench, JOB, &job, lines);
+    harness.push(1, &[&lines.script()], &image("ubuntu"));
+    let job = harness.coordinator.wait_for_end(JOB).await;
+    checks::check_success(&harness, JOB, &job, lines);
     let text = job.text();
     let is_note =
         |line: &&str| line.contains("no space left") && line.contains("rescheduled to another virtual machine");
     assert_eq!(text.lines().filter(is_note).count(), 1, "{text}");
 
-    bench.push(2, &["echo never"], &image(MISSING_IMAGE));
-    let job = bench.coordinator.wait_for_end(NEXT).await;
+    harness.push(2, &["echo never"], &image(MISSING_IMAGE));
+    let job = harness.coordinator.wait_for_end(NEXT).await;
     let text = job.text();
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{text}");
     for part in ["instance local-", "nesting daemon at unix://", "no such image", "the instance has the image"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 
-    bench.push(3, &["echo never"], &json!({}));
-    let job = bench.coordinator.wait_for_end(JobId(3)).await;
+    harness.push(3, &["echo never"], &json!({}));
+    let job = harness.coordinator.wait_for_end(JobId(3)).await;
     assert!(job.text().contains("no nesting VM image specified"), "{}", job.text());
     assert_eq!(failure_reason(&job), Some("runner_system_failure"));
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_manager_keeps_vm_of_its_job_and_deletes_orphaned_vms() {
     let nest = NestingFixture::start();
     let autoscaler = "max_instances = 1\n    capacity_per_instance = 2\n    delete_instances_on_shutdown = true";
-    let mut bench = start_bench(&nest, 2, autoscaler, "image = \"base\"").await;
+    let mut harness = start_bench(&nest, 2, autoscaler, "image = \"base\"").await;
     let lines = Lines::random(&mut StdRng::seed_from_u64(13));
-    bench.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
+    harness.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
+    harness.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
     // The manager is killed while the VM of the second job is being created, so this VM belongs to no job.
     nest.vms.pause_creations(true);
-    bench.push(2, &[&lines.script()], &json!({}));
+    harness.push(2, &[&lines.script()], &json!({}));
     nest.vms.wait_for_creations(2).await;
     let first_vm: Vec<String> = nest.daemon.machines().into_keys().collect();
-    bench.kill_manager();
+    harness.kill_manager();
     nest.vms.pause_creations(false);
     wait_until("the orphaned VM is created", || nest.daemon.machines().len() == 2).await;
 
-    bench.start_manager();
+    harness.start_manager();
     // The second job gets a new VM.
-    let job = bench.coordinator.wait_for_end(NEXT).await;
-    checks::check_success(&bench, NEXT, &job, lines);
-    assert!(bench.log().contains("orphaned virtual machine deleted"), "{}", bench.log());
+    let job = harness.coordinator.wait_for_end(NEXT).await;
+    checks::check_success(&harness, NEXT, &job, lines);
+    assert!(harness.log().contains("orphaned virtual machine deleted"), "{}", harness.log());
     assert_eq!(nest.daemon.created_count(), 3);
     wait_until("only the VM of the first job remains", || {
         nest.daemon.machines().into_keys().eq(first_vm.iter().cloned())
     })
     .await;
 
-    std::fs::write(bench.path("go"), "").unwrap();
-    let job = bench.coordinator.wait_for_end(JOB).await;
-    checks::check_success(&bench, JOB, &job, lines);
+    std::fs::write(harness.path("go"), "").unwrap();
+    let job = harness.coordinator.wait_for_end(JOB).await;
+    checks::check_success(&harness, JOB, &job, lines);
     assert_eq!(job.assignments, 1);
-    wait_until_no_vm(&bench, &nest).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    assert_eq!(bench.machines.names(), [""; 0], "{}", bench.log());
+    wait_until_no_vm(&harness, &nest).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_fails_with_reason_when_its_vm_is_lost() {
-    let (nest, bench) = start_with_waiting_job().await;
+    let (nest, harness) = start_with_waiting_job().await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
     nest.daemon.lose_machine(&machine);
     nest.vms.crash(&machine).await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{}", job.text());
     let text = job.text();
     assert!(text.contains(&format!("virtual machine {machine} on instance local-")), "{text}");
     assert!(text.contains("no longer lists it"), "{text}");
     // The instance is healthy, so the next job gets a VM there.
     let lines = Lines::random(&mut StdRng::seed_from_u64(14));
-    bench.push(2, &[&lines.script()], &json!({}));
-    let job = bench.coordinator.wait_for_end(NEXT).await;
-    checks::check_success(&bench, NEXT, &job, lines);
-    wait_until_no_vm(&bench, &nest).await;
+    harness.push(2, &[&lines.script()], &json!({}));
+    let job = harness.coordinator.wait_for_end(NEXT).await;
+    checks::check_success(&harness, NEXT, &job, lines);
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unresponsive_vm_fails_its_job_and_its_instance_is_kept() {
-    let (nest, bench) = start_with_waiting_job().await;
+    let (nest, harness) = start_with_waiting_job().await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
-    let instances = bench.machines.names();
+    let instances = harness.machines.names();
     assert!(nest.freeze() > 1);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{text}");
     let lost = format!("virtual machine {machine} on instance {} was lost: it does not respond", instances[0]);
     assert!(text.contains(&lost), "{text}");
     let lines = Lines::random(&mut StdRng::seed_from_u64(16));
-    bench.push(2, &[&lines.script()], &json!({}));
-    let job = bench.coordinator.wait_for_end(NEXT).await;
-    checks::check_success(&bench, NEXT, &job, lines);
-    assert_eq!(bench.machines.names(), instances, "the instance is kept: {}", bench.log());
-    wait_until_no_vm(&bench, &nest).await;
+    harness.push(2, &[&lines.script()], &json!({}));
+    let job = harness.coordinator.wait_for_end(NEXT).await;
+    checks::check_success(&harness, NEXT, &job, lines);
+    assert_eq!(harness.machines.names(), instances, "the instance is kept: {}", harness.log());
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_in_preparation_is_rescheduled_when_its_vm_is_lost() {
     let nest = NestingFixture::start();
-    let bench = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
-    start_job_with_endless_preparation(&bench).await;
+    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    start_job_with_endless_preparation(&harness).await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
-    std::fs::write(bench.path("go"), "").unwrap();
+    std::fs::write(harness.path("go"), "").unwrap();
     nest.daemon.lose_machine(&machine);
     nest.vms.crash(&machine).await;
-    let job = bench.coordinator.wait_for_end(NEXT).await;
+    let job = harness.coordinator.wait_for_end(NEXT).await;
     let text = job.text();
-    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
     let notes: Vec<_> =
         text.lines().filter(|line| line.contains("so the job was rescheduled to another virtual machine")).collect();
     assert_eq!(notes.len(), 1, "{text}");
     assert!(notes[0].contains(&machine), "{text}");
-    assert_eq!((bench.start_count(NEXT), job.assignments), (1, 1));
-    wait_until_no_vm(&bench, &nest).await;
+    assert_eq!((harness.start_count(NEXT), job.assignments), (1, 1));
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_log_names_the_lost_instance_of_its_vm() {
-    let (nest, bench) = start_with_waiting_job().await;
-    let instance = bench.machines.names().remove(0);
-    assert_eq!(bench.machines.kill(ProcessKind::PersistentInstance), 1);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let (nest, harness) = start_with_waiting_job().await;
+    let instance = harness.machines.names().remove(0);
+    assert_eq!(harness.machines.kill(ProcessKind::PersistentInstance), 1);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{text}");
     assert!(text.contains(&format!("instance {instance} was lost: ")), "{text}");
     // The next instance uses the same daemon. The manager finds the orphaned VM there and deletes it.
     let lines = Lines::random(&mut StdRng::seed_from_u64(15));
-    bench.push(2, &[&lines.script()], &json!({}));
-    let job = bench.coordinator.wait_for_end(NEXT).await;
-    checks::check_success(&bench, NEXT, &job, lines);
+    harness.push(2, &[&lines.script()], &json!({}));
+    let job = harness.coordinator.wait_for_end(NEXT).await;
+    checks::check_success(&harness, NEXT, &job, lines);
     assert!(!job.text().contains(&format!("Instance {instance} connected")), "{}", job.text());
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -304,37 +304,38 @@ async fn common_build_dir_has_no_effect_until_vm_isolation_is_active() {
     let nest = NestingFixture::start();
     let autoscaler =
         "max_instances = 1\n    capacity_per_instance = 2\n  [runners.instance]\n    use_common_build_dir = true";
-    let mut bench = Bench::with_instances(1, autoscaler, "").await;
-    wait_until("the manager starts", || bench.log().contains("Starting multi-runner")).await;
+    let mut harness = Harness::with_instances(1, autoscaler, "").await;
+    wait_until("the manager starts", || harness.log().contains("Starting multi-runner")).await;
     let plugin = "[runners.autoscaler.plugin_config]";
     let table = nest.table("image = \"base\"");
-    bench.replace_in_config(plugin, &format!("{table}\n    {plugin}"));
-    wait_until("the configuration is reloaded", || bench.log().contains("vm_isolation.enabled: default -> true")).await;
-    let project_dir = async |bench: &Bench, id: i64| {
-        bench.push(id, &["echo \"directory=$CI_PROJECT_DIR\""], &json!({}));
-        let text = bench.coordinator.wait_for_end(JobId(id)).await.text();
+    harness.replace_in_config(plugin, &format!("{table}\n    {plugin}"));
+    wait_until("the configuration is reloaded", || harness.log().contains("vm_isolation.enabled: default -> true"))
+        .await;
+    let project_dir = async |harness: &Harness, id: i64| {
+        harness.push(id, &["echo \"directory=$CI_PROJECT_DIR\""], &json!({}));
+        let text = harness.coordinator.wait_for_end(JobId(id)).await.text();
         let line = text.lines().find_map(|line| line.strip_prefix("directory=")).map(str::to_owned);
-        (line.unwrap_or_else(|| panic!("{text}\n{}", bench.log())), text)
+        (line.unwrap_or_else(|| panic!("{text}\n{}", harness.log())), text)
     };
-    let (before, text) = project_dir(&bench, 1).await;
+    let (before, text) = project_dir(&harness, 1).await;
     assert!(before.ends_with("/0/group/p1"), "the directory is not shared with another job: {before}");
     assert!(text.contains("use_common_build_dir has no effect") && !text.contains("nesting"), "{text}");
 
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
-    bench.start_manager();
-    let (after, text) = project_dir(&bench, 2).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
+    harness.start_manager();
+    let (after, text) = project_dir(&harness, 2).await;
     assert!(after.ends_with("/builds/group/p2") && text.contains("Created nesting VM"), "{after}: {text}");
-    wait_until_no_vm(&bench, &nest).await;
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unreachable_vm_is_deleted_and_job_fails_with_advice() {
     let nest = NestingFixture::start();
     let table = nest.table("image = \"base\"").replace("timeout = \"30s\"", "timeout = \"500ms\"");
-    let bench = Bench::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
+    let harness = Harness::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
     nest.vms.make_unreachable(u32::MAX);
-    bench.push(1, &["echo never"], &json!({}));
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.push(1, &["echo never"], &json!({}));
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{text}");
     for part in
@@ -342,22 +343,22 @@ async fn unreachable_vm_is_deleted_and_job_fails_with_advice() {
     {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert_eq!(nest.daemon.created_count(), 3, "three attempts on the same instance: {}", bench.log());
-    wait_until_no_vm(&bench, &nest).await;
+    assert_eq!(nest.daemon.created_count(), 3, "three attempts on the same instance: {}", harness.log());
+    wait_until_no_vm(&harness, &nest).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn instance_without_nesting_daemon_gets_no_job_and_reason_is_logged() {
     let nest = NestingFixture::start();
     let table = nest.table("image = \"base\"").replace("nesting.sock", "missing.sock");
-    let bench = Bench::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
-    bench.push(1, &["echo never >> \"$MARKS/started-1\""], &json!({}));
+    let harness = Harness::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
+    harness.push(1, &["echo never >> \"$MARKS/started-1\""], &json!({}));
     let advice = "check that it runs on the instance and that nesting_host is correct";
-    wait_until("the reason is logged", || bench.log().contains(advice)).await;
-    let log = bench.log();
+    wait_until("the reason is logged", || harness.log().contains(advice)).await;
+    let log = harness.log();
     let line = log.lines().find(|line| line.contains(advice)).unwrap();
     assert!(line.contains("local-") && line.contains("missing.sock"), "{line}");
-    assert_eq!(bench.start_count(JOB), 0, "the job does not run on the instance itself");
+    assert_eq!(harness.start_count(JOB), 0, "the job does not run on the instance itself");
 }
 
 /// Fake of the program `tart`, which GitLab's daemon runs. Its VMs are processes with an SSH server.
@@ -381,7 +382,9 @@ esac
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nesting_daemon_of_gitlab_creates_virtual_machines() {
-    let Some(daemon) = muster_test_needs::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else { return };
+    let Some(daemon) = muster_test_prerequisites::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else {
+        return;
+    };
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
     let authorized = write_key(&path("key"));
@@ -403,12 +406,12 @@ async fn nesting_daemon_of_gitlab_creates_virtual_machines() {
         .unwrap();
     wait_until("the daemon listens", || path("nesting.sock").exists()).await;
     let table = vms::vm_isolation_table(&path("nesting.sock"), &path("key"), "image = \"base\"");
-    let bench = Bench::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
+    let harness = Harness::with_instances(1, &format!("max_instances = 1\n    {table}"), "").await;
     for id in [JOB, NEXT] {
-        bench.push(id.0, &["echo \"home=$HOME image=$VM_IMAGE\""], &json!({}));
-        let job = bench.coordinator.wait_for_end(id).await;
+        harness.push(id.0, &["echo \"home=$HOME image=$VM_IMAGE\""], &json!({}));
+        let job = harness.coordinator.wait_for_end(id).await;
         let text = job.text();
-        assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+        assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
         assert!(
             text.contains(&format!("home={}", path("vm-nesting-").display())) && text.contains("image=base"),
             "{text}"

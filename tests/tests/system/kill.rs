@@ -1,5 +1,5 @@
 //! The manager or the agent is killed (SIGKILL) at a point in time that a seed selects. Nothing is lost or duplicated, logs are
-//! complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_kill`] does the same with instances.
+//! complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_crash`] does the same with instances.
 //!
 //! With a GitLab-like server, one period is excluded. From the assignment of a job until the manager has stored it, only the server
 //! knows the job, and a kill of any manager loses it. With such a server, the manager is killed only after it has sent a call about
@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use muster_job::{JobId, JobStatus};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::{ProcessKind, kill};
 use muster_tests::proxy::{ApiCall, Fault};
 use rand::rngs::StdRng;
@@ -78,32 +78,32 @@ pub(crate) enum Victim {
 
 impl Victim {
     /// Kills a random process of this kind. Returns whether one existed.
-    fn kill(self, bench: &mut Bench, rng: &mut StdRng) -> bool {
+    fn kill(self, harness: &mut Harness, rng: &mut StdRng) -> bool {
         let mut kill_random = |kind| {
-            let pids = bench.machines.processes(kind);
+            let pids = harness.machines.processes(kind);
             !pids.is_empty() && kill(pids[rng.random_range(0..pids.len())])
         };
         match self {
             Self::Manager => {
-                bench.kill_manager();
-                bench.start_manager();
+                harness.kill_manager();
+                harness.start_manager();
                 true
             }
-            Self::Agent => bench.kill_agent(),
-            Self::Plugin => bench.kill_plugin(),
+            Self::Agent => harness.kill_agent(),
+            Self::Plugin => harness.kill_plugin(),
             Self::SshServer => kill_random(ProcessKind::SshServer),
             Self::Instance => kill_random(ProcessKind::PersistentInstance),
             Self::Container => {
-                let containers = bench.containers();
+                let containers = harness.containers();
                 let Some(id) = containers.get(rng.random_range(0..containers.len().max(1))) else { return false };
-                let engine = bench.engine.as_ref().unwrap();
+                let engine = harness.engine.as_ref().unwrap();
                 engine.try_call("POST", &format!("/containers/{id}/kill"), &[]).is_ok_and(|(status, _)| status == 204)
             }
             Self::Engine => {
-                bench.engine.as_mut().unwrap().restart();
+                harness.engine.as_mut().unwrap().restart();
                 true
             }
-            Self::EngineProcess => bench.engine.as_ref().unwrap().crash(),
+            Self::EngineProcess => harness.engine.as_ref().unwrap().crash(),
         }
     }
 
@@ -141,39 +141,39 @@ impl Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_or_agent_loses_and_duplicates_nothing() {
-    run_seeds(Bench::start(CONCURRENT).await, 16).await;
+    run_seeds(Harness::start(CONCURRENT).await, 16).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_or_agent_of_gitlab_like_server_loses_and_duplicates_nothing() {
-    run_seeds(Bench::start_gitlab_like(CONCURRENT).await, 8).await;
+    run_seeds(Harness::start_gitlab_like(CONCURRENT).await, 8).await;
 }
 
-async fn run_seeds(mut bench: Bench, default_runs: u64) {
+async fn run_seeds(mut harness: Harness, default_runs: u64) {
     let mut tally = Tally::default();
-    let run_time = run_without_kill(&mut bench, &mut tally).await;
+    let run_time = run_without_kill(&mut harness, &mut tally).await;
     for seed in checks::seeds(default_runs) {
         let mut rng = StdRng::seed_from_u64(seed);
         let victim = if rng.random() { Victim::Manager } else { Victim::Agent };
         let point = Point::random(&mut rng);
         println!("seed {seed}: {victim:?} at {point:?}");
-        run(&mut bench, Some((victim, point, run_time)), &mut rng, &mut tally).await;
+        run(&mut harness, Some((victim, point, run_time)), &mut rng, &mut tally).await;
     }
     let jobs = i64::try_from(tally.runs).unwrap() * JOBS;
-    checks::check_all_jobs(&bench, CONCURRENT, (1..=jobs).map(JobId)).await;
+    checks::check_all_jobs(&harness, CONCURRENT, (1..=jobs).map(JobId)).await;
     tally.print_and_check();
 }
 
 /// Makes one run without a kill. Returns its duration.
-pub(crate) async fn run_without_kill(bench: &mut Bench, tally: &mut Tally) -> Duration {
+pub(crate) async fn run_without_kill(harness: &mut Harness, tally: &mut Tally) -> Duration {
     let start = Instant::now();
-    run(bench, None, &mut StdRng::seed_from_u64(0), tally).await;
+    run(harness, None, &mut StdRng::seed_from_u64(0), tally).await;
     start.elapsed()
 }
 
 /// Makes one run of three jobs. `kill` is the process to kill, the point, and the duration of a run without a kill.
 pub(crate) async fn run(
-    bench: &mut Bench,
+    harness: &mut Harness,
     kill: Option<(Victim, Point, Duration)>,
     rng: &mut StdRng,
     tally: &mut Tally,
@@ -184,8 +184,8 @@ pub(crate) async fn run(
     let (send, mut call_reached) = mpsc::unbounded_channel();
     if let Some((_, Point::Call { kind: wanted, number, is_processed }, _)) = kill {
         let mut calls_left = number;
-        let is_processed = is_processed && !(bench.coordinator.imitates_gitlab() && wanted == ApiCall::Request);
-        bench.proxy.select_faults(Box::new(move |kind| {
+        let is_processed = is_processed && !(harness.coordinator.imitates_gitlab() && wanted == ApiCall::Request);
+        harness.proxy.select_faults(Box::new(move |kind| {
             if kind != wanted || calls_left == 0 {
                 return None;
             }
@@ -198,9 +198,9 @@ pub(crate) async fn run(
     }
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     for (id, lines) in &jobs {
-        bench.push(id.0, &[&lines.script(), "echo content > out"], &json!({ "artifacts": artifacts }));
+        harness.push(id.0, &[&lines.script(), "echo content > out"], &json!({ "artifacts": artifacts }));
     }
-    let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+    let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| harness.coordinator.wait_for_end(*id)));
     let mut killed = None;
     let ended = match kill {
         None => all_ended.await,
@@ -209,7 +209,7 @@ pub(crate) async fn run(
                 match point {
                     Point::Call { .. } => drop(call_reached.recv().await),
                     Point::Log(bytes) => {
-                        bench.coordinator.wait_for(jobs[0].0, |job| job.trace.len() >= bytes).await;
+                        harness.coordinator.wait_for(jobs[0].0, |job| job.trace.len() >= bytes).await;
                     }
                     Point::Time(fraction) => tokio::time::sleep(run_time.mul_f64(fraction)).await,
                 }
@@ -217,34 +217,34 @@ pub(crate) async fn run(
             tokio::select! {
                 () = point_reached => {}
                 // The run does not have this point, for example no fourth upload.
-                ended = all_ended => return check(bench, &jobs, ended, None, tally),
+                ended = all_ended => return check(harness, &jobs, ended, None, tally),
             }
-            let is_killed = if victim == Victim::Manager && bench.coordinator.imitates_gitlab() {
-                bench.coordinator.set_forwarding_enabled(false);
-                bench.coordinator.wait_until_assigned_jobs_are_known().await;
-                let is_killed = victim.kill(bench, rng);
-                bench.coordinator.set_forwarding_enabled(true);
+            let is_killed = if victim == Victim::Manager && harness.coordinator.imitates_gitlab() {
+                harness.coordinator.set_forwarding_enabled(false);
+                harness.coordinator.wait_until_assigned_jobs_are_known().await;
+                let is_killed = victim.kill(harness, rng);
+                harness.coordinator.set_forwarding_enabled(true);
                 is_killed
             } else {
-                victim.kill(bench, rng)
+                victim.kill(harness, rng)
             };
             if is_killed {
                 tally.kills += 1;
                 killed = Some(victim);
             }
-            let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| bench.coordinator.wait_for_end(*id)));
+            let all_ended = futures::future::join_all(jobs.iter().map(|(id, _)| harness.coordinator.wait_for_end(*id)));
             tokio::time::timeout(RUN_TIMEOUT, all_ended).await.unwrap_or_else(|_| {
-                let has_ended = |id| bench.coordinator.job(id).is_some_and(|job| job.status.is_complete());
+                let has_ended = |id| harness.coordinator.job(id).is_some_and(|job| job.status.is_complete());
                 let lost: Vec<_> = jobs.iter().map(|(id, _)| *id).filter(|id| !has_ended(*id)).collect();
-                panic!("jobs {lost:?} are lost:\n{}", bench.log())
+                panic!("jobs {lost:?} are lost:\n{}", harness.log())
             })
         }
     };
-    check(bench, &jobs, ended, killed, tally);
+    check(harness, &jobs, ended, killed, tally);
 }
 
 fn check(
-    bench: &Bench,
+    harness: &Harness,
     jobs: &[(JobId, Lines)],
     ended: Vec<muster_runner_api::test_support::Job>,
     killed: Option<Victim>,
@@ -253,23 +253,23 @@ fn check(
     for ((id, lines), job) in jobs.iter().zip(ended) {
         if job.status == JobStatus::Success {
             tally.passed += 1;
-            checks::check_success(bench, *id, &job, *lines);
+            checks::check_success(harness, *id, &job, *lines);
             continue;
         }
         tally.failed += 1;
         let (text, last) = (job.text(), job.reports().last().unwrap());
         let Some(messages) = killed.and_then(Victim::failure_messages) else {
-            panic!("the kill of {killed:?} must not fail a job: {text}\n{}", bench.log())
+            panic!("the kill of {killed:?} must not fail a job: {text}\n{}", harness.log())
         };
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
         let reasons: Vec<_> = text.lines().filter(|line| line.contains(FAILED)).collect();
-        assert_eq!(reasons.len(), 1, "the trace has the reason once: {text}\n{}", bench.log());
+        assert_eq!(reasons.len(), 1, "the trace has the reason once: {text}\n{}", harness.log());
         assert!(
             messages.iter().any(|message| reasons[0].contains(message)),
             "the reason is not one of {messages:?}: {text}\n{}",
-            bench.log()
+            harness.log()
         );
-        checks::check_job(bench, *id, &job).unwrap();
+        checks::check_job(harness, *id, &job).unwrap();
         // The trace has the output of the script until the kill, without a gap.
         if let Some((_, output)) = text.split_once("[[MASKED]]\n") {
             let output: String = output.split_inclusive('\n').take_while(|line| line.starts_with("line ")).collect();

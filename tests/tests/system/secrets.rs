@@ -1,8 +1,8 @@
 //! Secrets of jobs from HashiCorp Vault (`secrets:`). OpenBao stands in for it: it has the same API.
 
 use muster_job::{JobId, JobStatus};
-use muster_test_needs::OpenBao;
-use muster_tests::bench::Bench;
+use muster_test_prerequisites::OpenBao;
+use muster_tests::harness::Harness;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -50,9 +50,9 @@ fn members(url: &str, token: &str, path: &str) -> Value {
 }
 
 /// Runs a job that prints and stores its secrets, and checks that it has them and that nobody else sees them.
-async fn check_job_with_secrets(bench: &Bench, server: &OpenBao) {
+async fn check_job_with_secrets(harness: &Harness, server: &OpenBao) {
     let token = server.id_token("group/project");
-    let home = bench.home.path().display();
+    let home = harness.home.path().display();
     let script = [
         "echo \"password=$DATABASE_PASSWORD\"".to_owned(),
         "cat \"$DEPLOY_KEY\"; echo".to_owned(),
@@ -60,10 +60,10 @@ async fn check_job_with_secrets(bench: &Bench, server: &OpenBao) {
         format!("printf %s \"$DATABASE_PASSWORD\" > {home}/password; cp \"$DEPLOY_KEY\" {home}/key"),
     ];
     let script: Vec<&str> = script.iter().map(String::as_str).collect();
-    bench.push(JOB.0, &script, &members(&server.url, &token, "app"));
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.push(JOB.0, &script, &members(&server.url, &token, "app"));
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
-    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
     for line in [
         "Resolving secrets",
         "Resolving secret \"DATABASE_PASSWORD\"...",
@@ -74,14 +74,14 @@ async fn check_job_with_secrets(bench: &Bench, server: &OpenBao) {
         assert!(text.contains(line), "{line}: {text}");
     }
     let stored = |name: &str| {
-        let content = std::fs::read_to_string(bench.path(name)).unwrap();
-        std::fs::remove_file(bench.path(name)).unwrap();
+        let content = std::fs::read_to_string(harness.path(name)).unwrap();
+        std::fs::remove_file(harness.path(name)).unwrap();
         content
     };
     assert_eq!((stored("password").as_str(), stored("key").as_str()), (PASSWORD, KEY));
     for secret in [PASSWORD, KEY, "line one of the key", token.as_str()] {
         assert!(!text.contains(secret), "{secret}: {text}");
-        let found = bench
+        let found = harness
             .readable_by_others()
             .into_iter()
             .find(|(_, content)| content.windows(secret.len()).any(|part| part == secret.as_bytes()));
@@ -92,20 +92,20 @@ async fn check_job_with_secrets(bench: &Bench, server: &OpenBao) {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_gets_its_secrets_masked_on_this_host() {
     let Some(server) = start_server() else { return };
-    check_job_with_secrets(&Bench::start(1).await, &server).await;
+    check_job_with_secrets(&Harness::start(1).await, &server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_gets_its_secrets_masked_on_an_instance() {
     let Some(server) = start_server() else { return };
-    let bench = Bench::with_instances(1, "max_instances = 1", "").await;
-    check_job_with_secrets(&bench, &server).await;
+    let harness = Harness::with_instances(1, "max_instances = 1", "").await;
+    check_job_with_secrets(&harness, &server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_does_not_start_without_its_secrets_and_its_log_has_the_reason() {
     let Some(server) = start_server() else { return };
-    let bench = Bench::start(1).await;
+    let harness = Harness::start(1).await;
     let cases = [
         (server.url.clone(), server.id_token("group/other"), "app", "runner_configuration_error", "refused the login"),
         (
@@ -124,24 +124,24 @@ async fn job_does_not_start_without_its_secrets_and_its_log_has_the_reason() {
         ),
     ];
     for (id, (url, token, path, reason, message)) in (1..).zip(cases) {
-        bench.push(id, &["echo $$ >> \"$MARKS/started\""], &members(&url, &token, path));
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        harness.push(id, &["echo $$ >> \"$MARKS/started\""], &members(&url, &token, path));
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
         let text = job.text();
         assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some(reason), "{text}");
         assert!(text.contains("failed to resolve the secret `DATABASE_PASSWORD`") && text.contains(message), "{text}");
-        assert!(!text.contains(&token) && !bench.log().contains(&token), "{text}");
+        assert!(!text.contains(&token) && !harness.log().contains(&token), "{text}");
     }
-    assert!(!bench.path("started").exists());
+    assert!(!harness.path("started").exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn canceled_job_does_not_wait_for_a_silent_vault() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let bench = Bench::start(1).await;
+    let harness = Harness::start(1).await;
     let url = format!("http://{}", silent.local_addr().unwrap());
-    bench.push(JOB.0, &["echo never"], &members(&url, "the.id.token", "app"));
+    harness.push(JOB.0, &["echo never"], &members(&url, "the.id.token", "app"));
     let (_connection, _) = silent.accept().await.unwrap();
-    bench.coordinator.set_status(JOB, JobStatus::Canceling);
-    let job = bench.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_canceled"), "{}", job.text());
 }

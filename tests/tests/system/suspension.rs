@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::RUNNER_TOKEN;
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::ProcessKind;
 use muster_tests::process::{plugin_local, wait_until};
 use muster_tests::proxy::{ApiCall, Fault};
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 const PROJECT: i64 = 5;
 
 /// Starts a test environment whose runner allows suspended environments. `suspendable` sets whether the plugin supports them.
-async fn start_bench(suspendable: bool) -> Bench {
-    let write = |bench: &Bench| {
-        let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
+async fn start_bench(suspendable: bool) -> Harness {
+    let write = |harness: &Harness| {
+        let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
         format!(
             "concurrent = 3\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  id = 7\n  url = {url:?}\n  \
              token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  \
@@ -26,12 +26,12 @@ async fn start_bench(suspendable: bool) -> Bench {
              suspendable = {suspendable}\n"
         )
     };
-    Bench::configured(3, write).await
+    Harness::configured(3, write).await
 }
 
 /// Queues a job of a project with these `suspend_options`.
-fn push(bench: &Bench, id: i64, project: i64, script: &[&str], options: &Value) {
-    bench.push(id, script, &job_payload(id, project, options));
+fn push(harness: &Harness, id: i64, project: i64, script: &[&str], options: &Value) {
+    harness.push(id, script, &job_payload(id, project, options));
 }
 
 /// Returns the payload members of a job of this project with these `suspend_options`.
@@ -45,75 +45,75 @@ fn job_payload(id: i64, project: i64, options: &Value) -> Value {
 }
 
 /// Runs job 1, which suspends its environment. Returns the key of the environment.
-async fn run_suspending_job(bench: &Bench) -> String {
-    push(bench, 1, PROJECT, &["echo of the first job > data"], &json!({ "suspend_on_success": true }));
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+async fn run_suspending_job(harness: &Harness) -> String {
+    push(harness, 1, PROJECT, &["echo of the first job > data"], &json!({ "suspend_on_success": true }));
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let text = job.text();
-    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
     let last = job.reports().last().unwrap();
-    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", bench.log()));
+    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", harness.log()));
     assert!(text.ends_with(&format!("Job environment suspended: {key}\n")), "{text}");
     assert_eq!(last.output.bytesize, Some(text.len() as u64));
     assert!(key.starts_with("7/") && key.contains("/acquisition-key=job-1-"), "{key}");
-    wait_until_suspended(bench).await;
+    wait_until_suspended(harness).await;
     key
 }
 
 /// Waits until the SSH server of the only instance is stopped (SIGSTOP).
-async fn wait_until_suspended(bench: &Bench) {
+async fn wait_until_suspended(harness: &Harness) {
     let is_stopped = |pid: i32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
     };
     let all_stopped = || {
-        let servers = bench.machines.processes(ProcessKind::SshServer);
+        let servers = harness.machines.processes(ProcessKind::SshServer);
         !servers.is_empty() && servers.into_iter().all(is_stopped)
     };
-    assert!(wait_until(all_stopped).await, "the instance was not suspended:\n{}", bench.log());
-    assert_eq!(bench.machines.names().len(), 1, "{}", bench.log());
+    assert!(wait_until(all_stopped).await, "the instance was not suspended:\n{}", harness.log());
+    assert_eq!(harness.machines.names().len(), 1, "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_environment_is_resumed_after_manager_restart() {
-    let mut bench = start_bench(true).await;
-    let key = run_suspending_job(&bench).await;
-    let machines = bench.machines.names();
-    bench.kill_manager();
-    bench.start_manager();
+    let mut harness = start_bench(true).await;
+    let key = run_suspending_job(&harness).await;
+    let machines = harness.machines.names();
+    harness.kill_manager();
+    harness.start_manager();
     // While the environment is suspended, another job gets another instance.
-    push(&bench, 2, PROJECT, &["test ! -e data"], &json!({}));
-    let other = bench.coordinator.wait_for_end(JobId(2)).await;
-    assert_eq!(other.status, JobStatus::Success, "{}\n{}", other.text(), bench.log());
+    push(&harness, 2, PROJECT, &["test ! -e data"], &json!({}));
+    let other = harness.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(other.status, JobStatus::Success, "{}\n{}", other.text(), harness.log());
 
-    push(&bench, 3, PROJECT, &["cat data"], &json!({ "runtime_environment_key": key }));
-    let job = bench.coordinator.wait_for_end(JobId(3)).await;
+    push(&harness, 3, PROJECT, &["cat data"], &json!({ "runtime_environment_key": key }));
+    let job = harness.coordinator.wait_for_end(JobId(3)).await;
     let text = job.text();
-    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
     assert!(text.contains("\nof the first job\n"), "{text}");
     assert!(text.contains(&format!("Job environment resumed: {key}")), "{text}");
     assert!(text.contains(&format!("Instance {} connected", machines[0])), "{text}");
     assert!(!text.contains("Getting source from Git repository"), "{text}");
     assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
     // Job 3 does not suspend the environment, so it is deleted, and a later request for it is rejected.
-    assert!(wait_until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
+    assert!(wait_until(|| harness.machines.names().is_empty()).await, "{}", harness.log());
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\""];
-    push(&bench, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));
-    check_rejected(&bench, 4, "no such environment").await;
+    push(&harness, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));
+    check_rejected(&harness, 4, "no such environment").await;
 }
 
 /// Checks that the job failed because its environment cannot be resumed, with this reason.
-async fn check_rejected(bench: &Bench, id: i64, reason: &str) {
-    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+async fn check_rejected(harness: &Harness, id: i64, reason: &str) {
+    let job = harness.coordinator.wait_for_end(JobId(id)).await;
     let text = job.text();
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     assert!(text.contains("failed to resume the job environment: ") && text.contains(reason), "{text}");
-    assert_eq!(bench.start_count(JobId(id)), 0);
+    assert_eq!(harness.start_count(JobId(id)), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_environment_key_fails_the_job_with_reason() {
-    let bench = start_bench(true).await;
-    let key = run_suspending_job(&bench).await;
+    let harness = start_bench(true).await;
+    let key = run_suspending_job(&harness).await;
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\"; cat data"];
     let cases = [
         (PROJECT + 1, key.clone(), "belongs to another project"),
@@ -122,84 +122,84 @@ async fn invalid_environment_key_fails_the_job_with_reason() {
         (PROJECT, "7".to_owned(), "its key is from another runner"),
     ];
     for (id, (project, key, reason)) in (2..).zip(cases) {
-        push(&bench, id, project, &script, &json!({ "runtime_environment_key": key }));
-        check_rejected(&bench, id, reason).await;
+        push(&harness, id, project, &script, &json!({ "runtime_environment_key": key }));
+        check_rejected(&harness, id, reason).await;
     }
-    wait_until_suspended(&bench).await;
+    wait_until_suspended(&harness).await;
     // A job with the right key fails, and its environment is suspended again as it requested.
     let options = json!({ "runtime_environment_key": key, "suspend_on_failure": true });
-    push(&bench, 9, PROJECT, &["cat data", "exit 3"], &options);
-    let job = bench.coordinator.wait_for_end(JobId(9)).await;
+    push(&harness, 9, PROJECT, &["cat data", "exit 3"], &options);
+    let job = harness.coordinator.wait_for_end(JobId(9)).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!((last.failure_reason.as_deref(), last.exit_code), (Some("script_failure"), Some(3)), "{text}");
     let new_key = last.runtime_environment_key.clone().unwrap();
     assert!(new_key != key && text.contains("\nof the first job\n"), "{text}");
-    push(&bench, 10, PROJECT, &["cat data"], &json!({ "runtime_environment_key": new_key }));
-    let job = bench.coordinator.wait_for_end(JobId(10)).await;
-    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), bench.log());
+    push(&harness, 10, PROJECT, &["cat data"], &json!({ "runtime_environment_key": new_key }));
+    let job = harness.coordinator.wait_for_end(JobId(10)).await;
+    assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resumed_environment_lost_before_first_command_fails_job_with_reason() {
-    let bench = start_bench(true).await;
-    let key = run_suspending_job(&bench).await;
-    let machine = bench.machines.names().remove(0);
+    let harness = start_bench(true).await;
+    let key = run_suspending_job(&harness).await;
+    let machine = harness.machines.names().remove(0);
     // The download of artifacts never ends, so job 2 stays in its preparation. The preparation starts after the resume.
-    bench
+    harness
         .proxy
         .select_faults(Box::new(|kind| (kind == ApiCall::Download).then_some(Fault::Delay(Duration::from_secs(3600)))));
     let mut payload = job_payload(2, PROJECT, &json!({ "runtime_environment_key": key }));
     let file = json!({ "filename": "artifacts.zip", "size": 1 });
     payload["dependencies"] =
         json!([{ "id": 1, "token": "jobtoken1jobtoken", "name": "job-1", "artifacts_file": file }]);
-    bench.push(2, &["echo ran >> \"$MARKS/started-2\""], &payload);
-    bench.coordinator.wait_for(JobId(2), |job| job.text().contains("Downloading artifacts")).await;
-    assert_eq!(bench.machines.kill(ProcessKind::PersistentInstance), 1);
-    let ended = bench.coordinator.wait_for_end(JobId(2)).await;
+    harness.push(2, &["echo ran >> \"$MARKS/started-2\""], &payload);
+    harness.coordinator.wait_for(JobId(2), |job| job.text().contains("Downloading artifacts")).await;
+    assert_eq!(harness.machines.kill(ProcessKind::PersistentInstance), 1);
+    let ended = harness.coordinator.wait_for_end(JobId(2)).await;
     let (text, last) = (ended.text(), ended.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     let line = text.lines().find(|line| line.contains("was also lost; retry the job that created it"));
     assert!(line.is_some_and(|line| line.contains(&machine)), "{text}");
     assert!(!text.contains("no such environment") && !text.contains("was rescheduled to another instance"), "{text}");
-    assert_eq!(bench.start_count(JobId(2)), 0);
+    assert_eq!(harness.start_count(JobId(2)), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_without_suspend_support_only_causes_a_warning() {
-    let bench = start_bench(false).await;
-    push(&bench, 1, PROJECT, &["echo done"], &json!({ "suspend_on_success": true }));
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let harness = start_bench(false).await;
+    push(&harness, 1, PROJECT, &["echo done"], &json!({ "suspend_on_success": true }));
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let text = job.text();
-    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", bench.log());
+    assert_eq!(job.status, JobStatus::Success, "{text}\n{}", harness.log());
     assert!(
         text.contains("the job environment will not be suspended: the plugin of its group cannot suspend"),
         "{text}"
     );
     assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
-    assert!(wait_until(|| bench.machines.names().is_empty()).await, "{}", bench.log());
+    assert!(wait_until(|| harness.machines.names().is_empty()).await, "{}", harness.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_manager_reports_key_of_suspended_environment() {
-    let mut bench = start_bench(true).await;
+    let mut harness = start_bench(true).await;
     let script = [
         "echo of the first job > data; echo $$ >> \"$MARKS/started-1\"",
         "until test -e \"$MARKS/go\"; do sleep 0.02; done",
     ];
-    push(&bench, 1, PROJECT, &script, &json!({ "suspend_on_success": true }));
-    assert!(wait_until(|| bench.start_count(JobId(1)) == 1).await, "{}", bench.log());
-    bench.proxy.select_faults(Box::new(|kind| (kind == ApiCall::Update).then_some(Fault::DropBefore)));
-    std::fs::write(bench.path("go"), "").unwrap();
-    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("Job environment suspended: ")).await;
-    bench.kill_manager();
-    bench.proxy.select_faults(Box::new(|_| None));
-    bench.start_manager();
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    push(&harness, 1, PROJECT, &script, &json!({ "suspend_on_success": true }));
+    assert!(wait_until(|| harness.start_count(JobId(1)) == 1).await, "{}", harness.log());
+    harness.proxy.select_faults(Box::new(|kind| (kind == ApiCall::Update).then_some(Fault::DropBefore)));
+    std::fs::write(harness.path("go"), "").unwrap();
+    harness.coordinator.wait_for(JobId(1), |job| job.text().contains("Job environment suspended: ")).await;
+    harness.kill_manager();
+    harness.proxy.select_faults(Box::new(|_| None));
+    harness.start_manager();
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
-    assert_eq!((job.status, bench.start_count(JobId(1))), (JobStatus::Success, 1), "{text}\n{}", bench.log());
-    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", bench.log()));
+    assert_eq!((job.status, harness.start_count(JobId(1))), (JobStatus::Success, 1), "{text}\n{}", harness.log());
+    let key = last.runtime_environment_key.clone().unwrap_or_else(|| panic!("{text}\n{}", harness.log()));
     assert_eq!(text.matches(&format!("Job environment suspended: {key}\n")).count(), 1, "{text}");
-    push(&bench, 2, PROJECT, &["cat data"], &json!({ "runtime_environment_key": key }));
-    let next = bench.coordinator.wait_for_end(JobId(2)).await;
-    assert_eq!(next.status, JobStatus::Success, "{}\n{}", next.text(), bench.log());
+    push(&harness, 2, PROJECT, &["cat data"], &json!({ "runtime_environment_key": key }));
+    let next = harness.coordinator.wait_for_end(JobId(2)).await;
+    assert_eq!(next.status, JobStatus::Success, "{}\n{}", next.text(), harness.log());
 }

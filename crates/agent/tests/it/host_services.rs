@@ -49,7 +49,7 @@ fn client(port: u16) -> String {
 
 #[tokio::test]
 async fn service_serves_the_job_and_ends_with_it() {
-    if !muster_test_needs::program("python3", "--version", "python3") {
+    if !muster_test_prerequisites::program("python3", "--version", "python3") {
         return;
     }
     let mut agent = Agent::start().await;

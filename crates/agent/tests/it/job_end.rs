@@ -236,7 +236,7 @@ async fn hidden_process_ends_with_its_job_in_a_cgroup() {
     let mut separate = SeparateAgent::start(Containment::default()).await;
     separate.start_waiting_job("before-1").await;
     let (hidden, log) = separate.run_job_with_hidden_process("2-1").await;
-    if muster_test_needs::cgroups(log.contains("/muster-agent-")) {
+    if muster_test_prerequisites::cgroups(log.contains("/muster-agent-")) {
         assert!(!is_running(&hidden), "process {hidden} still runs");
     }
     separate.release_job("before-1").await;

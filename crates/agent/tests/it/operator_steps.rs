@@ -172,7 +172,7 @@ async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, Jo
     let (log, result) = agent.complete(&plan).await;
     if log.contains("cannot be enforced here") {
         assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
-        muster_test_needs::missing(log);
+        muster_test_prerequisites::missing(log);
         return None;
     }
     Some((log, result))

@@ -119,14 +119,14 @@ async fn full_disk_fails_the_job_and_keeps_its_log() {
     let output = match child {
         Ok(output) => output,
         Err(error) => {
-            return muster_test_needs::missing(format_args!(
+            return muster_test_prerequisites::missing(format_args!(
                 "`unshare` is not available (Debian: util-linux): {error}"
             ));
         }
     };
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if text.contains("unshare:") || text.contains("mount:") {
-        return muster_test_needs::missing(format_args!("failed to create a mount namespace: {text}"));
+        return muster_test_prerequisites::missing(format_args!("failed to create a mount namespace: {text}"));
     }
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -68,7 +68,7 @@ impl Objects {
         loop {
             let left = match timeout(TIMEOUT.saturating_sub(start.elapsed()), self.remove_once(engine)).await {
                 Ok(left) => left,
-                Err(_) => vec![Left {
+                Err(_) => vec![RemovalFailure {
                     object: format!("containers {}", self.containers.join(", ")),
                     error: ApiError::RequestTimeoutError,
                 }],
@@ -97,19 +97,19 @@ impl Objects {
     }
 
     /// Tries to remove each object. Returns those that are left.
-    async fn remove_once(&self, engine: &Docker) -> Vec<Left> {
+    async fn remove_once(&self, engine: &Docker) -> Vec<RemovalFailure> {
         let options =
             RemoveContainerOptions { force: true, v: !self.keep_volumes, ..RemoveContainerOptions::default() };
         let containers = join_all(self.containers.iter().map(async |name| {
-            left(format!("container {name}"), engine.remove_container(name, Some(options.clone())).await)
+            failure_of(format!("container {name}"), engine.remove_container(name, Some(options.clone())).await)
         }));
         let mut found = containers.await;
         let volumes = join_all(self.volumes.iter().map(async |name| {
-            left(format!("volume {name}"), engine.remove_volume(name, None::<RemoveVolumeOptions>).await)
+            failure_of(format!("volume {name}"), engine.remove_volume(name, None::<RemoveVolumeOptions>).await)
         }));
         found.extend(volumes.await);
         if let Some(name) = &self.network {
-            found.push(left(format!("network {name}"), network::remove(engine, name).await));
+            found.push(failure_of(format!("network {name}"), network::remove(engine, name).await));
         }
         found.into_iter().flatten().collect()
     }
@@ -122,13 +122,13 @@ fn is_valid_name(name: &str) -> bool {
 }
 
 /// An object that could not be removed.
-struct Left {
+struct RemovalFailure {
     object: String,
     error: ApiError,
 }
 
-fn left(object: String, removed: Result<(), ApiError>) -> Option<Left> {
-    removed.err().filter(|error| !is_not_found(error)).map(|error| Left { object, error })
+fn failure_of(object: String, removed: Result<(), ApiError>) -> Option<RemovalFailure> {
+    removed.err().filter(|error| !is_not_found(error)).map(|error| RemovalFailure { object, error })
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use muster_test_needs::object_stores::{AZURITE_ACCOUNT, AZURITE_KEY, Server, azurite, moto, python_program};
+use muster_test_prerequisites::object_stores::{AZURITE_ACCOUNT, AZURITE_KEY, Server, azurite, moto, python_program};
 use object_store::azure::{AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequest;
 use reqwest::StatusCode;

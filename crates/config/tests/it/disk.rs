@@ -12,7 +12,7 @@ const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
 /// Runs the calling test again in separate namespaces, after a shell has run `mount` there with the directory as `$1`.
 fn rerun_in_namespaces(test: &str, mount: &str) {
-    if !muster_test_needs::mounts() {
+    if !muster_test_prerequisites::mounts() {
         return;
     }
     let home = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn unwritable_directory_is_reported() {
     let home = tempfile::tempdir().unwrap();
     if rustix::process::geteuid().is_root() && directory().is_none() {
         // Root may write everywhere, but not in a user namespace that maps it to nobody.
-        if !muster_test_needs::namespaces() {
+        if !muster_test_prerequisites::namespaces() {
             return;
         }
         let mut command = Command::new("unshare");

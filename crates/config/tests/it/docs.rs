@@ -84,11 +84,11 @@ fn reference_page_lists_every_key_and_problem() {
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 /// Returns the pages in a directory.
-fn pages(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let (folders, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+fn pages(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
     let own = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
-    own.chain(folders.iter().flat_map(|folder| pages(folder))).collect()
+    own.chain(directories.iter().flat_map(|directory| pages(directory))).collect()
 }
 
 /// Returns the runner entries that a page shows, with the URL and the token that the page leaves out.

@@ -5,30 +5,30 @@ use std::time::Duration;
 use muster_job::JobStatus;
 use muster_runner_api::service::ServiceError;
 
-use crate::support::{Bench, forbidden, job};
+use crate::support::{Harness, forbidden, job};
 
 #[tokio::test]
 async fn request_with_the_same_key_gets_the_same_job_until_it_ends() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a"), job("b")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a"), job("b")]]).await;
     let first = manager.next_job_with_key(Some("k1")).await;
     let repeated = manager.next_job_with_key(Some("k1")).await;
     assert_eq!((repeated.id, &repeated.token), (first.id, &first.token));
     let other = manager.next_job_with_key(Some("k2")).await;
     assert_ne!(other.id, first.id);
     manager.succeed(&first).await;
-    bench.create(vec![vec![job("c")]]).await;
+    harness.create(vec![vec![job("c")]]).await;
     assert_ne!(manager.next_job_with_key(Some("k1")).await.id, first.id);
 }
 
 #[tokio::test]
 async fn job_of_a_silent_manager_is_requeued() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job().await;
-    bench.clock.advance(Duration::from_secs(60));
+    harness.clock.advance(Duration::from_secs(60));
     let second = manager.next_job().await;
     assert_eq!(second.id, silent.id);
     assert_ne!(second.token, silent.token);
@@ -36,15 +36,15 @@ async fn job_of_a_silent_manager_is_requeued() {
     assert_eq!(forbidden(manager.log(&silent, 0, "late").await), Some(JobStatus::Canceled));
     assert_eq!(forbidden(manager.update(&silent, "success", |_| {}).await), Some(JobStatus::Canceled));
     manager.succeed(&second).await;
-    assert_eq!(bench.status(pipeline, "a").await, JobStatus::Success);
+    assert_eq!(harness.status(pipeline, "a").await, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn job_of_an_active_manager_is_not_requeued() {
     for activity in ["running", "trace", "upload"] {
-        let bench = Bench::open().await;
-        let manager = bench.manager().await;
-        let pipeline = bench.create(vec![vec![job("a")]]).await;
+        let harness = Harness::open().await;
+        let manager = harness.manager().await;
+        let pipeline = harness.create(vec![vec![job("a")]]).await;
         let assigned = manager.next_job().await;
         match activity {
             "running" => manager.report_running(&assigned).await,
@@ -53,59 +53,59 @@ async fn job_of_an_active_manager_is_not_requeued() {
             }
             _ => assert!(manager.log(&assigned, 0, "x").await.expect("was not accepted").accepted),
         }
-        bench.clock.advance(Duration::from_secs(600));
-        assert_eq!(bench.status(pipeline, "a").await, JobStatus::Running, "after {activity}");
+        harness.clock.advance(Duration::from_secs(600));
+        assert_eq!(harness.status(pipeline, "a").await, JobStatus::Running, "after {activity}");
         assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);
     }
 }
 
 #[tokio::test]
 async fn job_is_not_lost_when_a_request_is_closed() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let closed = tokio::spawn({
         let manager = manager.clone();
         async move { manager.next_job().await }
     });
-    bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
     closed.abort();
     let _ = closed.await;
-    bench.create(vec![vec![job("a")]]).await;
+    harness.create(vec![vec![job("a")]]).await;
     assert_eq!(manager.next_job().await.job_info.name, "a");
 }
 
 #[tokio::test]
 async fn canceled_job_ends_after_the_accept_timeout() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     let _silent = manager.next_job().await;
-    bench.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
-    assert_eq!(bench.status(pipeline, "a").await, JobStatus::Canceling);
-    bench.clock.advance(Duration::from_secs(60));
-    bench.wait_until(pipeline, |view| view.summary.status == JobStatus::Canceled).await;
+    harness.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
+    assert_eq!(harness.status(pipeline, "a").await, JobStatus::Canceling);
+    harness.clock.advance(Duration::from_secs(60));
+    harness.wait_until(pipeline, |view| view.summary.status == JobStatus::Canceled).await;
 }
 
 #[tokio::test]
 async fn repeated_assignment_restarts_the_accept_timeout() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let lost = manager.next_job_with_key(Some("k")).await;
-    bench.clock.advance(Duration::from_secs(59));
+    harness.clock.advance(Duration::from_secs(59));
     let repeated = manager.next_job_with_key(Some("k")).await;
     assert_eq!(repeated.token, lost.token);
-    bench.clock.advance(Duration::from_secs(30));
-    bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    harness.clock.advance(Duration::from_secs(30));
+    harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
     manager.report_running(&repeated).await;
-    bench.clock.advance(Duration::from_secs(600));
+    harness.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&repeated).await, JobStatus::Success);
 
-    bench.create(vec![vec![job("b")]]).await;
+    harness.create(vec![vec![job("b")]]).await;
     let silent = manager.next_job_with_key(Some("l")).await;
-    bench.clock.advance(Duration::from_secs(59));
+    harness.clock.advance(Duration::from_secs(59));
     manager.next_job_with_key(Some("l")).await;
-    bench.clock.advance(Duration::from_secs(60));
+    harness.clock.advance(Duration::from_secs(60));
     assert_ne!(manager.next_job().await.token, silent.token, "the second accept timeout also ends");
 }
 
@@ -113,36 +113,36 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
 /// prepares the job.
 #[tokio::test]
 async fn job_is_requeued_after_but_not_during_preparation() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     for _ in 0..3 {
-        bench.clock.advance(Duration::from_secs(50));
+        harness.clock.advance(Duration::from_secs(50));
         let answer = manager.update(&assigned, "pending", |_| {}).await.expect("the assignment is no longer valid");
         assert_eq!(answer.status, JobStatus::Running, "this status does not stop the runner");
     }
-    bench.clock.advance(Duration::from_secs(60));
+    harness.clock.advance(Duration::from_secs(60));
     let second = manager.next_job().await;
     assert_eq!((second.id, second.token == assigned.token), (assigned.id, false));
     assert_eq!(forbidden(manager.update(&assigned, "pending", |_| {}).await), Some(JobStatus::Canceled));
     assert_eq!(forbidden(manager.update(&assigned, "running", |_| {}).await), Some(JobStatus::Canceled), "too late");
     manager.report_running(&second).await;
     manager.succeed(&second).await;
-    assert_eq!(bench.status(pipeline, "a").await, JobStatus::Success);
+    assert_eq!(harness.status(pipeline, "a").await, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn acceptance_is_idempotent_and_ends_the_preparation() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.report_running(&assigned).await;
     manager.report_running(&assigned).await;
     let rejected = manager.update(&assigned, "pending", |_| {}).await.expect_err("it was accepted");
     assert!(matches!(rejected, ServiceError::Conflict(_)), "{rejected}");
-    bench.clock.advance(Duration::from_secs(600));
+    harness.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);
 }
 
@@ -150,16 +150,16 @@ async fn acceptance_is_idempotent_and_ends_the_preparation() {
 #[tokio::test]
 async fn assignments_and_acceptances_survive_a_kill() {
     for accepted in [true, false] {
-        let bench = Bench::open().await;
-        let manager = bench.manager().await;
-        bench.create(vec![vec![job("a")]]).await;
+        let harness = Harness::open().await;
+        let manager = harness.manager().await;
+        harness.create(vec![vec![job("a")]]).await;
         let assigned = manager.next_job().await;
         if accepted {
             manager.report_running(&assigned).await;
         }
-        let bench = bench.restart_after_kill().await;
-        let manager = manager.connected_to(&bench);
-        bench.clock.advance(Duration::from_secs(60));
+        let harness = harness.restart_after_kill().await;
+        let manager = manager.connected_to(&harness);
+        harness.clock.advance(Duration::from_secs(60));
         if accepted {
             assert_eq!(manager.succeed(&assigned).await, JobStatus::Success);
         } else {

@@ -6,13 +6,13 @@ use futures::StreamExt;
 use muster_job::{FailureReason, JobStatus};
 use muster_runner_api::service::{ArtifactQuery, RunnerService, ServiceError};
 
-use crate::support::{Bench, TIMEOUT, forbidden, job, producer, zip_of};
+use crate::support::{Harness, TIMEOUT, forbidden, job, producer, zip_of};
 
 #[tokio::test]
 async fn artifacts_are_checked_and_passed_to_later_jobs() {
-    let bench = Bench::with(|options| options.limits.artifact_bytes = 10_000).await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![producer("build")], vec![job("test")]]).await;
+    let harness = Harness::with(|options| options.limits.artifact_bytes = 10_000).await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![producer("build")], vec![job("test")]]).await;
     let build = manager.next_job().await;
     let damaged = manager.upload(&build, ("archive", "zip", None), b"not a zip".to_vec()).await;
     assert!(matches!(damaged, Err(ServiceError::BadRequest(_))), "{damaged:?}");
@@ -34,24 +34,24 @@ async fn artifacts_are_checked_and_passed_to_later_jobs() {
     assert_eq!(forbidden(manager.download(build.id, &build.token).await), Some(JobStatus::Success));
     let missing = manager.download(test.id, &test.token).await;
     assert!(matches!(missing, Err(ServiceError::NotFound(_))), "{missing:?}");
-    let kinds: Vec<_> = bench.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
+    let kinds: Vec<_> = harness.job(pipeline, "build").await.artifacts.into_iter().map(|file| file.kind).collect();
     assert_eq!(kinds, ["archive", "dotenv"]);
-    assert_eq!(files(&bench).len(), 2, "a rejected upload leaves no file: {:?}", files(&bench));
+    assert_eq!(files(&harness).len(), 2, "a rejected upload leaves no file: {:?}", files(&harness));
 }
 
 #[tokio::test]
 async fn c163_invalid_dotenv_report_fails_the_job() {
     let many: String = (0..21).map(|index| format!("V{index}=x\n")).collect();
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     for report in ["A=1\n# a comment\n", &many, &"x".repeat(6 * 1024)] {
-        let pipeline = bench.create(vec![vec![job("a")]]).await;
+        let pipeline = harness.create(vec![vec![job("a")]]).await;
         let assigned = manager.next_job().await;
         let rejected = manager.upload(&assigned, ("dotenv", "raw", None), report.as_bytes().to_vec()).await;
         assert!(matches!(rejected, Err(ServiceError::BadRequest(_))), "{rejected:?}");
         // The job fails even if its runner ignores the rejection and reports success.
         assert_eq!(manager.succeed(&assigned).await, JobStatus::Failed);
-        let view = bench.job(pipeline, "a").await;
+        let view = harness.job(pipeline, "a").await;
         assert_eq!(view.failure_reason, Some(FailureReason::ScriptFailure));
         assert!(view.message.is_some_and(|message| message.contains("dotenv")) && view.artifacts.is_empty());
     }
@@ -59,7 +59,7 @@ async fn c163_invalid_dotenv_report_fails_the_job() {
 
 #[tokio::test]
 async fn expired_files_are_deleted_after_a_restart() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
     let build = manager.next_job().await;
@@ -68,14 +68,14 @@ async fn expired_files_are_deleted_after_a_restart() {
     let benches = [before.restart_after_kill().await, before];
     let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
     let expected = [(archive.clone(), true), (junit.clone(), true)];
-    for bench in &benches {
-        assert_eq!(bench.artifact_files_on_disk(build.id).await, expected);
+    for harness in &benches {
+        assert_eq!(harness.artifact_files_on_disk(build.id).await, expected);
     }
     benches[0].clock.advance(Duration::from_secs(3600));
-    for bench in &benches {
+    for harness in &benches {
         // The timer is handled with the next command at the latest, such as this query. Another thread deletes the file.
         let deleted = async {
-            while bench.artifact_files_on_disk(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
+            while harness.artifact_files_on_disk(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
                 tokio::task::yield_now().await;
             }
         };
@@ -88,7 +88,7 @@ async fn expired_files_are_deleted_after_a_restart() {
 
 #[tokio::test]
 async fn expired_files_are_deleted_at_the_start() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![producer("build")]]).await;
     let build = manager.next_job().await;
@@ -107,8 +107,8 @@ async fn expired_files_are_deleted_at_the_start() {
 }
 
 /// Returns the paths of all artifact files, relative to their directory.
-fn files(bench: &Bench) -> Vec<String> {
-    let root = bench.dir.path().join("artifacts");
+fn files(harness: &Harness) -> Vec<String> {
+    let root = harness.dir.path().join("artifacts");
     let (mut directories, mut found) = (vec![root.clone()], Vec::new());
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -126,7 +126,7 @@ fn files(bench: &Bench) -> Vec<String> {
 
 #[tokio::test]
 async fn leftover_files_are_deleted_at_the_start() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
@@ -149,18 +149,18 @@ async fn leftover_files_are_deleted_at_the_start() {
 
 #[tokio::test]
 async fn replaced_and_late_files_are_deleted() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.upload(&assigned, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
     manager.upload(&assigned, ("junit", "gzip", None), b"y".to_vec()).await.expect("failed to store");
     let expected = [format!("{}/junit/junit.gzip", assigned.id)];
-    assert_eq!(files(&bench), expected, "the second report replaces the first, which had another name");
+    assert_eq!(files(&harness), expected, "the second report replaces the first, which had another name");
 
     let rejected = manager.upload(&assigned, ("junit", "raw", Some("no duration")), b"z".to_vec()).await;
     assert!(matches!(rejected, Err(ServiceError::BadRequest(_))), "{rejected:?}");
-    assert_eq!(files(&bench), expected);
+    assert_eq!(files(&harness), expected);
     // The upload ends after the job has ended.
     let (finish, mut finished) = tokio::sync::oneshot::channel::<()>();
     let (start, started) = tokio::sync::oneshot::channel::<()>();
@@ -172,15 +172,16 @@ async fn replaced_and_late_files_are_deleted() {
         Ok(bytes::Bytes::from_static(b"late"))
     });
     let uploading = tokio::spawn({
-        let (coordinator, token, id) = (std::sync::Arc::clone(&bench.coordinator), assigned.token.clone(), assigned.id);
+        let (coordinator, token, id) =
+            (std::sync::Arc::clone(&harness.coordinator), assigned.token.clone(), assigned.id);
         async move { coordinator.upload_artifact(id, &token, query, "s.json".to_owned(), body.boxed()).await }
     });
     started.await.expect("the upload has not started");
-    assert!(files(&bench).iter().any(|file| file.contains(".upload-")));
+    assert!(files(&harness).iter().any(|file| file.contains(".upload-")));
     manager.succeed(&assigned).await;
     finish.send(()).expect("the upload does not wait");
     assert_eq!(forbidden(uploading.await.expect("panicked")), Some(JobStatus::Success));
-    assert_eq!(files(&bench), expected);
+    assert_eq!(files(&harness), expected);
 }
 
 fn raw() -> ArtifactQuery {

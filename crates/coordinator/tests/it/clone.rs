@@ -10,7 +10,7 @@ use muster_runner_api::payload::JobPayload;
 use muster_source::{GitServer, git_routes};
 use reqwest::StatusCode;
 
-use crate::support::{Bench, job};
+use crate::support::{Harness, job};
 
 /// A served repository that the coordinator's jobs may read.
 struct Repository {
@@ -27,11 +27,11 @@ impl Drop for Repository {
 }
 
 impl Repository {
-    async fn serve(bench: &Bench) -> Self {
+    async fn serve(harness: &Harness) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let init = Command::new("git").args(["init", "-q", "--bare"]).arg(directory.path()).status().unwrap();
         assert!(init.success());
-        let coordinator = Arc::clone(&bench.coordinator);
+        let coordinator = Arc::clone(&harness.coordinator);
         let routes = git_routes(GitServer {
             repository: directory.path().to_owned(),
             project_path: "grp/app".to_owned(),
@@ -66,10 +66,10 @@ const DENIED: [StatusCode; 2] = [StatusCode::FORBIDDEN; 2];
 
 #[tokio::test]
 async fn job_can_clone_only_while_it_is_assigned() {
-    let bench = Bench::open().await;
-    let repository = Repository::serve(&bench).await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a"), job("b")]]).await;
+    let harness = Harness::open().await;
+    let repository = Repository::serve(&harness).await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a"), job("b")]]).await;
     let (first, other) = (manager.next_job().await, manager.next_job().await);
     manager.report_running(&first).await;
     assert_eq!(repository.clone_of(&first).await, ALLOWED);
@@ -77,20 +77,20 @@ async fn job_can_clone_only_while_it_is_assigned() {
     manager.succeed(&first).await;
     assert_eq!(repository.clone_of(&first).await, DENIED);
     assert_eq!(repository.clone_of(&other).await, ALLOWED);
-    bench.coordinator.cancel_job(other.id, true).await.unwrap();
+    harness.coordinator.cancel_job(other.id, true).await.unwrap();
     assert_eq!(repository.clone_of(&other).await, DENIED);
 }
 
 #[tokio::test]
 async fn former_assignee_cannot_clone() {
-    let bench = Bench::open().await;
-    let repository = Repository::serve(&bench).await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let repository = Repository::serve(&harness).await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job().await;
-    bench.clock.advance(Duration::from_secs(30));
+    harness.clock.advance(Duration::from_secs(30));
     assert_eq!(repository.clone_of(&silent).await, ALLOWED, "cloning does not accept the job");
-    bench.clock.advance(Duration::from_secs(30));
+    harness.clock.advance(Duration::from_secs(30));
     let second = manager.next_job().await;
     assert_eq!(second.id, silent.id);
     assert_eq!(repository.clone_of(&silent).await, DENIED);
@@ -99,8 +99,8 @@ async fn former_assignee_cannot_clone() {
 
 #[tokio::test]
 async fn invalid_job_token_is_unauthorized() {
-    let bench = Bench::open().await;
-    let repository = Repository::serve(&bench).await;
+    let harness = Harness::open().await;
+    let repository = Repository::serve(&harness).await;
     for token in ["", "glcbt-1-1-00", "something"] {
         assert_eq!(repository.clone_with(token).await, [StatusCode::UNAUTHORIZED; 2]);
     }

@@ -9,7 +9,7 @@ use muster_coordinator::views::PipelineView;
 use muster_job::{FailureReason, JobStatus, PipelineId, Variable};
 use muster_runner_api::payload::JobPayload;
 
-use crate::support::{Bench, BlockingFiles, Files, job, pipeline, producer, zip_of};
+use crate::support::{BlockingFiles, Files, Harness, job, pipeline, producer, zip_of};
 
 fn value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     payload.variables.iter().rfind(|variable| variable.key == name).map(|variable| variable.value.as_str())
@@ -20,38 +20,39 @@ fn status(view: &PipelineView, name: &str) -> Option<JobStatus> {
 }
 
 /// Returns the child pipeline of the bridge `name`, once it exists.
-async fn child_of(bench: &Bench, parent: PipelineId, name: &str) -> PipelineId {
-    let view = bench.wait_until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
+async fn child_of(harness: &Harness, parent: PipelineId, name: &str) -> PipelineId {
+    let view =
+        harness.wait_until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
     view.job(name).and_then(|bridge| bridge.downstream).expect("a child")
 }
 
 /// Returns the failure reason and the message of the bridge `name`.
-async fn failure_of(bench: &Bench, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
-    let view = bench.wait_until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
+async fn failure_of(harness: &Harness, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
+    let view = harness.wait_until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
     let bridge = view.job(name).expect("the bridge");
     (bridge.failure_reason, bridge.message.clone().unwrap_or_default())
 }
 
 #[tokio::test]
 async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut wait = job("wait");
     wait.needs = Some(Vec::new());
     let mut listed = job("listed");
     listed.dependencies = Some(vec!["build".to_owned()]);
     let unlisted = job("unlisted");
-    let id = bench.create(vec![vec![producer("build"), wait], vec![listed, unlisted]]).await;
+    let id = harness.create(vec![vec![producer("build"), wait], vec![listed, unlisted]]).await;
     let (build, wait) = (manager.next_job().await, manager.next_job().await);
     manager.upload(&build, ("archive", "zip", Some("10 minutes")), zip_of("out", "x")).await.expect("failed to store");
     manager.succeed(&build).await;
     manager.report_running(&wait).await;
-    bench.clock.advance(Duration::from_secs(600));
+    harness.clock.advance(Duration::from_secs(600));
     manager.succeed(&wait).await;
     let assigned = manager.next_job().await;
     assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer still runs");
     assert!(assigned.dependencies.is_empty());
-    let listed = bench.job(id, "listed").await;
+    let listed = harness.job(id, "listed").await;
     assert_eq!(listed.failure_reason, Some(FailureReason::MissingDependencyFailure));
     assert_eq!((listed.status, listed.started_at), (JobStatus::Failed, None));
     assert!(listed.message.is_some_and(|message| message.contains("`build`")));
@@ -59,17 +60,17 @@ async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
 
 #[tokio::test]
 async fn c187_deleted_archive_is_treated_as_expired() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut listed = job("listed");
     listed.dependencies = Some(vec!["build".to_owned()]);
-    let id = bench.create(vec![vec![producer("build")], vec![listed]]).await;
+    let id = harness.create(vec![vec![producer("build")], vec![listed]]).await;
     let build = manager.next_job().await;
     manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
-    let file = bench.coordinator.artifact_files(build.id).await.expect("the job does not exist").remove(0);
-    std::fs::remove_file(bench.path_of(build.id, &file)).expect("failed to delete");
+    let file = harness.coordinator.artifact_files(build.id).await.expect("the job does not exist").remove(0);
+    std::fs::remove_file(harness.path_of(build.id, &file)).expect("failed to delete");
     let waiting = tokio::spawn(async move { (manager.succeed(&build).await, manager.next_job().await) });
-    let view = bench.wait_until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
+    let view = harness.wait_until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
     waiting.abort();
     assert_eq!(view.job("listed").and_then(|job| job.failure_reason), Some(FailureReason::MissingDependencyFailure));
 }
@@ -80,9 +81,9 @@ gen: {stage: build, script: [x], artifacts: {paths: [g.yml]}}
 c: {stage: test, trigger: {include: [{artifact: g.yml, job: gen}], strategy: depend}}
 ";
 
-async fn generate(bench: &Bench, content: &str) -> PipelineId {
-    let manager = bench.manager().await;
-    let id = bench.create_from(GENERATED, Files(Vec::new()), &[]).await;
+async fn generate(harness: &Harness, content: &str) -> PipelineId {
+    let manager = harness.manager().await;
+    let id = harness.create_from(GENERATED, Files(Vec::new()), &[]).await;
     let gen_job = manager.next_job().await;
     manager.upload(&gen_job, ("archive", "zip", None), zip_of("g.yml", content)).await.expect("failed to store");
     manager.succeed(&gen_job).await;
@@ -91,36 +92,36 @@ async fn generate(bench: &Bench, content: &str) -> PipelineId {
 
 #[tokio::test]
 async fn c191_child_configuration_comes_from_a_job_archive() {
-    let bench = Bench::open().await;
-    let id = generate(&bench, "x: {script: [y]}").await;
-    let child = child_of(&bench, id, "c").await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let id = generate(&harness, "x: {script: [y]}").await;
+    let child = child_of(&harness, id, "c").await;
+    let manager = harness.manager().await;
     let x = manager.next_job().await;
     assert_eq!((x.job_info.name.as_str(), x.job_info.pipeline_id), ("x", child.0));
-    assert_eq!(bench.status(id, "c").await, JobStatus::Running);
+    assert_eq!(harness.status(id, "c").await, JobStatus::Running);
     manager.succeed(&x).await;
-    assert_eq!(bench.view(child).await.summary.status, JobStatus::Success);
-    assert_eq!(bench.view(id).await.summary.status, JobStatus::Success);
-    let parent = bench.view(child).await.summary.parent.expect("no parent");
-    assert_eq!((parent.pipeline, parent.bridge), (id, bench.job(id, "c").await.id));
+    assert_eq!(harness.view(child).await.summary.status, JobStatus::Success);
+    assert_eq!(harness.view(id).await.summary.status, JobStatus::Success);
+    let parent = harness.view(child).await.summary.parent.expect("no parent");
+    assert_eq!((parent.pipeline, parent.bridge), (id, harness.job(id, "c").await.id));
 }
 
 #[tokio::test]
 async fn c191_invalid_generated_configuration_fails_the_bridge() {
-    let bench = Bench::open().await;
-    let id = generate(&bench, "x: {script: [y], rules: [{when: never}]}").await;
-    let (reason, message) = failure_of(&bench, id, "c").await;
+    let harness = Harness::open().await;
+    let id = generate(&harness, "x: {script: [y], rules: [{when: never}]}").await;
+    let (reason, message) = failure_of(&harness, id, "c").await;
     assert_eq!(reason, Some(FailureReason::DownstreamPipelineCreationFailed));
     assert!(message.contains("rules"), "{message}");
 
-    let id = generate(&bench, "x: {script: [y], colour: red}").await;
-    let (_, message) = failure_of(&bench, id, "c").await;
+    let id = generate(&harness, "x: {script: [y], colour: red}").await;
+    let (_, message) = failure_of(&harness, id, "c").await;
     assert!(message.contains("g.yml") && message.contains(":1:") && message.contains("colour"), "{message}");
 
-    let manager = bench.manager().await;
-    let id = bench.create_from(GENERATED, Files(Vec::new()), &[]).await;
+    let manager = harness.manager().await;
+    let id = harness.create_from(GENERATED, Files(Vec::new()), &[]).await;
     manager.succeed(&manager.next_job().await).await;
-    let (_, message) = failure_of(&bench, id, "c").await;
+    let (_, message) = failure_of(&harness, id, "c").await;
     assert!(message.contains("`gen`") && message.contains("g.yml"), "{message}");
 }
 
@@ -133,16 +134,16 @@ open: {trigger: {include: a.yml, forward: {pipeline_variables: true}}}
 
 #[tokio::test]
 async fn c193_bridge_forwards_the_configured_variables() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let child_yaml = "print: {script: [x]}\ndeeper: {trigger: {include: b.yml}}";
     let files = Files(vec![("a.yml", child_yaml), ("b.yml", "leaf: {script: [x]}")]);
-    let id = bench.create_from(FORWARDING, files, &[("R", "run")]).await;
+    let id = harness.create_from(FORWARDING, files, &[("R", "run")]).await;
     let mut children = Vec::new();
     for name in ["plain", "closed", "open"] {
-        children.push(child_of(&bench, id, name).await);
+        children.push(child_of(&harness, id, name).await);
     }
-    let grandchild = child_of(&bench, children[2], "deeper").await;
+    let grandchild = child_of(&harness, children[2], "deeper").await;
     let mut seen = Vec::new();
     for _ in 0..6 {
         let assigned = manager.next_job().await;
@@ -162,15 +163,15 @@ async fn c193_bridge_forwards_the_configured_variables() {
 
 #[tokio::test]
 async fn c194_child_has_variables_of_its_upstream() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let child = "
 as_child: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"parent_pipeline\"'}]}
 as_push: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"push\"'}]}
 ";
-    let id = bench.create_from("c: {trigger: {include: a.yml}}", Files(vec![("a.yml", child)]), &[]).await;
-    let child = child_of(&bench, id, "c").await;
-    let names: Vec<_> = bench.view(child).await.jobs.into_iter().map(|job| job.name).collect();
+    let id = harness.create_from("c: {trigger: {include: a.yml}}", Files(vec![("a.yml", child)]), &[]).await;
+    let child = child_of(&harness, id, "c").await;
+    let names: Vec<_> = harness.view(child).await.jobs.into_iter().map(|job| job.name).collect();
     assert_eq!(names, ["as_child"]);
     let assigned = manager.next_job().await;
     assert_eq!(value(&assigned, "CI_PIPELINE_SOURCE"), Some("parent_pipeline"));
@@ -180,31 +181,31 @@ as_push: {script: [x], rules: [{if: '$CI_PIPELINE_SOURCE == \"push\"'}]}
 
 #[tokio::test]
 async fn c195_third_level_of_child_pipelines_is_rejected() {
-    let bench = Bench::open().await;
+    let harness = Harness::open().await;
     let files = Files(vec![
         ("a.yml", "one: {trigger: {include: b.yml}}"),
         ("b.yml", "two: {trigger: {include: c.yml}}"),
         ("c.yml", "leaf: {script: [x]}"),
     ]);
-    let id = bench.create_from("zero: {trigger: {include: a.yml}}", files, &[]).await;
-    let first = child_of(&bench, id, "zero").await;
-    let second = child_of(&bench, first, "one").await;
-    let (reason, _) = failure_of(&bench, second, "two").await;
+    let id = harness.create_from("zero: {trigger: {include: a.yml}}", files, &[]).await;
+    let first = child_of(&harness, id, "zero").await;
+    let second = child_of(&harness, first, "one").await;
+    let (reason, _) = failure_of(&harness, second, "two").await;
     assert_eq!(reason, Some(FailureReason::ReachedMaxDescendantPipelinesDepth));
 }
 
 #[tokio::test]
 async fn trigger_of_another_project_fails_with_a_message() {
-    let bench = Bench::open().await;
-    let id = bench.create_from("c: {trigger: group/other}", Files(Vec::new()), &[]).await;
-    let (reason, message) = failure_of(&bench, id, "c").await;
+    let harness = Harness::open().await;
+    let id = harness.create_from("c: {trigger: group/other}", Files(Vec::new()), &[]).await;
+    let (reason, message) = failure_of(&harness, id, "c").await;
     assert_eq!(reason, Some(FailureReason::DownstreamBridgeProjectNotFound));
     assert!(message.contains("`group/other`"), "{message}");
 }
 
 #[tokio::test]
 async fn child_pipeline_of_a_waiting_bridge_is_created_after_a_restart() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     let files = || Files(vec![("a.yml", "leaf: {script: [x]}")]);
     let yaml = "stages: [build, test]\nb: {stage: build, script: [x]}\nc: {stage: test, trigger: {include: a.yml}}";
@@ -219,7 +220,7 @@ async fn child_pipeline_of_a_waiting_bridge_is_created_after_a_restart() {
 
 #[tokio::test]
 async fn bridge_waits_for_sources_after_a_restart() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let (open, closed) = std::sync::mpsc::channel();
     let stuck = std::sync::Arc::new(BlockingFiles(std::sync::Mutex::new(closed)));
     let id = before.create_with("c: {trigger: {include: a.yml}}", stuck, &[]).await;
@@ -239,15 +240,15 @@ async fn bridge_waits_for_sources_after_a_restart() {
 
 #[tokio::test]
 async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
-    let bench = Bench::open().await;
-    let manager = bench.manager_with(NewRunner {
+    let harness = Harness::open().await;
+    let manager = harness.manager_with(NewRunner {
         run_untagged: true,
         maximum_timeout: Some(Duration::from_secs(600)),
         ..NewRunner::default()
     });
     let manager = manager.await;
     let yaml = "t: {timeout: 2 seconds, script: [sleep 60]}\nu: {script: [x]}";
-    let id = bench.create_from(yaml, Files(Vec::new()), &[]).await;
+    let id = harness.create_from(yaml, Files(Vec::new()), &[]).await;
     let (t, u) = (manager.next_job().await, manager.next_job().await);
     assert_eq!(
         (t.runner_info.timeout, u.runner_info.timeout),
@@ -255,64 +256,64 @@ async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
         "the timeout of the job or project, but at most the runner's maximum"
     );
     manager.fail(&t, "job_execution_timeout", None).await;
-    let view = bench.job(id, "t").await;
+    let view = harness.job(id, "t").await;
     assert_eq!((view.status, view.failure_reason), (JobStatus::Failed, Some(FailureReason::JobExecutionTimeout)));
 }
 
 #[tokio::test]
 async fn c198_job_without_matching_runner_is_reported_as_stuck() {
-    let bench = Bench::open().await;
+    let harness = Harness::open().await;
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
-    let id = bench.create(vec![vec![gpu, job("plain")]]).await;
-    let stuck = bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    let id = harness.create(vec![vec![gpu, job("plain")]]).await;
+    let stuck = harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
     assert!(stuck.iter().all(|job| job.reason == "no runner exists"), "{stuck:?}");
-    let manager = bench.manager().await;
-    let stuck = bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    let manager = harness.manager().await;
+    let stuck = harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
     assert_eq!(stuck.len(), 1);
     assert_eq!((stuck[0].name.as_str(), stuck[0].reason.as_str()), ("train", "no runner has the tag `gpu`"));
     let plain = manager.next_job().await;
     assert_eq!(plain.job_info.name, "plain");
     manager.succeed(&plain).await;
-    assert_eq!(bench.status(id, "train").await, JobStatus::Pending);
+    assert_eq!(harness.status(id, "train").await, JobStatus::Pending);
     // After an hour without a matching runner, the job fails (docs/spec/pipeline-yaml.md, section 5.10).
-    bench.clock.advance(Duration::from_secs(3600));
-    let view = bench.wait_until(id, |view| status(view, "train") == Some(JobStatus::Failed)).await;
+    harness.clock.advance(Duration::from_secs(3600));
+    let view = harness.wait_until(id, |view| status(view, "train") == Some(JobStatus::Failed)).await;
     let reason = view.job("train").and_then(|job| job.failure_reason);
     assert_eq!(reason, Some(FailureReason::StuckPendingNoMatchingRunners));
 }
 
 #[tokio::test]
 async fn new_runner_gets_the_stuck_job() {
-    let bench = Bench::open().await;
+    let harness = Harness::open().await;
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
-    bench.create(vec![vec![gpu]]).await;
+    harness.create(vec![vec![gpu]]).await;
     let settings = NewRunner { tags: vec!["gpu".to_owned(), "linux".to_owned()], ..NewRunner::default() };
-    assert_eq!(bench.manager_with(settings).await.next_job().await.job_info.name, "train");
+    assert_eq!(harness.manager_with(settings).await.next_job().await.job_info.name, "train");
 }
 
 #[tokio::test]
 async fn played_and_retried_jobs_get_the_entered_variables() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let yaml = "m: {script: [x], when: manual}\nb: {script: [y]}";
-    let id = bench.create_from(yaml, Files(Vec::new()), &[]).await;
+    let id = harness.create_from(yaml, Files(Vec::new()), &[]).await;
     manager.fail(&manager.next_job().await, "script_failure", Some(1)).await;
-    let manual = bench.job(id, "m").await;
+    let manual = harness.job(id, "m").await;
     assert_eq!(manual.status, JobStatus::Manual);
-    bench.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("was not started");
+    harness.coordinator.play_job(manual.id, vec![Variable::public("TYPED", "yes")]).await.expect("was not started");
     let m = manager.next_job().await;
     assert_eq!(value(&m, "TYPED"), Some("yes"));
     manager.succeed(&m).await;
-    assert!(bench.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "the job has ended");
-    let failed = bench.job(id, "b").await;
-    let retry = bench.coordinator.retry_job(failed.id).await.expect("was not retried");
+    assert!(harness.coordinator.play_job(manual.id, Vec::new()).await.is_err(), "the job has ended");
+    let failed = harness.job(id, "b").await;
+    let retry = harness.coordinator.retry_job(failed.id).await.expect("was not retried");
     assert_ne!(retry, failed.id);
     let b = manager.next_job().await;
     assert_eq!(b.id, retry);
     manager.succeed(&b).await;
-    let view = bench.view(id).await;
+    let view = harness.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
     let records: Vec<_> =
         view.jobs.iter().filter(|job| job.name == "b").map(|job| (job.attempt, job.retried)).collect();
@@ -321,13 +322,13 @@ async fn played_and_retried_jobs_get_the_entered_variables() {
 
 #[tokio::test]
 async fn pipeline_with_a_cycle_of_needs_is_rejected() {
-    let bench = Bench::open().await;
+    let harness = Harness::open().await;
     let mut cycle = job("a");
     let need =
         |name: &str| muster_pipeline::model::Need::Job { name: name.to_owned(), artifacts: true, optional: false };
     cycle.needs = Some(vec![need("a")]);
     let new = crate::support::new_pipeline(pipeline(vec![vec![cycle]]), std::sync::Arc::new(Files(Vec::new())));
-    let error = bench.coordinator.create_pipeline(new).await.expect_err("a cycle");
+    let error = harness.coordinator.create_pipeline(new).await.expect_err("a cycle");
     assert!(error.to_string().contains("`a`"), "{error}");
-    assert!(bench.coordinator.pipelines(None, 10).await.expect("the coordinator is not running").is_empty());
+    assert!(harness.coordinator.pipelines(None, 10).await.expect("the coordinator is not running").is_empty());
 }

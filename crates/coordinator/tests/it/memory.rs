@@ -9,11 +9,11 @@ use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, Need, When};
 use muster_runner_api::service::ServiceError;
 
-use crate::support::{Bench, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
+use crate::support::{Harness, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
 
 /// Runs a pipeline of one job that produces an archive, a dotenv report and a log.
-async fn run_pipeline(bench: &Bench, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
-    let id = bench.create(vec![vec![producer("build")]]).await;
+async fn run_pipeline(harness: &Harness, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
+    let id = harness.create(vec![vec![producer("build")]]).await;
     let build = manager.next_job().await;
     manager.upload(&build, ("archive", "zip", Some("1 day")), zip_of("out", "x")).await.expect("failed to store");
     manager.upload(&build, ("dotenv", "raw", None), b"KEY=value".to_vec()).await.expect("failed to store");
@@ -24,34 +24,34 @@ async fn run_pipeline(bench: &Bench, manager: &Manager) -> (PipelineId, muster_r
 
 #[tokio::test]
 async fn finished_pipelines_are_readable_after_a_restart() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     let (first, build) = run_pipeline(&before, &manager).await;
     let open = before.create(vec![vec![job("a")]]).await;
-    for bench in [before.restart_after_kill().await, before] {
-        let view = bench.view(first).await;
+    for harness in [before.restart_after_kill().await, before] {
+        let view = harness.view(first).await;
         assert_eq!((view.summary.status, view.jobs.len()), (JobStatus::Success, 1));
-        assert_eq!(bench.coordinator.job(build.id).await.expect("the job does not exist"), view.jobs[0]);
+        assert_eq!(harness.coordinator.job(build.id).await.expect("the job does not exist"), view.jobs[0]);
         assert_eq!(view.jobs[0].runner.as_ref().map(|runner| runner.system_id.as_str()), Some("s_000000000001"));
         assert_eq!(view.jobs[0].artifacts.len(), 2);
-        assert_eq!(bench.coordinator.read_trace(build.id, 2).await.expect("failed to read"), "log");
+        assert_eq!(harness.coordinator.read_trace(build.id, 2).await.expect("failed to read"), "log");
         let ids = async |after, limit| {
-            let page = bench.coordinator.pipelines(after, limit).await.expect("failed to read");
+            let page = harness.coordinator.pipelines(after, limit).await.expect("failed to read");
             page.iter().map(|summary| summary.id).collect::<Vec<_>>()
         };
         assert_eq!((ids(None, 9).await, ids(None, 1).await), (vec![first, open], vec![first]));
         assert_eq!((ids(Some(first), 9).await, ids(Some(open), 9).await), (vec![open], vec![]));
-        let missing = bench.coordinator.pipeline(PipelineId(99)).await;
+        let missing = harness.coordinator.pipeline(PipelineId(99)).await;
         assert!(matches!(missing, Err(CoordinatorError::NotFound(_))), "{missing:?}");
-        assert!(bench.coordinator.job(JobId(99)).await.is_err());
+        assert!(harness.coordinator.job(JobId(99)).await.is_err());
     }
 }
 
 #[tokio::test]
 async fn late_reports_for_finished_jobs_are_answered() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let (_, build) = run_pipeline(&bench, &manager).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let (_, build) = run_pipeline(&harness, &manager).await;
     assert_eq!(manager.succeed(&build).await, JobStatus::Success, "repeated");
     let rejected = manager.update(&build, "failed", |_| {}).await;
     assert!(matches!(rejected, Err(ServiceError::Forbidden { status: Some(JobStatus::Success) })), "{rejected:?}");
@@ -65,55 +65,55 @@ async fn late_reports_for_finished_jobs_are_answered() {
 
 #[tokio::test]
 async fn retry_reopens_a_finished_pipeline() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let id = bench.create(vec![vec![job("a")], vec![job("b")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let id = harness.create(vec![vec![job("a")], vec![job("b")]]).await;
     let first = manager.next_job().await;
     manager.fail(&first, "script_failure", None).await;
-    assert_eq!(bench.view(id).await.summary.status, JobStatus::Failed);
-    let retry = bench.coordinator.retry_job(first.id).await.expect("the job has not ended");
+    assert_eq!(harness.view(id).await.summary.status, JobStatus::Failed);
+    let retry = harness.coordinator.retry_job(first.id).await.expect("the job has not ended");
     // The change is in the database.
-    let bench = bench.restart_after_kill().await;
-    let manager = manager.connected_to(&bench);
+    let harness = harness.restart_after_kill().await;
+    let manager = manager.connected_to(&harness);
     let assigned = manager.next_job().await;
     assert_eq!(assigned.id, retry);
     manager.succeed(&assigned).await;
     manager.succeed(&manager.next_job().await).await;
-    let view = bench.view(id).await;
+    let view = harness.view(id).await;
     assert_eq!((view.summary.status, view.jobs.len()), (JobStatus::Success, 3));
     assert!(view.jobs[0].retried);
 }
 
 #[tokio::test]
 async fn manual_job_of_a_finished_pipeline_can_be_played() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut optional = job("deploy");
     (optional.when, optional.allow_failure) = (When::Manual, AllowFailure::Yes);
-    let id = bench.create(vec![vec![job("a"), optional]]).await;
+    let id = harness.create(vec![vec![job("a"), optional]]).await;
     manager.succeed(&manager.next_job().await).await;
-    let view = bench.view(id).await;
+    let view = harness.view(id).await;
     assert_eq!(view.summary.status, JobStatus::Success);
     let deploy = view.job("deploy").expect("no job").id;
-    bench.coordinator.play_job(deploy, Vec::new()).await.expect("a manual job");
+    harness.coordinator.play_job(deploy, Vec::new()).await.expect("a manual job");
     let assigned = manager.next_job().await;
     assert_eq!(assigned.id, deploy);
     manager.succeed(&assigned).await;
-    assert_eq!(bench.status(id, "deploy").await, JobStatus::Success);
+    assert_eq!(harness.status(id, "deploy").await, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn job_gets_artifacts_of_a_finished_pipeline() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let (first, build) = run_pipeline(&bench, &manager).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let (first, build) = run_pipeline(&harness, &manager).await;
     let mut consumer = job("use");
     let need =
         |pipeline: &str| Need::Pipeline { pipeline: pipeline.to_owned(), job: "build".to_owned(), artifacts: true };
     consumer.needs = Some(vec![need(&first.to_string())]);
     let mut lost = job("lost");
     lost.needs = Some(vec![need("99")]);
-    let id = bench.create(vec![vec![consumer, lost]]).await;
+    let id = harness.create(vec![vec![consumer, lost]]).await;
     let assigned = manager.next_job_with_key(Some("key")).await;
     assert_eq!((assigned.job_info.name.as_str(), assigned.dependencies.len()), ("use", 1));
     assert!(assigned.variables.iter().any(|variable| variable.key == "KEY" && variable.value == "value"));
@@ -128,7 +128,7 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
         let manager = manager.clone();
         async move { manager.next_job().await }
     });
-    let view = bench.wait_until(id, |view| view.job("lost").is_some_and(|job| job.status.is_complete())).await;
+    let view = harness.wait_until(id, |view| view.job("lost").is_some_and(|job| job.status.is_complete())).await;
     waiting.abort();
     let reason = view.job("lost").and_then(|job| job.failure_reason);
     assert_eq!(reason, Some(FailureReason::MissingDependencyFailure));
@@ -136,17 +136,17 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
 
 #[tokio::test]
 async fn artifacts_of_finished_pipelines_expire() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     let (_, build) = run_pipeline(&before, &manager).await;
     let after = before.restart_after_kill().await;
-    for bench in [&before, &after] {
-        assert!(bench.artifact_files_on_disk(build.id).await.contains(&("archive".to_owned(), true)));
+    for harness in [&before, &after] {
+        assert!(harness.artifact_files_on_disk(build.id).await.contains(&("archive".to_owned(), true)));
     }
     before.clock.advance(std::time::Duration::from_secs(24 * 3600));
-    for bench in [&before, &after] {
+    for harness in [&before, &after] {
         let deleted = async {
-            while bench.artifact_files_on_disk(build.id).await.contains(&("archive".to_owned(), true)) {
+            while harness.artifact_files_on_disk(build.id).await.contains(&("archive".to_owned(), true)) {
                 tokio::task::yield_now().await;
             }
         };

@@ -5,10 +5,10 @@
 use muster_coordinator::outbox::{JobChange, JobEvent};
 use muster_job::{FailureReason, JobId, JobStatus};
 
-use crate::support::{Bench, job};
+use crate::support::{Harness, job};
 
-async fn all_events(bench: &Bench) -> Vec<JobEvent> {
-    bench.coordinator.events_after(0, 1000).await.expect("failed to read")
+async fn all_events(harness: &Harness) -> Vec<JobEvent> {
+    harness.coordinator.events_after(0, 1000).await.expect("failed to read")
 }
 
 /// Returns the types of the events of a job, in order.
@@ -29,21 +29,21 @@ fn event_types(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
 
 #[tokio::test]
 async fn events_report_all_changes_of_a_job_in_order() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut retried = job("a");
     retried.retry.max = 1;
-    let id = bench.create(vec![vec![retried], vec![job("b")]]).await;
+    let id = harness.create(vec![vec![retried], vec![job("b")]]).await;
     let first = manager.next_job().await;
     manager.report_running(&first).await;
     manager.fail(&first, "script_failure", Some(3)).await;
     let retry = manager.next_job().await;
     manager.succeed(&retry).await;
     let second = manager.next_job().await;
-    bench.coordinator.cancel_pipeline(id).await.expect("the pipeline does not exist");
+    harness.coordinator.cancel_pipeline(id).await.expect("the pipeline does not exist");
     manager.fail(&second, "job_canceled", None).await;
 
-    let events = all_events(&bench).await;
+    let events = all_events(&harness).await;
     let sequences: Vec<u64> = events.iter().map(|event| event.sequence).collect();
     assert!(sequences.is_sorted_by(|before, after| before < after), "{sequences:?}");
     assert_eq!(event_types(&events, first.id), ["created", "queued", "assigned", "accepted", "ended", "replaced"]);
@@ -64,7 +64,7 @@ async fn events_report_all_changes_of_a_job_in_order() {
 
 #[tokio::test]
 async fn events_survive_a_kill_until_they_are_acknowledged() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")], vec![job("b")]]).await;
     let assigned = manager.next_job().await;
@@ -84,14 +84,14 @@ async fn events_survive_a_kill_until_they_are_acknowledged() {
 
 #[tokio::test]
 async fn events_of_a_job_that_is_not_accepted_report_it_as_queued_again() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job().await;
-    bench.clock.advance(std::time::Duration::from_secs(60));
+    harness.clock.advance(std::time::Duration::from_secs(60));
     let second = manager.next_job().await;
     assert_eq!((silent.id, silent.token == second.token), (second.id, false));
-    let events = all_events(&bench).await;
+    let events = all_events(&harness).await;
     assert_eq!(event_types(&events, second.id), ["created", "queued", "assigned", "queued", "assigned"]);
     let numbers = events.iter().filter_map(|event| match event.change {
         JobChange::Assigned { assignment, .. } => Some(assignment),
@@ -114,14 +114,14 @@ fn status_from_events(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
 
 #[tokio::test]
 async fn events_and_rows_agree_after_a_kill() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let (mut retried, mut manual) = (job("a"), job("c"));
     retried.retry.max = 1;
     manual.when = muster_pipeline::model::When::Manual;
-    let id = bench.create(vec![vec![retried, manual], vec![job("b")]]).await;
+    let id = harness.create(vec![vec![retried, manual], vec![job("b")]]).await;
     let check_agreement = async || {
-        let killed = bench.restart_after_kill().await;
+        let killed = harness.restart_after_kill().await;
         let events = all_events(&killed).await;
         for row in killed.view(id).await.jobs {
             assert_eq!(status_from_events(&events, row.id), Some(row.status), "job {} (`{}`)", row.id, row.name);
@@ -138,16 +138,16 @@ async fn events_and_rows_agree_after_a_kill() {
     check_agreement().await;
     manager.succeed(&retry).await;
     check_agreement().await;
-    bench.coordinator.cancel_pipeline(id).await.expect("the pipeline does not exist");
+    harness.coordinator.cancel_pipeline(id).await.expect("the pipeline does not exist");
     check_agreement().await;
 }
 
 /// Without a reader that acknowledges them, events would fill the disk.
 #[tokio::test]
 async fn no_events_are_stored_without_the_option() {
-    let bench = Bench::with(|options| options.write_job_events = false).await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::with(|options| options.write_job_events = false).await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     manager.succeed(&manager.next_job().await).await;
-    assert!(all_events(&bench).await.is_empty());
+    assert!(all_events(&harness).await.is_empty());
 }

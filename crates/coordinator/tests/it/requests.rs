@@ -10,7 +10,7 @@ use muster_runner_api::service::{JobRequestAnswer, RunnerService};
 use muster_runner_api::wire::JobRequest;
 use tokio::task::JoinHandle;
 
-use crate::support::{Bench, Manager, TIMEOUT, job};
+use crate::support::{Harness, Manager, TIMEOUT, job};
 
 /// Sends a job request, and returns once it is in the coordinator's channel.
 async fn send_request(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
@@ -30,13 +30,13 @@ async fn job_name(pending: JoinHandle<JobRequestAnswer>) -> Option<String> {
 
 #[tokio::test]
 async fn held_requests_are_limited() {
-    let bench = Bench::with(|options| {
+    let harness = Harness::with(|options| {
         options.limits.held_requests = 2;
         options.long_poll = Duration::from_secs(50);
     })
     .await;
-    let plain = bench.manager().await;
-    let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let plain = harness.manager().await;
+    let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
     let held = [send_request(&plain).await, send_request(&plain).await];
     assert_eq!(job_name(send_request(&plain).await).await, None, "an answer although the clock stands still");
     assert!(held.iter().all(|pending| !pending.is_finished()));
@@ -44,7 +44,7 @@ async fn held_requests_are_limited() {
     // An answered request does not count.
     let mut special = job("special");
     special.tags = vec!["x".to_owned()];
-    bench.create(vec![vec![special]]).await;
+    harness.create(vec![vec![special]]).await;
     assert_eq!(job_name(send_request(&tagged).await).await.as_deref(), Some("special"));
     assert!(held.iter().all(|pending| !pending.is_finished()));
 
@@ -53,20 +53,20 @@ async fn held_requests_are_limited() {
     closed.abort();
     let _ = closed.await;
     let second = send_request(&plain).await;
-    bench.create(vec![vec![job("a"), job("b")]]).await;
+    harness.create(vec![vec![job("a"), job("b")]]).await;
     assert_eq!([job_name(first).await.as_deref(), job_name(second).await.as_deref()], [Some("a"), Some("b")]);
 }
 
 #[tokio::test]
 async fn first_request_is_answered_immediately() {
-    let bench = Bench::with(|options| options.long_poll = Duration::from_secs(50)).await;
-    let manager = bench.manager().await;
+    let harness = Harness::with(|options| options.long_poll = Duration::from_secs(50)).await;
+    let manager = harness.manager().await;
     let first = || JobRequest { last_update: String::new(), ..manager.request(None) };
-    let request = |job_request| tokio::time::timeout(TIMEOUT, bench.coordinator.request_job(job_request));
+    let request = |job_request| tokio::time::timeout(TIMEOUT, harness.coordinator.request_job(job_request));
     let without_job = request(first()).await.expect("no answer in time").expect("the request was rejected");
     assert!(without_job.job.is_none() && !without_job.last_update.is_empty());
     let held = request(JobRequest { last_update: without_job.last_update, ..manager.request(None) });
-    let (held, _) = tokio::join!(held, bench.create(vec![vec![job("a")]]));
+    let (held, _) = tokio::join!(held, harness.create(vec![vec![job("a")]]));
     assert_eq!(
         held.expect("no answer in time")
             .expect("the request was rejected")
@@ -76,7 +76,7 @@ async fn first_request_is_answered_immediately() {
             .name,
         "a"
     );
-    bench.create(vec![vec![job("b")]]).await;
+    harness.create(vec![vec![job("b")]]).await;
     assert_eq!(
         request(first())
             .await
@@ -92,15 +92,15 @@ async fn first_request_is_answered_immediately() {
 
 #[tokio::test]
 async fn held_requests_end_without_error_at_the_shutdown() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let held = send_request(&manager).await;
     let shutdown = tokio::spawn({
-        let coordinator = Arc::clone(&bench.coordinator);
+        let coordinator = Arc::clone(&harness.coordinator);
         async move { coordinator.shutdown().await }
     });
     let late = tokio::spawn({
-        let (coordinator, request) = (Arc::clone(&bench.coordinator), manager.request(None));
+        let (coordinator, request) = (Arc::clone(&harness.coordinator), manager.request(None));
         // This request is in the channel after the shutdown command.
         async move { coordinator.request_job(request).await.expect("the request was rejected") }
     });

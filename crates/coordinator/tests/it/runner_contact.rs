@@ -10,11 +10,11 @@ use muster_runner_api::service::RunnerService;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{Connection, Row};
 
-use crate::support::{Bench, job, zip_of};
+use crate::support::{Harness, job, zip_of};
 
 /// Returns the stored time of the last contact of the only manager.
-async fn contacted_at(bench: &Bench) -> i64 {
-    let options = SqliteConnectOptions::new().filename(bench.dir.path().join("coordinator.db")).read_only(true);
+async fn contacted_at(harness: &Harness) -> i64 {
+    let options = SqliteConnectOptions::new().filename(harness.dir.path().join("coordinator.db")).read_only(true);
     let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
     let row = sqlx::query("SELECT contacted_at FROM managers").fetch_one(&mut database).await.expect("a manager");
     row.get("contacted_at")
@@ -22,43 +22,43 @@ async fn contacted_at(bench: &Bench) -> i64 {
 
 #[tokio::test]
 async fn reports_and_traces_count_as_contact_but_artifacts_do_not() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut long = job("a");
     long.timeout = Some(Duration::from_secs(24 * 3600));
-    bench.create(vec![vec![long]]).await;
+    harness.create(vec![vec![long]]).await;
     let assigned = manager.next_job().await;
     manager.report_running(&assigned).await;
-    let first = contacted_at(&bench).await;
-    let advance_clock = || bench.clock.advance(Duration::from_secs(50 * 60));
+    let first = contacted_at(&harness).await;
+    let advance_clock = || harness.clock.advance(Duration::from_secs(50 * 60));
     advance_clock();
     manager.upload(&assigned, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
-    assert_eq!(contacted_at(&bench).await, first);
+    assert_eq!(contacted_at(&harness).await, first);
     manager.log(&assigned, 0, "hello\n").await.expect("was not accepted");
-    let second = contacted_at(&bench).await;
+    let second = contacted_at(&harness).await;
     assert!(second > first);
     advance_clock();
     manager.report_running(&assigned).await;
-    assert!(contacted_at(&bench).await > second);
+    assert!(contacted_at(&harness).await > second);
 }
 
 #[tokio::test]
 async fn jobs_of_an_unregistered_runner_can_be_finished() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
-    bench.coordinator.unregister(manager.token.clone()).await.expect("failed to delete");
+    harness.coordinator.unregister(manager.token.clone()).await.expect("failed to delete");
     manager.log(&assigned, 0, "hello\n").await.expect("was not accepted");
     manager.succeed(&assigned).await;
-    bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
 }
 
 #[tokio::test]
 async fn trace_interval_is_short_while_a_user_reads_the_trace() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     let mut at = 0;
     let mut interval = async || {
@@ -70,10 +70,10 @@ async fn trace_interval_is_short_while_a_user_reads_the_trace() {
         answer.update_interval.as_secs()
     };
     assert_eq!(interval().await, 60);
-    bench.coordinator.read_trace(assigned.id, 0).await.expect("failed to read");
+    harness.coordinator.read_trace(assigned.id, 0).await.expect("failed to read");
     assert_eq!(interval().await, 3);
-    bench.clock.advance(Duration::from_secs(9));
+    harness.clock.advance(Duration::from_secs(9));
     assert_eq!(interval().await, 3);
-    bench.clock.advance(Duration::from_secs(2));
+    harness.clock.advance(Duration::from_secs(2));
     assert_eq!(interval().await, 60);
 }

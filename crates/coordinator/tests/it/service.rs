@@ -15,42 +15,42 @@ use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{Bench, Manager, TIMEOUT, forbidden, job, job_with};
+use crate::support::{Harness, Manager, TIMEOUT, forbidden, job, job_with};
 
 #[tokio::test]
 async fn job_runs_from_request_to_success() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("build")], vec![job("test")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("build")], vec![job("test")]]).await;
 
     let build = manager.next_job().await;
     assert_eq!((build.job_info.name.as_str(), build.job_info.pipeline_id), ("build", pipeline.0));
     manager.report_running(&build).await;
     let answer = manager.log(&build, 0, "hello\n").await.expect("was not accepted");
     assert_eq!((answer.accepted, answer.size, answer.status), (true, 6, JobStatus::Running));
-    assert_eq!(bench.status(pipeline, "test").await, JobStatus::Created);
+    assert_eq!(harness.status(pipeline, "test").await, JobStatus::Created);
     assert_eq!(manager.succeed(&build).await, JobStatus::Success);
 
     let test = manager.next_job().await;
     assert_eq!(test.job_info.name, "test");
     manager.fail(&test, "script_failure", Some(3)).await;
-    let view = bench.view(pipeline).await;
+    let view = harness.view(pipeline).await;
     assert_eq!(view.summary.status, JobStatus::Failed);
     let test = view.job("test").expect("test");
     assert_eq!((test.exit_code, test.failure_reason), (Some(3), Some(FailureReason::ScriptFailure)));
     assert!(test.queued_at.is_some() && test.started_at.is_some() && test.finished_at.is_some());
-    assert_eq!(bench.coordinator.read_trace(build.id, 0).await.expect("failed to read"), "hello\n");
+    assert_eq!(harness.coordinator.read_trace(build.id, 0).await.expect("failed to read"), "hello\n");
 }
 
 #[tokio::test]
 async fn held_request_gets_the_next_job() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let waiting = tokio::spawn({
         let manager = manager.clone();
         async move { manager.next_job().await }
     });
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     // The clock stands still, so only the new job can have ended the request.
     let payload = tokio::time::timeout(TIMEOUT, waiting).await.expect("no answer in time").expect("panicked");
     assert_eq!(payload.job_info.pipeline_id, pipeline.0);
@@ -58,19 +58,19 @@ async fn held_request_gets_the_next_job() {
 
 #[tokio::test]
 async fn held_request_ends_after_the_long_poll_time() {
-    let bench = Bench::with(|options| options.long_poll = Duration::from_secs(50)).await;
-    let manager = bench.manager().await;
+    let harness = Harness::with(|options| options.long_poll = Duration::from_secs(50)).await;
+    let manager = harness.manager().await;
     let request = manager.request(None);
     let waiting = tokio::spawn({
-        let coordinator = Arc::clone(&bench.coordinator);
+        let coordinator = Arc::clone(&harness.coordinator);
         async move { coordinator.request_job(request).await }
     });
     let answer = tokio::time::timeout(TIMEOUT, async {
         let mut waiting = waiting;
         loop {
             // The request may not be held yet when the clock is moved for the first time.
-            bench.clock.advance(Duration::from_secs(50));
-            bench.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+            harness.clock.advance(Duration::from_secs(50));
+            harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
             tokio::task::yield_now().await;
             if waiting.is_finished() {
                 return (&mut waiting).await.expect("panicked");
@@ -85,22 +85,22 @@ async fn held_request_ends_after_the_long_poll_time() {
 
 #[tokio::test]
 async fn queue_version_changes_only_when_a_job_is_added() {
-    let bench = Bench::with(|options| options.long_poll = Duration::ZERO).await;
-    let tagged = bench.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let harness = Harness::with(|options| options.long_poll = Duration::ZERO).await;
+    let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
     let last_update = || async {
-        bench.coordinator.request_job(tagged.request(None)).await.expect("the request was rejected").last_update
+        harness.coordinator.request_job(tagged.request(None)).await.expect("the request was rejected").last_update
     };
     let before = last_update().await;
     assert_eq!(last_update().await, before);
-    bench.create(vec![vec![job("untagged")]]).await;
+    harness.create(vec![vec![job("untagged")]]).await;
     assert_ne!(last_update().await, before);
 }
 
 #[tokio::test]
 async fn twenty_managers_run_each_of_300_jobs_once() {
-    let bench = Bench::with(|options| options.clock = Arc::new(SystemClock::new())).await;
-    let manager = bench.manager().await;
-    let mut events = bench.coordinator.subscribe();
+    let harness = Harness::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = harness.manager().await;
+    let mut events = harness.coordinator.subscribe();
     let monitoring = tokio::spawn(async move {
         let mut monitor = InvariantMonitor::default();
         let mut assignments = std::collections::HashMap::new();
@@ -117,7 +117,7 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
         }
     });
     let stages = (0..3).map(|stage| (0..100).map(|index| job(&format!("{stage}-{index}"))).collect()).collect();
-    let pipeline = bench.create(stages).await;
+    let pipeline = harness.create(stages).await;
     let stop = CancellationToken::new();
     let mut managers = JoinSet::new();
     for _ in 0..20 {
@@ -136,17 +136,17 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
             }
         });
     }
-    let view = bench.wait_until(pipeline, |view| view.summary.status == JobStatus::Success).await;
+    let view = harness.wait_until(pipeline, |view| view.summary.status == JobStatus::Success).await;
     assert!(view.jobs.iter().all(|job| job.status == JobStatus::Success && job.attempt == 1));
     stop.cancel();
     let done: Vec<_> = managers.join_all().await.into_iter().flatten().collect();
     assert_eq!(done.len(), 300);
     assert_eq!(done.iter().collect::<BTreeSet<_>>().len(), 300);
     for id in done {
-        assert_eq!(bench.coordinator.read_trace(id, 0).await.expect("failed to read"), format!("log of {id}\n"));
+        assert_eq!(harness.coordinator.read_trace(id, 0).await.expect("failed to read"), format!("log of {id}\n"));
     }
-    bench.coordinator.shutdown().await;
-    drop(bench);
+    harness.coordinator.shutdown().await;
+    drop(harness);
     drop(manager);
     tokio::time::timeout(TIMEOUT, monitoring)
         .await
@@ -161,14 +161,14 @@ fn is_grouped(name: &str) -> bool {
 
 #[tokio::test]
 async fn jobs_of_a_resource_group_run_one_at_a_time() {
-    let bench = Bench::with(|options| options.clock = Arc::new(SystemClock::new())).await;
-    let manager = bench.manager().await;
+    let harness = Harness::with(|options| options.clock = Arc::new(SystemClock::new())).await;
+    let manager = harness.manager().await;
     let jobs = (0..12).map(|index| {
         let mut job = job(&format!("j{index}"));
         job.resource_group = is_grouped(&job.name).then(|| "one".to_owned());
         job
     });
-    let pipeline = bench.create(vec![jobs.collect()]).await;
+    let pipeline = harness.create(vec![jobs.collect()]).await;
     let mut workers = JoinSet::new();
     // The first job of the group and the six jobs outside the group wait for each other, so they must run in parallel.
     let barrier = Arc::new(Barrier::new(7));
@@ -186,7 +186,7 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
     tokio::time::timeout(TIMEOUT, workers.join_all())
         .await
         .expect("a job of the group and the six jobs outside the group did not run in parallel");
-    let view = bench.view(pipeline).await;
+    let view = harness.view(pipeline).await;
     let (grouped, ungrouped): (Vec<_>, Vec<_>) = view.jobs.iter().partition(|job| is_grouped(&job.name));
     let times = |jobs: Vec<&JobView>| {
         jobs.into_iter().map(|job| (job.started_at.expect("did not run"), job.finished_at)).collect::<Vec<_>>()
@@ -198,9 +198,9 @@ async fn jobs_of_a_resource_group_run_one_at_a_time() {
 
 #[tokio::test]
 async fn trace_accepts_each_byte_once() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let job = manager.next_job().await;
     assert_eq!(manager.log(&job, 0, "one ").await.expect("was not accepted").size, 4);
     let repeated = manager.log(&job, 0, "one ").await.expect("no answer");
@@ -212,66 +212,66 @@ async fn trace_accepts_each_byte_once() {
     let output = Output { checksum: Some("crc32:00000000".to_owned()), bytesize: Some(7) };
     let ended = manager.update(&job, "success", |request| request.output = output).await.expect("was not accepted");
     assert_eq!(ended.status, JobStatus::Success);
-    assert_eq!(bench.coordinator.read_trace(job.id, 0).await.expect("failed to read"), "one two");
+    assert_eq!(harness.coordinator.read_trace(job.id, 0).await.expect("failed to read"), "one two");
 }
 
 #[tokio::test]
 async fn too_large_trace_fails_the_job() {
-    let bench = Bench::with(|options| options.limits.trace_bytes = 10).await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::with(|options| options.limits.trace_bytes = 10).await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.log(&assigned, 0, "0123456789").await.expect("was not accepted");
     assert_eq!(forbidden(manager.log(&assigned, 10, "x").await), Some(JobStatus::Failed));
-    assert_eq!(bench.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
+    assert_eq!(harness.job(pipeline, "a").await.failure_reason, Some(FailureReason::TraceSizeExceeded));
 }
 
 #[tokio::test]
 async fn repeated_final_report_changes_nothing() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.fail(&assigned, "from_the_future", None).await;
     assert_eq!(manager.fail(&assigned, "from_the_future", None).await, JobStatus::Failed);
     assert_eq!(forbidden(manager.update(&assigned, "success", |_| {}).await), Some(JobStatus::Failed));
     assert_eq!(forbidden(manager.log(&assigned, 0, "late").await), Some(JobStatus::Failed));
-    let view = bench.coordinator.job(assigned.id).await.expect("no job");
+    let view = harness.coordinator.job(assigned.id).await.expect("no job");
     assert_eq!(view.failure_reason, Some(FailureReason::UnknownFailure));
 }
 
 #[tokio::test]
 async fn job_that_succeeds_while_canceling_is_canceled() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let pipeline = bench.create(vec![vec![job("a")], vec![job("b")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let pipeline = harness.create(vec![vec![job("a")], vec![job("b")]]).await;
     let assigned = manager.next_job().await;
     manager.report_running(&assigned).await;
-    bench.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
+    harness.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
     let answer = manager.log(&assigned, 0, "cleaning up").await.expect("was not accepted");
     assert_eq!((answer.accepted, answer.status), (true, JobStatus::Canceling));
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Canceled);
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Canceled);
-    assert_eq!(bench.view(pipeline).await.summary.status, JobStatus::Canceled);
+    assert_eq!(harness.view(pipeline).await.summary.status, JobStatus::Canceled);
 }
 
 #[tokio::test]
 async fn cancel_is_immediate_without_graceful_support() {
-    let bench = Bench::open().await;
-    let mut manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let mut manager = harness.manager().await;
     manager.info.features.remove("cancel_gracefully");
-    let pipeline = bench.create(vec![vec![job("a")]]).await;
+    let pipeline = harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.report_running(&assigned).await;
-    bench.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
+    harness.coordinator.cancel_pipeline(pipeline).await.expect("was not canceled");
     assert_eq!(forbidden(manager.log(&assigned, 0, "x").await), Some(JobStatus::Canceled));
 }
 
 #[tokio::test]
 async fn job_tokens_are_valid_for_one_job() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a"), job("b")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a"), job("b")]]).await;
     let (first, mut second) = (manager.next_job().await, manager.next_job().await);
     second.token = first.token.clone();
     assert_eq!(forbidden(manager.log(&second, 0, "x").await), None);
@@ -285,22 +285,22 @@ async fn job_tokens_are_valid_for_one_job() {
 
 #[tokio::test]
 async fn job_fails_if_the_runner_lacks_a_feature() {
-    let bench = Bench::open().await;
-    let mut manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let mut manager = harness.manager().await;
     manager.info.features.remove("return_exit_code");
     let demanding = muster_pipeline::model::Job {
         allow_failure: muster_pipeline::model::AllowFailure::ExitCodes(vec![1]),
         ..job("demanding")
     };
-    let pipeline = bench.create(vec![vec![demanding, job("plain")]]).await;
+    let pipeline = harness.create(vec![vec![demanding, job("plain")]]).await;
     assert_eq!(manager.next_job().await.job_info.name, "plain");
-    assert_eq!(bench.job(pipeline, "demanding").await.failure_reason, Some(FailureReason::RunnerUnsupported));
+    assert_eq!(harness.job(pipeline, "demanding").await.failure_reason, Some(FailureReason::RunnerUnsupported));
 }
 
 #[tokio::test]
 async fn report_sets_coverage_and_environment_url() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut covered = job_with("a", |work| work.coverage = Some(r"total: (\d+)%".to_owned()));
     covered.variables = vec![Variable::public("HOST", "example.org")];
     covered.environment = Some(muster_pipeline::model::Environment {
@@ -309,7 +309,7 @@ async fn report_sets_coverage_and_environment_url() {
         action: "start".to_owned(),
         ..Default::default()
     });
-    let pipeline = bench.create(vec![vec![covered]]).await;
+    let pipeline = harness.create(vec![vec![covered]]).await;
     let assigned = manager.next_job().await;
     manager.log(&assigned, 0, "total: 81%\n").await.expect("was not accepted");
     manager.upload(&assigned, ("dotenv", "raw", None), b"NAME=app".to_vec()).await.expect("failed to store");
@@ -318,19 +318,19 @@ async fn report_sets_coverage_and_environment_url() {
         .update(&assigned, "success", |request| request.result_tree = Some(tree.clone()))
         .await
         .expect("was not accepted");
-    let view = bench.job(pipeline, "a").await;
+    let view = harness.job(pipeline, "a").await;
     assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
     assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
 }
 
 #[tokio::test]
 async fn runners_register_verify_reset_and_unregister() {
-    let bench = Bench::with(|options| {
+    let harness = Harness::with(|options| {
         options.registration_token = Some("GR1348941abc".to_owned());
         options.personal_token = Some("glpat-abc".to_owned());
     })
     .await;
-    let service: &dyn RunnerService = &*bench.coordinator;
+    let service: &dyn RunnerService = &*harness.coordinator;
     let wrong = RegisterRequest { token: "other".to_owned(), ..RegisterRequest::default() };
     assert_eq!(forbidden(service.register(wrong).await), None);
     let request = RegisterRequest {
@@ -364,10 +364,10 @@ async fn runners_register_verify_reset_and_unregister() {
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
     service.unregister(last.token.clone()).await.expect("failed to delete");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
-    let next = bench.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
+    let next = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
     assert!(next.id > runner.id, "ids of deleted runners are not reused");
     let database =
-        std::fs::read(bench.dir.path().join("coordinator.db-wal")).expect("failed to read the write-ahead log");
+        std::fs::read(harness.dir.path().join("coordinator.db-wal")).expect("failed to read the write-ahead log");
     for token in [&runner.token, &renewed.token, &last.token] {
         assert!(!database.windows(token.len()).any(|window| window == token.as_bytes()), "tokens are hashed at rest");
     }
@@ -376,12 +376,12 @@ async fn runners_register_verify_reset_and_unregister() {
 #[tokio::test]
 async fn expired_runner_tokens_are_rejected() {
     let day = Duration::from_secs(24 * 3600);
-    let bench = Bench::with(|options| {
+    let harness = Harness::with(|options| {
         options.registration_token = Some("GR1348941abc".to_owned());
         options.runner_token_lifetime = Some(day);
     })
     .await;
-    let service: &dyn RunnerService = &*bench.coordinator;
+    let service: &dyn RunnerService = &*harness.coordinator;
     let request = RegisterRequest { token: "GR1348941abc".to_owned(), ..RegisterRequest::default() };
     let runner = service.register(request).await.expect("was not registered");
     let first = runner.token_expires_at.clone().expect("no expiry time");
@@ -390,33 +390,34 @@ async fn expired_runner_tokens_are_rejected() {
         verify(&runner.token).await.expect("the runner does not exist").token_expires_at.as_deref(),
         Some(&*first)
     );
-    bench.clock.advance(day * 3 / 4);
+    harness.clock.advance(day * 3 / 4);
     let renewed = service.reset_token(runner.token).await.expect("failed to reset the token");
     assert!(renewed.token_expires_at.clone().expect("no expiry time") > first);
-    bench.clock.advance(day / 2);
+    harness.clock.advance(day / 2);
     verify(&renewed.token).await.expect("the renewed token was rejected");
-    let bench = bench.restart_after_kill().await;
-    bench.clock.advance(day / 2);
-    let verify = bench.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
+    let harness = harness.restart_after_kill().await;
+    harness.clock.advance(day / 2);
+    let verify = harness.coordinator.verify(TokenRequest { token: renewed.token, ..TokenRequest::default() });
     assert_eq!(forbidden(verify.await), None, "the expiry time is stored");
 }
 
 #[tokio::test]
 async fn registration_and_token_resets_can_be_disabled() {
-    let bench = Bench::open().await;
-    let rejected = bench.coordinator.register(RegisterRequest::default()).await.expect_err("registration is disabled");
+    let harness = Harness::open().await;
+    let rejected =
+        harness.coordinator.register(RegisterRequest::default()).await.expect_err("registration is disabled");
     assert!(matches!(rejected, ServiceError::Gone(_)), "{rejected}");
-    let known = bench.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
-    assert_eq!(forbidden(bench.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
+    let known = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
+    assert_eq!(forbidden(harness.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
 }
 
 #[tokio::test]
 async fn paused_and_unknown_runners_get_no_jobs() {
-    let bench = Bench::open().await;
-    bench.create(vec![vec![job("a")]]).await;
-    let paused = bench.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
-    let answer = bench.coordinator.request_job(paused.request(None)).await.expect("the request was rejected");
+    let harness = Harness::open().await;
+    harness.create(vec![vec![job("a")]]).await;
+    let paused = harness.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
+    let answer = harness.coordinator.request_job(paused.request(None)).await.expect("the request was rejected");
     assert!(answer.job.is_none());
-    let unknown = Manager::new(Arc::clone(&bench.coordinator), "glrt-unknown".to_owned());
-    assert_eq!(forbidden(bench.coordinator.request_job(unknown.request(None)).await), None);
+    let unknown = Manager::new(Arc::clone(&harness.coordinator), "glrt-unknown".to_owned());
+    assert_eq!(forbidden(harness.coordinator.request_job(unknown.request(None)).await), None);
 }

@@ -15,11 +15,11 @@ use muster_runner_api::service::{RunnerService, ServiceError};
 use sqlx::Connection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-use crate::support::{Bench, Manager, NoFiles, TIMEOUT, job, new_pipeline, pipeline, producer, zip_of};
+use crate::support::{Harness, Manager, NoFiles, TIMEOUT, job, new_pipeline, pipeline, producer, zip_of};
 
 #[tokio::test]
 async fn killed_coordinator_resumes_all_jobs() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     let mut retried = job("c");
     retried.retry.max = 1;
@@ -60,7 +60,7 @@ async fn killed_coordinator_resumes_all_jobs() {
 
 #[tokio::test]
 async fn accept_timeout_applies_after_a_restart() {
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     before.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job_with_key(Some("key")).await;
@@ -77,7 +77,7 @@ async fn delay_continues_after_a_restart() {
     let mut delayed = job("later");
     delayed.when = muster_pipeline::model::When::Delayed;
     delayed.start_in = Some(Duration::from_secs(60));
-    let before = Bench::open().await;
+    let before = Harness::open().await;
     let manager = before.manager().await;
     let id = before.create(vec![vec![delayed]]).await;
     assert_eq!(before.status(id, "later").await, JobStatus::Scheduled);
@@ -93,7 +93,7 @@ async fn first_ids_are_configurable_and_never_reused() {
         options.first_pipeline_id = PipelineId(40);
         options.first_job_id = JobId(700);
     };
-    let before = Bench::with(first).await;
+    let before = Harness::with(first).await;
     let id = before.create(vec![vec![job("a")]]).await;
     assert_eq!((id, before.job(id, "a").await.id), (PipelineId(40), JobId(700)));
     let after = before.restart_after_kill().await;
@@ -103,19 +103,19 @@ async fn first_ids_are_configurable_and_never_reused() {
 
 #[tokio::test]
 async fn history_is_readable_during_and_after_a_run() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    let id = bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let id = harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.log(&assigned, 0, "a log").await.expect("was not accepted");
     manager.fail(&assigned, "script_failure", Some(1)).await;
-    let view = bench.view(id).await;
+    let view = harness.view(id).await;
 
     let history_of_running_coordinator =
-        History::open(bench.dir.path()).await.expect("failed to read while the job runs");
+        History::open(harness.dir.path()).await.expect("failed to read while the job runs");
     assert_eq!(history_of_running_coordinator.pipeline(id).await.expect("no pipeline"), view);
-    bench.coordinator.shutdown().await;
-    let history = History::open(bench.dir.path()).await.expect("failed to read afterwards");
+    harness.coordinator.shutdown().await;
+    let history = History::open(harness.dir.path()).await.expect("failed to read afterwards");
     assert_eq!(history.pipelines(None, 10).await.expect("failed to read").len(), 1);
     assert_eq!(history.pipeline(id).await.expect("no pipeline"), view);
     assert_eq!(history.read_trace(assigned.id, 2).await.expect("failed to read"), "log");
@@ -124,12 +124,12 @@ async fn history_is_readable_during_and_after_a_run() {
 
 #[tokio::test]
 async fn calls_fail_after_the_shutdown() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.coordinator.shutdown().await;
-    assert!(bench.coordinator.pipelines(None, 10).await.is_err());
-    assert!(bench.coordinator.request_job(manager.request(None)).await.is_err());
-    bench.coordinator.shutdown().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.coordinator.shutdown().await;
+    assert!(harness.coordinator.pipelines(None, 10).await.is_err());
+    assert!(harness.coordinator.request_job(manager.request(None)).await.is_err());
+    harness.coordinator.shutdown().await;
 }
 
 #[tokio::test]
@@ -150,9 +150,9 @@ async fn open_error_names_the_directory() {
 
 #[tokio::test]
 async fn database_of_a_newer_version_is_not_changed() {
-    let bench = Bench::open().await;
-    bench.coordinator.shutdown().await;
-    let options = SqliteConnectOptions::new().filename(bench.dir.path().join("coordinator.db"));
+    let harness = Harness::open().await;
+    harness.coordinator.shutdown().await;
+    let options = SqliteConnectOptions::new().filename(harness.dir.path().join("coordinator.db"));
     let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");
     sqlx::query(
         "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
@@ -162,24 +162,24 @@ async fn database_of_a_newer_version_is_not_changed() {
     .await
     .expect("a newer version");
     database.close().await.expect("failed to close");
-    let error = Coordinator::open(Options::new(bench.dir.path())).await.expect_err("newer");
+    let error = Coordinator::open(Options::new(harness.dir.path())).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
-    let error = History::open(bench.dir.path()).await.expect_err("newer");
+    let error = History::open(harness.dir.path()).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn secrets_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt;
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
-    bench.create(vec![vec![job("a")]]).await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    harness.create(vec![vec![job("a")]]).await;
     let assigned = manager.next_job().await;
     manager.log(&assigned, 0, "x").await.expect("was not accepted");
     for name in
         ["coordinator.db", "coordinator.db-wal", "token.key", "id-token.key", &format!("traces/{}.log", assigned.id)]
     {
-        let mode = std::fs::metadata(bench.dir.path().join(name)).expect(name).permissions().mode();
+        let mode = std::fs::metadata(harness.dir.path().join(name)).expect(name).permissions().mode();
         assert_eq!(mode & 0o077, 0, "{name} has mode {mode:o}");
     }
 }
@@ -189,7 +189,7 @@ const SMALL_DISK: &str = "MUSTER_TEST_SMALL_DISK";
 
 /// Runs a test of this binary again with a file system of 2 MiB in its own mount namespace, if this machine allows that.
 fn on_a_small_disk(test: &str) {
-    if !muster_test_needs::mounts() {
+    if !muster_test_prerequisites::mounts() {
         return;
     }
     let dir = tempfile::tempdir().expect("failed to create a directory");
@@ -289,25 +289,25 @@ fn fill(path: &Path) {
 
 #[tokio::test]
 async fn jobs_fail_after_their_timeout_or_the_contact_timeout() {
-    let bench = Bench::open().await;
-    let manager = bench.manager().await;
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
     let mut short = job("short");
     short.timeout = Some(Duration::from_secs(120));
     let mut long = job("long");
     long.timeout = Some(Duration::from_secs(24 * 3600));
-    let id = bench.create(vec![vec![short, long]]).await;
+    let id = harness.create(vec![vec![short, long]]).await;
     let (short, long) = (manager.next_job().await, manager.next_job().await);
     assert_eq!(short.runner_info.timeout, 120);
     manager.report_running(&short).await;
     manager.report_running(&long).await;
-    bench.clock.advance(Duration::from_secs(120 + 15 * 60));
-    bench.wait_until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
-    assert_eq!(bench.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
+    harness.clock.advance(Duration::from_secs(120 + 15 * 60));
+    harness.wait_until(id, |view| view.job("short").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    assert_eq!(harness.job(id, "short").await.failure_reason, Some(FailureReason::ServerTimeoutRunning));
     // A report from the runner extends the contact timeout.
     manager.report_running(&long).await;
-    bench.clock.advance(Duration::from_secs(3599));
-    assert_eq!(bench.status(id, "long").await, JobStatus::Running);
-    bench.clock.advance(Duration::from_secs(1));
-    bench.wait_until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
-    assert_eq!(bench.job(id, "long").await.failure_reason, Some(FailureReason::NoUpdatesRunning));
+    harness.clock.advance(Duration::from_secs(3599));
+    assert_eq!(harness.status(id, "long").await, JobStatus::Running);
+    harness.clock.advance(Duration::from_secs(1));
+    harness.wait_until(id, |view| view.job("long").is_some_and(|job| job.status == JobStatus::Failed)).await;
+    assert_eq!(harness.job(id, "long").await.failure_reason, Some(FailureReason::NoUpdatesRunning));
 }

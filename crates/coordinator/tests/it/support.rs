@@ -111,13 +111,13 @@ pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPip
 }
 
 /// A coordinator in its own directory, with a clock that the test moves.
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) dir: TempDir,
     pub(crate) clock: ManualClock,
     pub(crate) coordinator: Arc<Coordinator>,
 }
 
-impl Bench {
+impl Harness {
     pub(crate) async fn open() -> Self {
         Self::with(|_| {}).await
     }
@@ -149,7 +149,7 @@ impl Bench {
         self.create_with(yaml, Arc::new(files), variables).await
     }
 
-    /// Like [`Bench::create_from`], with other sources.
+    /// Like [`Harness::create_from`], with other sources.
     pub(crate) async fn create_with(
         &self,
         yaml: &str,
@@ -259,9 +259,9 @@ impl Manager {
         Self { coordinator, token, info: VersionInfo { name: "fake".to_owned(), features, ..VersionInfo::default() } }
     }
 
-    /// Returns the same manager, connected to the coordinator of `bench`.
-    pub(crate) fn connected_to(&self, bench: &Bench) -> Self {
-        Self { coordinator: Arc::clone(&bench.coordinator), ..self.clone() }
+    /// Returns the same manager, connected to the coordinator of `harness`.
+    pub(crate) fn connected_to(&self, harness: &Harness) -> Self {
+        Self { coordinator: Arc::clone(&harness.coordinator), ..self.clone() }
     }
 
     pub(crate) fn request(&self, key: Option<&str>) -> JobRequest {

@@ -12,7 +12,7 @@ use super::agents::Agents;
 use super::error::DeployError;
 use super::excerpt::Excerpt;
 use super::executable::Executable;
-use super::shell::{self, ABSENT, CONNECTED, FAILED, MARK, OUTDATED, PLACED};
+use super::shell::{self, ABSENT, ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED, PLACED};
 
 /// Maximum time from the command to its answer. An agent that starts reads its spool first.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
@@ -121,7 +121,7 @@ async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
             }
         }
         let line = String::from_utf8_lossy(&line).into_owned();
-        if let Some(answer) = line.strip_prefix(MARK) {
+        if let Some(answer) = line.strip_prefix(ANSWER_PREFIX) {
             return Ok(answer.trim_end().to_owned());
         }
         last = line;
@@ -145,7 +145,7 @@ async fn transfer(session: &dyn Session, executable: &Executable, hash: &str) ->
         _ if errors.exceeded_limit() => format!("the instance's shell printed more than 1 MiB of errors: {errors}"),
         Err(error) => error_chain(&error),
         Ok(outcome) => {
-            let is_placed = |line: &str| line.strip_prefix(MARK) == Some(PLACED);
+            let is_placed = |line: &str| line.strip_prefix(ANSWER_PREFIX) == Some(PLACED);
             if outcome.exit == Exit::Code(0) && output.to_string().lines().any(is_placed) {
                 tracing::info!(hash, "agent's executable sent");
                 return Ok(());

@@ -28,4 +28,4 @@ pub use command::run_command;
 pub use error::{DeployError, NoAgentError};
 pub use executable::Executable;
 pub use machine::{Dial, Dialed, RemoteMachine, directories};
-pub use shell::{CONNECTED, FAILED, MARK, OUTDATED};
+pub use shell::{ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED};

@@ -5,12 +5,12 @@
 //! ~/.muster/agent/          the agent's socket, spool, lock and log
 //! ```
 //!
-//! Each command answers with a line that begins with [`MARK`]. Anything that a profile prints before it is ignored.
+//! Each command answers with a line that begins with [`ANSWER_PREFIX`]. Anything that a profile prints before it is ignored.
 
 use super::executable::FileIdentity;
 
 /// Prefix of each answer.
-pub const MARK: &str = "muster: ";
+pub const ANSWER_PREFIX: &str = "muster: ";
 /// Command that prints the SHA-256 of its input, followed by a space.
 ///
 /// OpenSSL uses the processor's SHA instructions, which coreutils often lacks. A missing program reads nothing of the input.
@@ -38,7 +38,7 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;
     wrapped(&format!(
-        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {STAT_FORMAT} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SHA256_COMMAND} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{MARK}{ABSENT} $(uname -sm)"; fi"#
+        r#"u=$(umask); umask 077; d=$HOME/.muster; f=$d/bin/{hash}; same() {{ test -x "$1" && test "$(stat -L -c {STAT_FORMAT} "$1" 2>/dev/null)" = {inode}; }}; ok() {{ test -x "$1" && s=$({SHA256_COMMAND} <"$1") && test "${{s%% *}}" = {hash}; }}; have() {{ ok "$1" && mkdir -p "$d/bin" && ln -sf "$1" "$f"; }}; if same {at}; then f={at}; umask "$u"; exec "$f" agent connect --dir "$d/agent"; elif test -S "$d/agent/agent.sock" && test -x "$f" || ok "$f" || have "$(command -v muster-agent)" || have "$(command -v muster)" || have {at}; then umask "$u"; exec "$f" agent connect --dir "$d/agent"; else echo "{ANSWER_PREFIX}{ABSENT} $(uname -sm)"; fi"#
     ))
 }
 
@@ -47,7 +47,7 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
 /// It also deletes incomplete files of other transfers that are older than an hour.
 pub(super) fn install(hash: &str) -> String {
     wrapped(&format!(
-        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{MARK}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#
+        r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{ANSWER_PREFIX}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#
     ))
 }
 

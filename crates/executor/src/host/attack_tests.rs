@@ -114,7 +114,7 @@ while True: s.accept()[0].close()' "$4""#;
 #[tokio::test]
 async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
-        muster_test_needs::missing("only root can start an agent by su");
+        muster_test_prerequisites::missing("only root can start an agent by su");
         return;
     }
     let home = tempfile::tempdir().unwrap();
@@ -149,7 +149,7 @@ fn socket_directory_writable_by_others_is_refused() {
 #[test]
 fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     if !rustix::process::geteuid().is_root() {
-        muster_test_needs::missing("only root can give directories away");
+        muster_test_prerequisites::missing("only root can give directories away");
         return;
     }
     let home = tempfile::tempdir().unwrap();

@@ -181,7 +181,7 @@ mod tests {
     /// Returns a temporary directory with a root-owned directory and one that belongs to `nobody`.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
         if !geteuid().is_root() {
-            muster_test_needs::missing("only root can give directories away");
+            muster_test_prerequisites::missing("only root can give directories away");
             return None;
         }
         let (home, owner) = (tempfile::tempdir().unwrap(), Owner::lookup("nobody").unwrap());

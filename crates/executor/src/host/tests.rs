@@ -134,7 +134,7 @@ fn state_directory_is_private_but_traversable() {
     executor(home.path(), "/nonexistent");
     assert_eq!(mode(&home.path().join("state")), 0o700);
     if !rustix::process::geteuid().is_root() {
-        muster_test_needs::missing("only root can give a directory to another user");
+        muster_test_prerequisites::missing("only root can give a directory to another user");
         return;
     }
     let directories = Directories { builds: home.path().join("b"), cache: home.path().join("c"), shared: true };

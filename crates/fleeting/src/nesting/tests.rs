@@ -111,7 +111,9 @@ esac
 
 #[tokio::test]
 async fn gitlabs_daemon_creates_and_deletes_machines() {
-    let Some(daemon) = muster_test_needs::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else { return };
+    let Some(daemon) = muster_test_prerequisites::variable("MUSTER_TEST_NESTING", "GitLab's nesting daemon") else {
+        return;
+    };
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
     let tart = directory.path().join("tart");

@@ -8,7 +8,7 @@ use serde_json::json;
 
 #[tokio::test]
 async fn go_dummy_runs_under_our_host() {
-    let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
+    let dummy = muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
     let Some(dummy) = dummy else { return };
     let mut spec = PluginSpec::new(&dummy);
     spec.config = json!({"MaxSize": 7, "Suspendable": true});

@@ -7,8 +7,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use muster_fleeting::install::{DEFAULTS, LAYER_ANNOTATION};
 use muster_oci::{Digest, DockerConfig, HostPlatform, Reference};
-use muster_test_needs::DockerRegistry;
-pub(crate) use muster_test_needs::{REGISTRY_PASSWORD as PASSWORD, REGISTRY_USER as USER};
+use muster_test_prerequisites::DockerRegistry;
+pub(crate) use muster_test_prerequisites::{REGISTRY_PASSWORD as PASSWORD, REGISTRY_USER as USER};
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};
 

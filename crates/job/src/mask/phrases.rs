@@ -18,7 +18,7 @@ const RESET: &[u8] = b"\x1b[0m";
 
 /// A byte that is held back until the following bytes are known.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct PendingByte {
     byte: u8,
     /// Whether the byte is part of an escape sequence.
     escape: bool,
@@ -41,7 +41,7 @@ pub(super) struct Phrases {
     /// State of the search in the raw stream.
     raw_state: TrieState,
     /// Bytes held back, from the first byte of a possible phrase.
-    held: VecDeque<Held>,
+    held: VecDeque<PendingByte>,
     /// Position of the first held byte.
     held_at: u64,
     /// Positions of the last visible bytes, one for each byte that the search has matched.
@@ -148,7 +148,7 @@ impl Phrases {
     /// Holds back a byte of the stream, and returns its position.
     fn hold(&mut self, byte: u8, escape: bool) -> u64 {
         let at = self.held_at + self.held.len() as u64;
-        self.held.push_back(Held { byte, escape });
+        self.held.push_back(PendingByte { byte, escape });
         self.raw_state = self.trie.next(self.raw_state, byte);
         if let Some(length) = self.trie.longest(self.raw_state) {
             self.record_match((at + 1).saturating_sub(length as u64), at + 1);
@@ -188,7 +188,7 @@ impl Phrases {
     /// Releases the bytes before `end`.
     fn release(&mut self, end: u64, out: &mut Vec<u8>) {
         while self.held_at < end {
-            let Some(Held { byte, escape }) = self.held.pop_front() else { return };
+            let Some(PendingByte { byte, escape }) = self.held.pop_front() else { return };
             if self.replacement.is_some_and(|open| open.end <= self.held_at) {
                 self.close(out);
             }

@@ -9,113 +9,114 @@ use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB, RUN};
+use crate::harness::{Harness, JOB, RUN};
 
-async fn wait_started(bench: &Bench, jobs: usize) {
-    bench.agent.wait_for(|spool| spool.started.len() == jobs).await;
+async fn wait_started(harness: &Harness, jobs: usize) {
+    harness.agent.wait_for(|spool| spool.started.len() == jobs).await;
 }
 
 #[tokio::test]
 async fn trace_404_does_not_end_job() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    wait_started(&bench, 1).await;
-    bench.coordinator.fail(Call::AppendTrace, [Fault::Missing; 3]);
-    bench.agent.write(RUN, "log\n");
-    bench.wait_for_trace("log\n").await;
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let _manager = harness.manager().await;
+    wait_started(&harness, 1).await;
+    harness.coordinator.fail(Call::AppendTrace, [Fault::Missing; 3]);
+    harness.agent.write(RUN, "log\n");
+    harness.wait_for_trace("log\n").await;
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn job_runs_if_acceptance_is_rejected() {
-    let bench = Bench::start().await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected]);
-    bench.push(&json!({}));
-    let _manager = bench.manager_with_settings(bench.settings(|runner| runner.final_update_retry_limit = 1)).await;
-    wait_started(&bench, 1).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    let harness = Harness::start().await;
+    harness.coordinator.fail(Call::UpdateJob, [Fault::Rejected]);
+    harness.push(&json!({}));
+    let _manager = harness.manager_with_settings(harness.settings(|runner| runner.final_update_retry_limit = 1)).await;
+    wait_started(&harness, 1).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn rejected_trace_does_not_delay_report() {
     for refusal in [Fault::Rejected, Fault::Missing] {
-        let bench = Bench::start().await;
-        bench.push(&json!({}));
-        let _manager = bench.manager_with_settings(bench.settings(|runner| runner.final_update_retry_limit = 2)).await;
-        wait_started(&bench, 1).await;
-        bench.coordinator.fail(Call::AppendTrace, [refusal; 100]);
-        bench.agent.write(RUN, "log\n");
+        let harness = Harness::start().await;
+        harness.push(&json!({}));
+        let _manager =
+            harness.manager_with_settings(harness.settings(|runner| runner.final_update_retry_limit = 2)).await;
+        wait_started(&harness, 1).await;
+        harness.coordinator.fail(Call::AppendTrace, [refusal; 100]);
+        harness.agent.write(RUN, "log\n");
         // More rejections than a final update may have.
-        bench.coordinator.faults_left(Call::AppendTrace, 97).await;
-        assert!(!bench.agent.spool().jobs[RUN].canceled);
-        bench.agent.finish(RUN, Outcome::Success);
-        let job = bench.coordinator.wait_for_end(JOB).await;
+        harness.coordinator.faults_left(Call::AppendTrace, 97).await;
+        assert!(!harness.agent.spool().jobs[RUN].canceled);
+        harness.agent.finish(RUN, Outcome::Success);
+        let job = harness.coordinator.wait_for_end(JOB).await;
         assert_eq!((job.status, job.reports().count(), job.text()), (JobStatus::Success, 1, String::new()));
-        bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+        harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     }
 }
 
 #[tokio::test]
 async fn huge_job_timeout_does_not_overflow() {
-    let bench = Bench::start().await;
-    bench.push(&json!({ "runner_info": { "timeout": i64::MAX } }));
-    let _manager = bench.manager().await;
-    wait_started(&bench, 1).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    let harness = Harness::start().await;
+    harness.push(&json!({ "runner_info": { "timeout": i64::MAX } }));
+    let _manager = harness.manager().await;
+    wait_started(&harness, 1).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
 }
 
 #[tokio::test]
 async fn stop_is_noticed_while_upload_hangs() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    wait_started(&bench, 1).await;
-    bench.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
-    bench.agent.write(RUN, "log\n");
-    bench.coordinator.faults_left(Call::AppendTrace, 0).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let manager = harness.manager().await;
+    wait_started(&harness, 1).await;
+    harness.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
+    harness.agent.write(RUN, "log\n");
+    harness.coordinator.faults_left(Call::AppendTrace, 0).await;
     manager.control.send(ControlCommand::Abort).await;
-    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
 }
 
 #[tokio::test]
 async fn uploads_without_progress_slow_down() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    wait_started(&bench, 1).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let _manager = harness.manager().await;
+    wait_started(&harness, 1).await;
     let began = Instant::now();
-    bench.coordinator.fail(Call::AppendTrace, [Fault::TraceReset; 6]);
-    bench.agent.write(RUN, "log\n");
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.text(), "log\n");
+    harness.coordinator.fail(Call::AppendTrace, [Fault::TraceReset; 6]);
+    harness.agent.write(RUN, "log\n");
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.text(), "log\n");
     let took = began.elapsed();
     assert!(took > Duration::from_millis(300), "the waits must double from 50 ms: {took:?}");
 }
 
 #[tokio::test]
 async fn slot_is_kept_until_release_is_stored() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    wait_started(&bench, 1).await;
-    bench.agent.write(RUN, "log\n");
-    bench.wait_for_trace("log\n").await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let manager = harness.manager().await;
+    wait_started(&harness, 1).await;
+    harness.agent.write(RUN, "log\n");
+    harness.wait_for_trace("log\n").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
-    bench.agent.finish(RUN, Outcome::Success);
-    bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    harness.coordinator.wait_for_end(JOB).await;
     // The job is reported, but that cannot be stored.
-    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.state_limit.store(limit, Ordering::Relaxed);
     // This job would get the slot, and the first job's next attempt would not find it.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
-    bench.coordinator.enqueue(serde_json::from_value(next).unwrap());
-    wait_started(&bench, 2).await;
-    bench.agent.finish("8-1", Outcome::Success);
+    harness.coordinator.enqueue(serde_json::from_value(next).unwrap());
+    wait_started(&harness, 2).await;
+    harness.agent.finish("8-1", Outcome::Success);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use url::Url;
 
-use crate::bench::{Bench, JOB};
+use crate::harness::{Harness, JOB};
 
 /// Starts a server that answers each call with `body` and the content type `kind`.
 async fn serve_answer(kind: &str, body: &str) -> (Url, JoinSet<()>) {
@@ -44,15 +44,15 @@ async fn manager_backs_off_after_unusable_job_answers() {
         ("application/json", r#"{"id":7,"token":"se\ncret"}"#),
         ("text/html", "<html>Welcome</html>"),
     ] {
-        let bench = Bench::start().await;
+        let harness = Harness::start().await;
         let (url, _server) = serve_answer(kind, body).await;
-        let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+        let manager = harness.manager_with_settings(harness.settings(|runner| runner.url = url)).await;
         manager.wait_for(|stats| stats.runners[0].wait.is_some()).await;
         let stats = manager.control.stats().await.unwrap();
         assert_eq!((stats.jobs, stats.runners[0].requests), (0, 0), "{body}");
         manager.drain().await;
         manager.ended().await.unwrap();
-        bench.assert_no_jobs_stored().await;
+        harness.assert_no_jobs_stored().await;
     }
 }
 
@@ -68,8 +68,8 @@ fn replace(value: &mut Value, number: i64) {
 
 #[tokio::test]
 async fn jobs_with_absurd_numbers_end() {
-    let bench = Bench::start().await;
-    let manager = bench.manager().await;
+    let harness = Harness::start().await;
+    let manager = harness.manager().await;
     for (id, number) in [(1, i64::MIN), (2, -1), (3, 0), (4, i64::MAX)] {
         let mut more = json!({
             "job_info": { "id": 7, "pipeline_id": 1, "project_id": 2, "namespace_id": 3, "root_namespace_id": 3,
@@ -82,24 +82,24 @@ async fn jobs_with_absurd_numbers_end() {
         replace(&mut more, number);
         more["id"] = json!(id);
         more["token"] = json!(format!("secret-{id}"));
-        bench.push(&more);
-        bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
-        bench.agent.finish(&format!("{id}-1"), Outcome::Success);
-        bench.coordinator.wait_for_end(JobId(id)).await;
+        harness.push(&more);
+        harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+        harness.agent.finish(&format!("{id}-1"), Outcome::Success);
+        harness.coordinator.wait_for_end(JobId(id)).await;
     }
-    bench.push(&json!({}));
-    bench.agent.wait_for(|spool| spool.started.contains(&format!("{JOB}-1"))).await;
+    harness.push(&json!({}));
+    harness.agent.wait_for(|spool| spool.started.contains(&format!("{JOB}-1"))).await;
     drop(manager);
 }
 
 #[tokio::test]
 async fn job_larger_than_agent_limit_ends() {
-    let bench = Bench::start().await;
-    let manager = bench.manager().await;
+    let harness = Harness::start().await;
+    let manager = harness.manager().await;
     // The agent of these tests accepts 4 MiB. Other agents accept more.
-    bench.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
-    assert!(bench.agent.spool().started.is_empty());
+    assert!(harness.agent.spool().started.is_empty());
     drop(manager);
 }

@@ -19,14 +19,14 @@ use tokio_rustls::rustls::crypto::ring::default_provider;
 use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use url::Url;
 
-use crate::bench::{Bench, JOB, RUN};
+use crate::harness::{Harness, JOB, RUN};
 
 /// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Address of the bench's coordinator.
-fn coordinator_of(bench: &Bench) -> SocketAddr {
-    bench.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
+/// Address of the harness's coordinator.
+fn coordinator_of(harness: &Harness) -> SocketAddr {
+    harness.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
 }
 
 async fn listener(scheme: &str) -> (TcpListener, Url) {
@@ -50,8 +50,8 @@ impl PausedAnswer {
 }
 
 /// Starts a proxy that pauses in the middle of each answer with a job, until the test decides how the answer continues.
-async fn start_pausing_proxy(bench: &Bench) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
-    let (to, (listener, url)) = (coordinator_of(bench), listener("http").await);
+async fn start_pausing_proxy(harness: &Harness) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
+    let (to, (listener, url)) = (coordinator_of(harness), listener("http").await);
     let (send, paused_answers) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         loop {
@@ -92,33 +92,33 @@ async fn next_paused_answer(paused_answers: &mut mpsc::UnboundedReceiver<PausedA
 
 #[tokio::test]
 async fn truncated_job_answer_is_reported() {
-    let bench = Bench::like_gitlab().await;
-    let (url, mut paused_answers) = start_pausing_proxy(&bench).await;
-    bench.push(&json!({}));
-    let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+    let harness = Harness::like_gitlab().await;
+    let (url, mut paused_answers) = start_pausing_proxy(&harness).await;
+    harness.push(&json!({}));
+    let manager = harness.manager_with_settings(harness.settings(|runner| runner.url = url)).await;
     next_paused_answer(&mut paused_answers).await.disconnect();
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let report = job.reports().last().unwrap();
     assert_eq!((job.assignments, report.failure_reason.as_deref()), (1, Some("runner_system_failure")));
     assert!(job.text().contains("the response was incomplete"), "{}", job.text());
-    assert!(bench.agent.spool().started.is_empty());
+    assert!(harness.agent.spool().started.is_empty());
     // The next job runs.
-    bench.push(&json!({ "id": 8, "token": "other" }));
+    harness.push(&json!({ "id": 8, "token": "other" }));
     next_paused_answer(&mut paused_answers).await.resume();
-    bench.agent.wait_for(|spool| spool.started == ["8-1"]).await;
-    bench.agent.finish("8-1", Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JobId(8)).await.status, JobStatus::Success);
+    harness.agent.wait_for(|spool| spool.started == ["8-1"]).await;
+    harness.agent.finish("8-1", Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JobId(8)).await.status, JobStatus::Success);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn begun_answer_is_read_to_its_end() {
-    let bench = Bench::like_gitlab().await;
-    let (url, mut paused_answers) = start_pausing_proxy(&bench).await;
-    bench.push(&json!({}));
-    let manager = bench.manager_with_settings(bench.settings(|runner| runner.url = url)).await;
+    let harness = Harness::like_gitlab().await;
+    let (url, mut paused_answers) = start_pausing_proxy(&harness).await;
+    harness.push(&json!({}));
+    let manager = harness.manager_with_settings(harness.settings(|runner| runner.url = url)).await;
     let paused = next_paused_answer(&mut paused_answers).await;
     manager.wait_for(|_| manager.metric("gitlab_runner_api_request_statuses_total") == 1.0).await;
     tokio::time::pause();
@@ -127,9 +127,9 @@ async fn begun_answer_is_read_to_its_end() {
     manager.wait_for_main_loop().await;
     tokio::time::resume();
     paused.resume();
-    bench.agent.wait_for(|spool| spool.started == [RUN]).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.wait_for(|spool| spool.started == [RUN]).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.ended().await.unwrap();
 }
@@ -144,7 +144,7 @@ struct SlowTlsProxy {
 }
 
 impl SlowTlsProxy {
-    async fn start(bench: &Bench) -> Self {
+    async fn start(harness: &Harness) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
         let directory = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ impl SlowTlsProxy {
             .with_no_client_auth()
             .with_single_cert(vec![certificate.der().clone()], PrivateKeyDer::try_from(key.serialize_der()).unwrap());
         let acceptor = TlsAcceptor::from(Arc::new(config.unwrap()));
-        let (to, (listener, url)) = (coordinator_of(bench), listener("https").await);
+        let (to, (listener, url)) = (coordinator_of(harness), listener("https").await);
         let (send, attempts) = mpsc::unbounded_channel();
         let accept_permits = Arc::new(Semaphore::new(0));
         let permits = Arc::clone(&accept_permits);
@@ -176,8 +176,8 @@ impl SlowTlsProxy {
     }
 
     /// Returns settings with one connection for each request.
-    fn settings(&self, bench: &Bench) -> Settings {
-        let settings = bench.settings(|runner| {
+    fn settings(&self, harness: &Harness) -> Settings {
+        let settings = harness.settings(|runner| {
             runner.url = self.url.clone();
             runner.tls = TlsFiles { ca: Some(self.directory.path().join("ca.pem")), ..TlsFiles::default() };
         });
@@ -192,30 +192,30 @@ impl SlowTlsProxy {
 
 #[tokio::test]
 async fn connect_time_does_not_count_as_hold_time() {
-    let bench = Bench::like_gitlab().await;
-    let mut slow = SlowTlsProxy::start(&bench).await;
-    let manager = bench.manager_with_settings(slow.settings(&bench)).await;
+    let harness = Harness::like_gitlab().await;
+    let mut slow = SlowTlsProxy::start(&harness).await;
+    let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
     // The second request carries a version of the queue. It is outdated on arrival, so the front end passes the request on.
     slow.wait_for_connection().await;
-    bench.coordinator.set_assignment_enabled(false);
-    bench.push(&json!({}));
+    harness.coordinator.set_assignment_enabled(false);
+    harness.push(&json!({}));
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(9)).await;
     tokio::time::resume();
     slow.accept_permits.add_permits(1);
-    bench.coordinator.wait_for_pending_requests(1).await;
+    harness.coordinator.wait_for_pending_requests(1).await;
     tokio::time::pause();
     manager.drain().await;
     tokio::time::advance(Duration::from_secs(9)).await;
     manager.wait_for_main_loop().await;
     tokio::time::resume();
     slow.accept_permits.add_permits(Semaphore::MAX_PERMITS / 2);
-    bench.coordinator.set_assignment_enabled(true);
-    bench.agent.wait_for(|spool| spool.started == [RUN]).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.coordinator.set_assignment_enabled(true);
+    harness.agent.wait_for(|spool| spool.started == [RUN]).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.ended().await.unwrap();
 }
@@ -223,9 +223,9 @@ async fn connect_time_does_not_count_as_hold_time() {
 #[tokio::test]
 async fn unconnected_request_does_not_delay_exit() {
     for command in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
-        let bench = Bench::like_gitlab().await;
-        let mut slow = SlowTlsProxy::start(&bench).await;
-        let manager = bench.manager_with_settings(slow.settings(&bench)).await;
+        let harness = Harness::like_gitlab().await;
+        let mut slow = SlowTlsProxy::start(&harness).await;
+        let manager = harness.manager_with_settings(slow.settings(&harness)).await;
         slow.wait_for_connection().await;
         tokio::time::pause();
         manager.control.send(command).await;
@@ -233,6 +233,6 @@ async fn unconnected_request_does_not_delay_exit() {
         tokio::time::resume();
         manager.ended_within(Duration::from_secs(5)).await.unwrap();
         slow.accept_permits.add_permits(1);
-        assert_eq!(bench.coordinator.requests(), 0);
+        assert_eq!(harness.coordinator.requests(), 0);
     }
 }

@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::agent::FakeAgent;
-use crate::bench::{JOB, RUN};
+use crate::harness::{JOB, RUN};
 
 /// Step by which the clock advances.
 const STEP: Duration = Duration::from_millis(20);

@@ -10,7 +10,7 @@ use muster_manager::{ControlCommand, ManagerError};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB, RUN, Running};
+use crate::harness::{Harness, JOB, RUN, Running};
 
 /// Returns an agent's outcome of a canceled job.
 fn canceled() -> Outcome {
@@ -18,48 +18,48 @@ fn canceled() -> Outcome {
     Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
 }
 
-async fn wait_started(bench: &Bench) {
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+async fn wait_started(harness: &Harness) {
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
 }
 
 /// Starts a manager whose agent has started the one job.
-async fn with_started_job() -> (Bench, Running) {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    wait_started(&bench).await;
-    (bench, manager)
+async fn with_started_job() -> (Harness, Running) {
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let manager = harness.manager().await;
+    wait_started(&harness).await;
+    (harness, manager)
 }
 
 #[tokio::test]
 async fn lost_answers_duplicate_no_log_bytes() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     use Fault::{FailAfter, FailBefore};
-    bench.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailBefore, FailAfter]);
-    bench.coordinator.fail(Call::UpdateJob, [FailAfter]);
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    wait_started(&bench).await;
+    harness.coordinator.fail(Call::AppendTrace, [FailBefore, FailAfter, FailBefore, FailAfter]);
+    harness.coordinator.fail(Call::UpdateJob, [FailAfter]);
+    harness.push(&json!({}));
+    let manager = harness.manager().await;
+    wait_started(&harness).await;
     let log: String = (0..100).map(|number| format!("line {number}\n")).collect();
     for line in log.split_inclusive('\n') {
-        bench.agent.write(RUN, line);
+        harness.agent.write(RUN, line);
     }
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text()), (JobStatus::Success, log));
-    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn long_log_arrives_completely_with_result_tree() {
-    let (bench, _manager) = with_started_job().await;
+    let (harness, _manager) = with_started_job().await;
     let log = "0123456789abcdef".repeat(200_000);
-    bench.agent.write(RUN, &log);
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.write(RUN, &log);
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.trace.len(), log.len());
     assert!(job.text() == log, "the bytes differ");
     assert_eq!(job.updates.last().unwrap().result_tree.as_ref().unwrap()["name"], "job");
@@ -67,33 +67,33 @@ async fn long_log_arrives_completely_with_result_tree() {
 
 #[tokio::test]
 async fn reconnected_agent_is_followed() {
-    let (bench, _manager) = with_started_job().await;
-    bench.agent.write(RUN, "before\n");
-    bench.wait_for_trace("before").await;
-    bench.agent.kill();
-    bench.agent.write(RUN, "meanwhile\n");
-    bench.agent.restart();
-    bench.wait_for_trace("meanwhile").await;
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let (harness, _manager) = with_started_job().await;
+    harness.agent.write(RUN, "before\n");
+    harness.wait_for_trace("before").await;
+    harness.agent.kill();
+    harness.agent.write(RUN, "meanwhile\n");
+    harness.agent.restart();
+    harness.wait_for_trace("meanwhile").await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str()), (JobStatus::Success, "before\nmeanwhile\n"));
-    assert_eq!(bench.agent.spool().started, [RUN]);
+    assert_eq!(harness.agent.spool().started, [RUN]);
 }
 
 #[tokio::test]
 async fn lost_agent_fails_job_with_one_message() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager_with_timeout(Duration::from_secs(1)).await;
-    wait_started(&bench).await;
-    bench.agent.write(RUN, "before\n");
-    bench.wait_for_trace("before").await;
-    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
-    bench.agent.kill();
-    bench.wait_for_trace("environment was lost").await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let manager = harness.manager_with_timeout(Duration::from_secs(1)).await;
+    wait_started(&harness).await;
+    harness.agent.write(RUN, "before\n");
+    harness.wait_for_trace("before").await;
+    harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
+    harness.agent.kill();
+    harness.wait_for_trace("environment was lost").await;
     manager.kill().await;
-    let _manager = bench.manager().await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let _manager = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     let text = job.text();
     assert_eq!(text.matches("before\n").count(), 1, "{text}");
     assert_eq!(text.matches("ERROR: Job failed (system failure): the job's environment was lost").count(), 1, "{text}");
@@ -106,108 +106,108 @@ async fn lost_agent_fails_job_with_one_message() {
 
 #[tokio::test]
 async fn canceled_job_ends_and_its_log_arrives() {
-    let (bench, _manager) = with_started_job().await;
-    bench.coordinator.set_status(JOB, JobStatus::Canceling);
-    bench.agent.write(RUN, "working\n");
-    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
-    bench.agent.write(RUN, "after_script\n");
-    bench.agent.finish(RUN, canceled());
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let (harness, _manager) = with_started_job().await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    harness.agent.write(RUN, "working\n");
+    harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    harness.agent.write(RUN, "after_script\n");
+    harness.agent.finish(RUN, canceled());
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str()), (JobStatus::Canceled, "working\nafter_script\n"));
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
 }
 
 #[tokio::test]
 async fn job_ended_by_coordinator_is_closed_unreported() {
-    let (bench, manager) = with_started_job().await;
-    bench.coordinator.set_status(JOB, JobStatus::Canceled);
-    bench.agent.write(RUN, "working\n");
-    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    let (harness, manager) = with_started_job().await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceled);
+    harness.agent.write(RUN, "working\n");
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
-    assert!(bench.coordinator.job(JOB).unwrap().updates.iter().all(|update| update.state == "running"));
+    harness.assert_no_jobs_stored().await;
+    assert!(harness.coordinator.job(JOB).unwrap().updates.iter().all(|update| update.state == "running"));
 }
 
 #[tokio::test]
 async fn cancel_is_noticed_while_no_agent_responds() {
-    let bench = Bench::start().await;
-    bench.agent.kill();
-    bench.push(&json!({}));
-    let manager = bench.manager_with_timeout(Duration::from_secs(600)).await;
-    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    bench.coordinator.set_status(JOB, JobStatus::Canceling);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.agent.kill();
+    harness.push(&json!({}));
+    let manager = harness.manager_with_timeout(Duration::from_secs(600)).await;
+    harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
-    bench.agent.restart();
+    harness.agent.restart();
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert!(bench.agent.spool().started.is_empty(), "a canceled job was started later");
+    assert!(harness.agent.spool().started.is_empty(), "a canceled job was started later");
 }
 
 #[tokio::test]
 async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let _manager = bench.manager_with_timeout(Duration::from_secs(600)).await;
-    wait_started(&bench).await;
-    bench.agent.kill();
-    bench.coordinator.set_status(JOB, JobStatus::Canceling);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let _manager = harness.manager_with_timeout(Duration::from_secs(600)).await;
+    wait_started(&harness).await;
+    harness.agent.kill();
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
 }
 
 #[tokio::test]
 async fn job_continues_once_state_can_be_stored() {
-    let bench = Bench::start().await;
-    let manager = bench.manager().await;
+    let harness = Harness::start().await;
+    let manager = harness.manager().await;
     // The first attempt to accept the job fails, so the job is stored but not started when the disk is full.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
-    bench.push(&json!({}));
-    bench.wait_for_state("\"job\":").await;
+    harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
+    harness.push(&json!({}));
+    harness.wait_for_state("\"job\":").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
-    bench.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
+    harness.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
     // Longer than the first attempt takes.
-    assert!(tokio::time::timeout(Duration::from_millis(300), wait_started(&bench)).await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(300), wait_started(&harness)).await.is_err());
     manager.state_limit.store(limit, Ordering::Relaxed);
-    wait_started(&bench).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    bench.coordinator.wait_for_end(JOB).await;
+    wait_started(&harness).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    harness.coordinator.wait_for_end(JOB).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert_eq!(bench.agent.spool().started, [RUN]);
-    bench.assert_no_jobs_stored().await;
+    assert_eq!(harness.agent.spool().started, [RUN]);
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn unstorable_state_ends_manager_and_next_start_continues() {
-    let bench = Bench::start().await;
-    let settings = bench.settings(|_| {});
+    let harness = Harness::start().await;
+    let settings = harness.settings(|_| {});
     let manager =
-        bench.manager_with_settings(Settings { state_write_timeout: Duration::from_millis(400), ..settings }).await;
-    bench.push(&json!({}));
-    wait_started(&bench).await;
+        harness.manager_with_settings(Settings { state_write_timeout: Duration::from_millis(400), ..settings }).await;
+    harness.push(&json!({}));
+    wait_started(&harness).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
-    bench.agent.finish(RUN, Outcome::Success);
+    harness.agent.finish(RUN, Outcome::Success);
     let error = manager.ended().await.unwrap_err();
     assert!(matches!(error, ManagerError::Store(_)), "{error}");
     assert!(limit > 0);
-    let next = bench.manager().await;
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.assignments, 1);
+    let next = harness.manager().await;
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.assignments, 1);
     next.drain().await;
     next.ended().await.unwrap();
-    assert_eq!(bench.agent.spool().started, [RUN]);
-    bench.assert_no_jobs_stored().await;
+    assert_eq!(harness.agent.spool().started, [RUN]);
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn unstorable_state_is_retried_for_five_minutes() {
-    let (bench, manager) = with_started_job().await;
+    let (harness, manager) = with_started_job().await;
     manager.state_limit.store(0, Ordering::Relaxed);
     // From here on the clock advances automatically to the next timer.
     tokio::time::pause();
     let began = tokio::time::Instant::now();
-    bench.agent.finish(RUN, Outcome::Success);
+    harness.agent.finish(RUN, Outcome::Success);
     let error = manager.ended_within(Duration::from_secs(3600)).await.unwrap_err();
     assert!(matches!(error, ManagerError::Store(_)), "{error}");
     let tried_s = began.elapsed().as_secs();
@@ -216,73 +216,73 @@ async fn unstorable_state_is_retried_for_five_minutes() {
 
 #[tokio::test]
 async fn stop_cancels_jobs_with_reason() {
-    let (bench, manager) = with_started_job().await;
+    let (harness, manager) = with_started_job().await;
     manager.control.send(ControlCommand::Abort).await;
-    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
-    bench.agent.finish(RUN, canceled());
+    harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    harness.agent.finish(RUN, canceled());
     manager.ended().await.unwrap();
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 /// The first manager is stopped while its jobs are still being canceled, as by a second SIGTERM.
 #[tokio::test]
 async fn job_aborted_by_earlier_manager_is_interrupted() {
-    let (bench, manager) = with_started_job().await;
+    let (harness, manager) = with_started_job().await;
     manager.control.send(ControlCommand::Abort).await;
-    bench.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
     manager.kill().await;
-    bench.agent.finish(RUN, canceled());
-    let next = bench.manager().await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.finish(RUN, canceled());
+    let next = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_interrupted"));
     next.drain().await;
     next.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn payload_that_cannot_be_lowered_fails_with_reason() {
-    let bench = Bench::start().await;
-    bench.push(&json!({ "variables": [{ "key": "GIT_SUBMODULE_STRATEGY", "value": "deep" }] }));
-    let _manager = bench.manager().await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({ "variables": [{ "key": "GIT_SUBMODULE_STRATEGY", "value": "deep" }] }));
+    let _manager = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.text(), "\u{1b}[31;1mERROR: Job failed: unknown GIT_SUBMODULE_STRATEGY\u{1b}[0;m\n");
     assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"));
-    assert!(bench.agent.spool().started.is_empty());
+    assert!(harness.agent.spool().started.is_empty());
 }
 
 #[tokio::test]
 async fn job_refused_by_agent_is_system_failure() {
-    let bench = Bench::start().await;
-    bench.agent.change(|spool| spool.refuse = Some("no space left".to_owned()));
-    bench.push(&json!({}));
-    let _manager = bench.manager().await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.agent.change(|spool| spool.refuse = Some("no space left".to_owned()));
+    harness.push(&json!({}));
+    let _manager = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("(system failure): no space left"), "{}", job.text());
 }
 
 #[tokio::test]
 async fn refused_token_ends_manager_with_advice() {
-    let bench = Bench::start().await;
-    bench.coordinator.refuse_runners();
-    let error = bench.manager().await.ended().await.unwrap_err();
+    let harness = Harness::start().await;
+    harness.coordinator.refuse_runners();
+    let error = harness.manager().await.ended().await.unwrap_err();
     assert!(matches!(error, ManagerError::TokenRefused { .. }), "{error}");
     assert!(error.to_string().contains("register the runner again"), "{error}");
 }
 
 #[tokio::test]
 async fn jobs_are_requested_only_for_free_slots() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     for id in 1..=5 {
-        bench.push(&json!({ "id": id }));
+        harness.push(&json!({ "id": id }));
     }
-    let _manager = bench.manager().await;
-    bench.agent.wait_for(|spool| spool.started.len() == 2).await;
-    bench.agent.finish("1-1", Outcome::Success);
-    bench.agent.wait_for(|spool| spool.started.len() == 3).await;
+    let _manager = harness.manager().await;
+    harness.agent.wait_for(|spool| spool.started.len() == 2).await;
+    harness.agent.finish("1-1", Outcome::Success);
+    harness.agent.wait_for(|spool| spool.started.len() == 3).await;
     let running = |spool: &crate::agent::Spool| spool.jobs.values().filter(|job| job.result.is_none()).count();
-    assert_eq!(running(&bench.agent.spool()), 2);
-    assert!(bench.coordinator.max_waiting() <= 2);
+    assert_eq!(running(&harness.agent.spool()), 2);
+    assert!(harness.coordinator.max_waiting() <= 2);
 }

@@ -13,28 +13,28 @@ use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, Running};
+use crate::harness::{Harness, Running};
 
-fn push(bench: &Bench, id: i64) {
-    bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+fn push(harness: &Harness, id: i64) {
+    harness.push(&json!({ "id": id, "token": format!("secret-{id}") }));
 }
 
 /// Assigns two jobs to the requests in flight.
-fn assign_two(bench: &Bench) {
-    push(bench, 1);
-    push(bench, 2);
-    bench.coordinator.set_assignment_enabled(true);
+fn assign_two(harness: &Harness) {
+    push(harness, 1);
+    push(harness, 2);
+    harness.coordinator.set_assignment_enabled(true);
 }
 
 /// Starts a manager for two jobs with two requests at the server, which has not looked for a job yet.
-async fn two_in_flight(bench: &Bench) -> (Running, Settings) {
-    let settings = bench.settings(|runner| {
+async fn two_in_flight(harness: &Harness) -> (Running, Settings) {
+    let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
         runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
     });
-    bench.coordinator.set_assignment_enabled(false);
-    let manager = bench.manager_with_settings(settings.clone()).await;
-    bench.coordinator.wait_for_pending_requests(2).await;
+    harness.coordinator.set_assignment_enabled(false);
+    let manager = harness.manager_with_settings(settings.clone()).await;
+    harness.coordinator.wait_for_pending_requests(2).await;
     (manager, settings)
 }
 
@@ -46,65 +46,65 @@ async fn advance_clock(manager: &Running, time: Duration) {
     tokio::time::resume();
 }
 
-async fn wait_started(bench: &Bench, id: i64) {
-    bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+async fn wait_started(harness: &Harness, id: i64) {
+    harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
 /// Asserts that each of the jobs is started, succeeds, and was assigned once.
-async fn finish(bench: &Bench, ids: impl IntoIterator<Item = i64>) {
+async fn finish(harness: &Harness, ids: impl IntoIterator<Item = i64>) {
     for id in ids {
-        wait_started(bench, id).await;
-        bench.agent.finish(&format!("{id}-1"), Outcome::Success);
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        wait_started(harness, id).await;
+        harness.agent.finish(&format!("{id}-1"), Outcome::Success);
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
         assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
     }
 }
 
 #[tokio::test]
 async fn jobs_in_flight_run_after_capacity_fell() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, _) = two_in_flight(&bench).await;
-    bench.capacity.send_replace(Capacity::of(0));
+    let harness = Harness::like_gitlab().await;
+    let (manager, _) = two_in_flight(&harness).await;
+    harness.capacity.send_replace(Capacity::of(0));
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
-    finish(&bench, 1..=2).await;
+    assign_two(&harness);
+    finish(&harness, 1..=2).await;
     assert!(manager.control.stats().await.unwrap().runners[0].requests == 0, "no more jobs are requested");
 }
 
 #[tokio::test]
 async fn job_beyond_reduced_concurrent_waits() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, settings) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, settings) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
+    assign_two(&harness);
     manager.wait_for(|stats| stats.jobs == 2).await;
     // The manager has both jobs, and contacts the server for the waiting one, so that the server does not consider it stuck.
     for id in 1..=2 {
-        bench.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
+        harness.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
     }
-    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
+    harness.agent.wait_for(|spool| spool.started.len() == 1).await;
     manager.wait_for(|stats| stats.waiting == 1).await;
-    let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
-    assert_eq!(bench.assigned_slots().len(), 1, "the waiting job has no slot");
-    finish(&bench, [first, 3 - first]).await;
-    assert_eq!(bench.assigned_slots(), [0, 0]);
+    let first = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    assert_eq!(harness.assigned_slots().len(), 1, "the waiting job has no slot");
+    finish(&harness, [first, 3 - first]).await;
+    assert_eq!(harness.assigned_slots(), [0, 0]);
 }
 
 #[tokio::test]
 async fn job_beyond_reduced_limit_waits() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, settings) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, settings) = two_in_flight(&harness).await;
     let runner = RunnerSettings { limit: Some(1), ..(*settings.runners[0]).clone() };
     let settings = Settings { runners: vec![Arc::new(runner)], ..settings };
     manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
+    assign_two(&harness);
     manager.wait_for(|stats| stats.jobs == 2 && stats.waiting == 1).await;
-    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
-    let first = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
-    finish(&bench, [first, 3 - first]).await;
-    assert_eq!(bench.assigned_slots(), [0, 0]);
+    harness.agent.wait_for(|spool| spool.started.len() == 1).await;
+    let first = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    finish(&harness, [first, 3 - first]).await;
+    assert_eq!(harness.assigned_slots(), [0, 0]);
 }
 
 #[tokio::test]
@@ -115,81 +115,81 @@ async fn jobs_requested_before_reload_run() {
         |runner| runner.token = Secret::new("glrt-another"),
     ];
     for change in changes {
-        let bench = Bench::like_gitlab().await;
-        let (manager, settings) = two_in_flight(&bench).await;
+        let harness = Harness::like_gitlab().await;
+        let (manager, settings) = two_in_flight(&harness).await;
         let mut runner = (*settings.runners[0]).clone();
         change(&mut runner);
         let settings = Settings { runners: vec![Arc::new(runner)], exit_on_refusal: false, ..settings };
         manager.control.send(ControlCommand::Reload(Box::new(settings))).await;
         manager.wait_for_main_loop().await;
-        push(&bench, 1);
-        push(&bench, 2);
-        bench.coordinator.set_assignment_enabled(true);
-        finish(&bench, 1..=2).await;
+        push(&harness, 1);
+        push(&harness, 2);
+        harness.coordinator.set_assignment_enabled(true);
+        finish(&harness, 1..=2).await;
         drop(manager);
     }
 }
 
 #[tokio::test]
 async fn jobs_in_flight_of_removed_runner_run() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, settings) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, settings) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
-    finish(&bench, 1..=2).await;
+    assign_two(&harness);
+    finish(&harness, 1..=2).await;
 }
 
 #[tokio::test]
 async fn jobs_received_during_drain_run() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, _) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, _) = two_in_flight(&harness).await;
     manager.drain().await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
-    finish(&bench, 1..=2).await;
+    assign_two(&harness);
+    finish(&harness, 1..=2).await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn jobs_received_during_abort_are_retryable_failures() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, _) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, _) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Abort).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
+    assign_two(&harness);
     for id in 1..=2 {
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
         let report = job.reports().last().unwrap();
         assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
         assert!(job.text().contains("the runner manager was stopped before the job started"), "{}", job.text());
     }
     manager.ended().await.unwrap();
-    assert!(bench.agent.spool().started.is_empty(), "no job was started");
-    bench.assert_no_jobs_stored().await;
+    assert!(harness.agent.spool().started.is_empty(), "no job was started");
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn jobs_received_while_leaving_are_stored() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, settings) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, settings) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Leave).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
+    assign_two(&harness);
     manager.ended().await.unwrap();
-    let _next = bench.manager_with_settings(settings).await;
-    finish(&bench, 1..=2).await;
+    let _next = harness.manager_with_settings(settings).await;
+    finish(&harness, 1..=2).await;
 }
 
 /// GitLab's front end holds such a request without looking for a job.
 #[tokio::test]
 async fn held_request_does_not_delay_exit() {
     for command in [ControlCommand::Drain, ControlCommand::Abort, ControlCommand::Leave] {
-        let bench = Bench::like_gitlab().await;
-        let manager = bench.manager().await;
+        let harness = Harness::like_gitlab().await;
+        let manager = harness.manager().await;
         // The first answer contains the queue's version, so the next request is held.
-        bench.coordinator.wait_for_requests(2).await;
+        harness.coordinator.wait_for_requests(2).await;
         tokio::time::pause();
         manager.control.send(command).await;
         tokio::time::advance(Duration::from_secs(9)).await;
@@ -203,19 +203,19 @@ async fn held_request_does_not_delay_exit() {
 /// The request has no queue version, so the front end passes it on at once.
 #[tokio::test]
 async fn first_request_is_awaited_while_gitlab_works() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, _) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, _) = two_in_flight(&harness).await;
     manager.drain().await;
     advance_clock(&manager, Duration::from_secs(59)).await;
-    assign_two(&bench);
-    finish(&bench, 1..=2).await;
+    assign_two(&harness);
+    finish(&harness, 1..=2).await;
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
 async fn first_request_abandoned_by_gitlab_does_not_delay_exit() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, _) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, _) = two_in_flight(&harness).await;
     tokio::time::pause();
     manager.drain().await;
     tokio::time::advance(Duration::from_secs(60)).await;
@@ -225,22 +225,22 @@ async fn first_request_abandoned_by_gitlab_does_not_delay_exit() {
 
 #[tokio::test]
 async fn canceled_job_is_not_counted_as_waiting() {
-    let bench = Bench::like_gitlab().await;
-    let (manager, settings) = two_in_flight(&bench).await;
+    let harness = Harness::like_gitlab().await;
+    let (manager, settings) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { concurrent: 1, ..settings }))).await;
     manager.wait_for_main_loop().await;
-    assign_two(&bench);
+    assign_two(&harness);
     manager.wait_for(|stats| stats.jobs == 2 && stats.waiting == 1).await;
-    bench.agent.wait_for(|spool| spool.started.len() == 1).await;
-    let first: i64 = bench.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
+    harness.agent.wait_for(|spool| spool.started.len() == 1).await;
+    let first: i64 = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     let waiting = JobId(3 - first);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
     // The trace of the job, which is sent before its result, is not accepted for a while.
-    bench.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
-    bench.coordinator.set_status(waiting, JobStatus::Canceling);
+    harness.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
+    harness.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;
-    assert_eq!(bench.coordinator.job(waiting).unwrap().status, JobStatus::Canceling, "its end is not reported");
-    bench.coordinator.clear_faults();
-    assert_eq!(bench.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);
-    finish(&bench, [first]).await;
+    assert_eq!(harness.coordinator.job(waiting).unwrap().status, JobStatus::Canceling, "its end is not reported");
+    harness.coordinator.clear_faults();
+    assert_eq!(harness.coordinator.wait_for_end(waiting).await.status, JobStatus::Canceled);
+    finish(&harness, [first]).await;
 }

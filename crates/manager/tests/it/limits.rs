@@ -7,57 +7,57 @@ use muster_job::JobStatus;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB, RUN};
+use crate::harness::{Harness, JOB, RUN};
 
 #[tokio::test]
 async fn job_without_agent_ends_after_prepare_timeout() {
-    let bench = Bench::start().await;
-    bench.agent.kill();
-    bench.push(&json!({}));
-    let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_millis(100)));
-    let manager = bench.manager_with_settings(settings).await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.agent.kill();
+    harness.push(&json!({}));
+    let settings = harness.settings(|runner| runner.prepare_timeout = Some(Duration::from_millis(100)));
+    let manager = harness.manager_with_settings(settings).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("job_execution_timeout"));
     assert!(job.text().contains("prepare timeout: exceeded timeout of 100ms"), "{}", job.text());
-    bench.agent.restart();
+    harness.agent.restart();
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
-    assert!(bench.agent.spool().started.is_empty(), "nothing was started");
+    harness.assert_no_jobs_stored().await;
+    assert!(harness.agent.spool().started.is_empty(), "nothing was started");
 }
 
 #[tokio::test]
 async fn prepare_timeout_ends_when_agent_has_job() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let settings = bench.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
-    let manager = bench.manager_with_settings(settings).await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    bench.agent.kill();
-    bench.agent.restart();
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let settings = harness.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
+    let manager = harness.manager_with_settings(settings).await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.agent.kill();
+    harness.agent.restart();
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
     manager.drain().await;
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
 async fn refused_report_is_retried_as_configured() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let settings = bench.settings(|runner| runner.final_update_retry_limit = 2);
-    let manager = bench.manager_with_settings(settings).await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let settings = harness.settings(|runner| runner.final_update_retry_limit = 2);
+    let manager = harness.manager_with_settings(settings).await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     // Failures of the server do not count.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
-    bench.coordinator.fail(Call::UpdateJob, [Fault::Rejected, Fault::Rejected]);
-    bench.agent.finish(RUN, Outcome::Success);
-    bench.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore, Fault::FailBefore]);
+    harness.coordinator.fail(Call::UpdateJob, [Fault::Rejected, Fault::Rejected]);
+    harness.agent.finish(RUN, Outcome::Success);
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
     assert_eq!(
-        bench.coordinator.job(JOB).unwrap().status,
+        harness.coordinator.job(JOB).unwrap().status,
         JobStatus::Running,
         "the coordinator accepted no final update"
     );

@@ -9,11 +9,11 @@
 mod acceptance;
 mod agent;
 mod answers;
-mod bench;
 mod broken_server;
 mod connections;
 mod documented_times;
 mod faults;
+mod harness;
 mod in_flight;
 mod limits;
 mod multiple_runners;

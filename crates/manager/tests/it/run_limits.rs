@@ -7,80 +7,81 @@ use muster_job::{JobId, JobStatus};
 use muster_manager::{ControlCommand, RunLimits};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB, RUN};
+use crate::harness::{Harness, JOB, RUN};
 
 #[tokio::test]
 async fn manager_receives_at_most_max_jobs() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     for id in [JOB.0, JOB.0 + 1, JOB.0 + 2] {
-        bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+        harness.push(&json!({ "id": id, "token": format!("secret-{id}") }));
     }
     // Capacity for two jobs and two requests at the same time.
-    let mut settings = bench.settings(|runner| runner.request_concurrency = 2);
+    let mut settings = harness.settings(|runner| runner.request_concurrency = 2);
     settings.concurrent = 2;
-    let manager = bench.manager_with_run_limits(settings, RunLimits { jobs: Some(1), idle: None }).await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    bench.agent.finish(RUN, Outcome::Success);
+    let manager = harness.manager_with_run_limits(settings, RunLimits { jobs: Some(1), idle: None }).await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.agent.finish(RUN, Outcome::Success);
     manager.ended().await.unwrap();
-    let status = |id: i64| bench.coordinator.job(JobId(id)).unwrap().status;
+    let status = |id: i64| harness.coordinator.job(JobId(id)).unwrap().status;
     assert_eq!(status(JOB.0), JobStatus::Success);
     assert_eq!([status(JOB.0 + 1), status(JOB.0 + 2)], [JobStatus::Pending; 2]);
 }
 
 #[tokio::test]
 async fn job_from_before_restart_counts_towards_max_jobs() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
-    let manager = bench.manager().await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
+    let manager = harness.manager().await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     manager.kill().await;
-    bench.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
-    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), RunLimits { jobs: Some(1), idle: None }).await;
-    bench.agent.finish(RUN, Outcome::Success);
+    harness.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
+    let manager =
+        harness.manager_with_run_limits(harness.settings(|_| {}), RunLimits { jobs: Some(1), idle: None }).await;
+    harness.agent.finish(RUN, Outcome::Success);
     manager.ended().await.unwrap();
-    assert_eq!(bench.coordinator.job(JobId(JOB.0 + 1)).unwrap().assignments, 0);
+    assert_eq!(harness.coordinator.job(JobId(JOB.0 + 1)).unwrap().assignments, 0);
 }
 
 #[tokio::test]
 async fn running_job_is_not_idle_time() {
-    let bench = Bench::start().await;
-    bench.push(&json!({}));
+    let harness = Harness::start().await;
+    harness.push(&json!({}));
     let idle = Duration::from_millis(500);
     let run_limits = RunLimits { jobs: None, idle: Some(idle) };
-    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), run_limits).await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    let manager = harness.manager_with_run_limits(harness.settings(|_| {}), run_limits).await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     tokio::time::pause();
     tokio::time::advance(3 * idle).await;
     tokio::time::resume();
-    bench.agent.finish(RUN, Outcome::Success);
-    assert_eq!(bench.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    harness.agent.finish(RUN, Outcome::Success);
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
 async fn idle_timeout_ends_manager() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let run_limits = RunLimits { jobs: None, idle: Some(Duration::from_millis(50)) };
-    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), run_limits).await;
+    let manager = harness.manager_with_run_limits(harness.settings(|_| {}), run_limits).await;
     manager.ended().await.unwrap();
 }
 
 #[tokio::test]
 async fn leaving_manager_does_not_wait_for_last_job() {
-    let bench = Bench::like_gitlab().await;
-    bench.coordinator.set_assignment_enabled(false);
+    let harness = Harness::like_gitlab().await;
+    harness.coordinator.set_assignment_enabled(false);
     let run_limits = RunLimits { jobs: Some(1), idle: None };
-    let manager = bench.manager_with_run_limits(bench.settings(|_| {}), run_limits).await;
-    bench.coordinator.wait_for_pending_requests(1).await;
+    let manager = harness.manager_with_run_limits(harness.settings(|_| {}), run_limits).await;
+    harness.coordinator.wait_for_pending_requests(1).await;
     manager.control.send(ControlCommand::Leave).await;
     manager.wait_for_main_loop().await;
-    bench.push(&json!({}));
-    bench.coordinator.set_assignment_enabled(true);
+    harness.push(&json!({}));
+    harness.coordinator.set_assignment_enabled(true);
     // The manager exits before the job ends.
     manager.ended().await.unwrap();
-    let _next = bench.manager().await;
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let _next = harness.manager().await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
 }

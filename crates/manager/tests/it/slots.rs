@@ -9,90 +9,90 @@ use muster_job::{JobId, JobStatus, Secret};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::bench::{Bench, JOB};
+use crate::harness::{Harness, JOB};
 
-fn push(bench: &Bench, id: i64) {
-    bench.push(&json!({ "id": id, "token": format!("secret-{id}") }));
+fn push(harness: &Harness, id: i64) {
+    harness.push(&json!({ "id": id, "token": format!("secret-{id}") }));
 }
 
-async fn wait_started(bench: &Bench, id: i64) {
-    bench.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
+async fn wait_started(harness: &Harness, id: i64) {
+    harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-async fn finish(bench: &Bench, id: i64) {
-    bench.agent.finish(&format!("{id}-1"), Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JobId(id)).await;
+async fn finish(harness: &Harness, id: i64) {
+    harness.agent.finish(&format!("{id}-1"), Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JobId(id)).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
 }
 
 #[tokio::test]
 async fn unresponsive_agent_is_retried_with_same_slot() {
-    let bench = Bench::start().await;
-    bench.agent.change(|spool| spool.lose_all_answers = true);
-    bench.push(&json!({}));
-    let manager = bench.manager_with_timeout(Duration::from_secs(1)).await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    let harness = Harness::start().await;
+    harness.agent.change(|spool| spool.lose_all_answers = true);
+    harness.push(&json!({}));
+    let manager = harness.manager_with_timeout(Duration::from_secs(1)).await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
     manager.drain().await;
     manager.ended().await.unwrap();
-    assert_eq!(bench.assigned_slots(), [0], "another slot was used, although the agent may have the job");
-    assert_eq!(bench.agent.spool().started, ["7-1"]);
+    assert_eq!(harness.assigned_slots(), [0], "another slot was used, although the agent may have the job");
+    assert_eq!(harness.agent.spool().started, ["7-1"]);
 }
 
 #[tokio::test]
 async fn job_keeps_slot_while_state_cannot_be_stored() {
-    let bench = Bench::start().await;
-    bench.agent.kill();
-    push(&bench, 1);
-    let manager = bench.manager_with_settings(bench.settings(|_| {})).await;
-    bench.wait_for_slots(1).await;
+    let harness = Harness::start().await;
+    harness.agent.kill();
+    push(&harness, 1);
+    let manager = harness.manager_with_settings(harness.settings(|_| {})).await;
+    harness.wait_for_slots(1).await;
     // The second job is stored, but not accepted yet.
-    bench.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
-    push(&bench, 2);
-    bench.coordinator.faults_left(Call::UpdateJob, 998).await;
+    harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
+    push(&harness, 2);
+    harness.coordinator.faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
-    bench.agent.restart();
-    wait_started(&bench, 1).await;
+    harness.agent.restart();
+    wait_started(&harness, 1).await;
     // The answer is in transit, but the new state cannot be stored.
     for _ in 0..100 {
         manager.control.stats().await.unwrap();
         tokio::task::yield_now().await;
     }
     manager.state_limit.store(limit, Ordering::Relaxed);
-    bench.coordinator.clear_faults();
-    wait_started(&bench, 2).await;
-    finish(&bench, 1).await;
-    finish(&bench, 2).await;
-    assert_eq!(bench.assigned_slots(), [0, 1]);
+    harness.coordinator.clear_faults();
+    wait_started(&harness, 2).await;
+    finish(&harness, 1).await;
+    finish(&harness, 2).await;
+    assert_eq!(harness.assigned_slots(), [0, 1]);
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn job_counts_for_runner_after_restart_with_new_token() {
-    let bench = Bench::start().await;
-    bench.coordinator.add_runner("glrt-new", None);
+    let harness = Harness::start().await;
+    harness.coordinator.add_runner("glrt-new", None);
     let settings = |token: &str| {
-        let settings = bench.settings(|runner| {
+        let settings = harness.settings(|runner| {
             let (url, name) = (runner.url.clone(), runner.name.clone());
             let new = RunnerSettings::new(url, Secret::new(token), 0);
             *runner = RunnerSettings { name, limit: Some(1), ..new };
         });
         Settings { concurrent: 5, ..settings }
     };
-    let manager = bench.manager_with_settings(settings(muster_runner_api::test_support::RUNNER_TOKEN)).await;
-    push(&bench, 1);
-    wait_started(&bench, 1).await;
+    let manager = harness.manager_with_settings(settings(muster_runner_api::test_support::RUNNER_TOKEN)).await;
+    push(&harness, 1);
+    wait_started(&harness, 1).await;
     manager.kill().await;
-    push(&bench, 2);
-    let manager = bench.manager_with_settings(settings("glrt-new")).await;
+    push(&harness, 2);
+    let manager = harness.manager_with_settings(settings("glrt-new")).await;
     manager.wait_for(|stats| stats.jobs == 1).await;
     let stats = manager.control.stats().await.unwrap();
     assert_eq!((stats.runners[0].jobs, stats.runners[0].requests), (1, 0), "the restored job counts against the limit");
-    finish(&bench, 1).await;
-    wait_started(&bench, 2).await;
-    finish(&bench, 2).await;
+    finish(&harness, 1).await;
+    wait_started(&harness, 2).await;
+    finish(&harness, 2).await;
     manager.drain().await;
     manager.ended().await.unwrap();
 }

@@ -9,18 +9,18 @@ use muster_manager::ManagerError;
 use muster_runner_api::test_support::Job;
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, JOB, RUN, Running};
+use crate::harness::{Harness, JOB, RUN, Running};
 
 /// Runs a job with the fields of `extra` in its payload until it is reported. The job is never started.
 async fn run_until_reported(extra: &Value) -> Job {
-    let bench = Bench::start().await;
-    bench.push(extra);
-    let manager = bench.manager().await;
-    let job = bench.coordinator.wait_for_end(JOB).await;
-    assert_eq!(bench.agent.spool().started, Vec::<String>::new());
+    let harness = Harness::start().await;
+    harness.push(extra);
+    let manager = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
+    assert_eq!(harness.agent.spool().started, Vec::<String>::new());
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
     job
 }
 
@@ -47,49 +47,49 @@ async fn manager_messages_mask_secrets() {
 }
 
 /// Returns a manager with two requests at the coordinator and a full disk, and the former limit of its state file.
-async fn manager_with_full_disk(bench: &Bench) -> (Running, u64) {
-    let settings = bench.settings(|runner| {
+async fn manager_with_full_disk(harness: &Harness) -> (Running, u64) {
+    let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
         runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
     });
-    let manager = bench.manager_with_settings(settings).await;
-    manager.wait_for(|_| bench.coordinator.requests() == 2).await;
+    let manager = harness.manager_with_settings(settings).await;
+    manager.wait_for(|_| harness.coordinator.requests() == 2).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     (manager, limit)
 }
 
 #[tokio::test]
 async fn job_is_held_until_it_can_be_stored() {
-    let bench = Bench::start().await;
-    let (manager, limit) = manager_with_full_disk(&bench).await;
-    bench.push(&json!({}));
-    bench.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
+    let harness = Harness::start().await;
+    let (manager, limit) = manager_with_full_disk(&harness).await;
+    harness.push(&json!({}));
+    harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     // Longer than the first attempt takes.
-    let started = bench.agent.wait_for(|spool| !spool.started.is_empty());
+    let started = harness.agent.wait_for(|spool| !spool.started.is_empty());
     assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
-    assert_eq!(bench.coordinator.requests(), 2, "no more jobs are requested meanwhile");
+    assert_eq!(harness.coordinator.requests(), 2, "no more jobs are requested meanwhile");
     manager.state_limit.store(limit, Ordering::Relaxed);
-    bench.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    bench.agent.finish(RUN, Outcome::Success);
-    let job = bench.coordinator.wait_for_end(JOB).await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.agent.finish(RUN, Outcome::Success);
+    let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
     manager.drain().await;
     manager.ended().await.unwrap();
-    bench.assert_no_jobs_stored().await;
+    harness.assert_no_jobs_stored().await;
 }
 
 #[tokio::test]
 async fn unstorable_jobs_are_reported_before_exit() {
-    let bench = Bench::start().await;
-    let (manager, _) = manager_with_full_disk(&bench).await;
+    let harness = Harness::start().await;
+    let (manager, _) = manager_with_full_disk(&harness).await;
     let other = JobId(8);
-    bench.push(&json!({}));
-    bench.push(&json!({ "id": other.0 }));
+    harness.push(&json!({}));
+    harness.push(&json!({ "id": other.0 }));
     let error = manager.ended().await.unwrap_err();
     assert!(matches!(error, ManagerError::Store(_)), "{error}");
     let message = muster_job::error_chain(&error);
     for id in [JOB, other] {
-        let job = bench.coordinator.job(id).unwrap();
+        let job = harness.coordinator.job(id).unwrap();
         let text = job.text();
         assert_eq!(job.status, JobStatus::Failed, "{text}");
         assert!(text.contains(&format!("(system failure): failed to store the job: {message}")), "{text}");
@@ -98,6 +98,6 @@ async fn unstorable_jobs_are_reported_before_exit() {
         assert_eq!(report.failure_reason.as_deref(), Some("runner_system_failure"));
         assert_eq!(report.output.bytesize, Some(job.trace.len() as u64));
     }
-    assert_eq!(bench.coordinator.requests(), 2, "no more jobs were requested");
-    assert!(bench.agent.spool().started.is_empty());
+    assert_eq!(harness.coordinator.requests(), 2, "no more jobs were requested");
+    assert!(harness.agent.spool().started.is_empty());
 }

@@ -79,7 +79,7 @@ fn root() -> PathBuf {
 /// Whether `command` is installed. Prints a message if it is not.
 #[track_caller]
 fn has(command: &str) -> bool {
-    muster_test_needs::program(command, "--version", command)
+    muster_test_prerequisites::program(command, "--version", command)
 }
 
 #[test]

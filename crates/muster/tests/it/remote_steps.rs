@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use muster_test_needs::DockerRegistry;
+use muster_test_prerequisites::DockerRegistry;
 
 use crate::ci::Project;
 

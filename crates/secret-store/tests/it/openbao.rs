@@ -1,7 +1,7 @@
 //! Tests with OpenBao, which has the API of HashiCorp Vault.
 
 use muster_secret_store::VaultOptions;
-use muster_test_needs::OpenBao;
+use muster_test_prerequisites::OpenBao;
 
 use crate::{fetch, options, secret};
 

@@ -38,7 +38,7 @@ fn memory() -> (Arc<MemoryLog>, Arc<dyn Log>) {
 /// Returns one manager without cgroups, and one with cgroups if the system permits them.
 fn managers() -> Vec<Arc<ProcessManager>> {
     let contained = ProcessManager::new(Containment::Cgroups, None);
-    let contained = muster_test_needs::cgroups(contained.cgroups.is_some()).then_some(contained);
+    let contained = muster_test_prerequisites::cgroups(contained.cgroups.is_some()).then_some(contained);
     contained.into_iter().chain([ProcessManager::new(Containment::ProcessTree, None)]).collect()
 }
 
@@ -367,7 +367,7 @@ async fn process_with_tag_of_another_job_ends_with_that_job() {
 #[tokio::test]
 async fn hidden_process_in_cgroup_ends_with_its_job() {
     let manager = ProcessManager::new(Containment::Cgroups, None);
-    if !muster_test_needs::cgroups(manager.cgroups.is_some()) {
+    if !muster_test_prerequisites::cgroups(manager.cgroups.is_some()) {
         return;
     }
     let (other_job, _) = job(&manager, "beside");
@@ -386,7 +386,7 @@ async fn hidden_process_in_cgroup_ends_with_its_job() {
 #[tokio::test]
 async fn frozen_cgroup_delays_only_its_own_job() {
     let manager = ProcessManager::new(Containment::Cgroups, None);
-    if !muster_test_needs::cgroups(manager.cgroups.is_some()) {
+    if !muster_test_prerequisites::cgroups(manager.cgroups.is_some()) {
         return;
     }
     let ((frozen, _), (other_job, _)) = (job(&manager, "frozen"), job(&manager, "beside"));

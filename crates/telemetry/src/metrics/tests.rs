@@ -138,7 +138,7 @@ fn promtool_accepts_output() {
     let promtool =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut promtool) = promtool else {
-        return muster_test_needs::missing("promtool is not installed (Debian: prometheus)");
+        return muster_test_prerequisites::missing("promtool is not installed (Debian: prometheus)");
     };
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text(&telemetry).as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();

@@ -111,7 +111,7 @@ async fn hooks_run_around_a_job_and_report_failures() {
 async fn limits_apply_if_cgroups_can_be_created() {
     let (group, _, session) = start_instance(json!({"max_memory_mib": 64, "max_processes": 30, "max_cpus": 0.5})).await;
     let (_, groups, _) = output(&*session, "cat /proc/self/cgroup").await;
-    if !muster_test_needs::cgroups(groups.contains("/muster-local-")) {
+    if !muster_test_prerequisites::cgroups(groups.contains("/muster-local-")) {
         return group.stop().await;
     }
     let (_, byte_count, _) = output(&*session, "head -c 200m /dev/zero | tail -c 200m 2>/dev/null | wc -c").await;

@@ -29,7 +29,7 @@ fn process(directory: &Path, last_argument: &str) -> Option<String> {
 #[tokio::test]
 async fn next_plugin_restores_and_deletes_instances() {
     // Without namespaces, instances cannot be persistent.
-    if !muster_test_needs::namespaces() {
+    if !muster_test_prerequisites::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -88,7 +88,7 @@ fn entries(directory: &Path) -> Vec<String> {
 
 #[tokio::test]
 async fn next_plugin_removes_interrupted_starts() {
-    if !muster_test_needs::namespaces() {
+    if !muster_test_prerequisites::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ async fn next_plugin_removes_interrupted_starts() {
 
 #[tokio::test]
 async fn next_plugin_resumes_suspended_instances() {
-    if !muster_test_needs::namespaces() {
+    if !muster_test_prerequisites::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ async fn next_plugin_resumes_suspended_instances() {
 
 #[tokio::test]
 async fn killed_server_is_restarted_and_its_processes_continue() {
-    if !muster_test_needs::namespaces() {
+    if !muster_test_prerequisites::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ async fn invalid_persistent_settings_are_rejected() {
 #[tokio::test]
 async fn key_of_an_instance_is_private_and_removed_with_it() {
     use std::os::unix::fs::PermissionsExt as _;
-    if !muster_test_needs::namespaces() {
+    if !muster_test_prerequisites::namespaces() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();

@@ -160,7 +160,7 @@ async fn empty_configuration_is_rejected_with_hint() {
 
 #[tokio::test]
 async fn shell_example_creates_machines_that_run_commands() {
-    if !muster_test_needs::sshd() {
+    if !muster_test_prerequisites::sshd() {
         return;
     }
     let directory = TempDir::new().unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muster_test_needs::{DockerEngine, busybox_root};
+use muster_test_prerequisites::{DockerEngine, busybox_root};
 
 /// Images of the cases, with their instructions.
 const IMAGES: [(&str, &[&str]); 6] = [

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_oci::{Credentials, Digest, HostPlatform, Image, Platform, Registry, Repository, pack, publish};
-use muster_test_needs::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
+use muster_test_prerequisites::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muster_test_needs::DockerEngine as TestEngine;
+use muster_test_prerequisites::DockerEngine as TestEngine;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 
 use super::*;
@@ -91,7 +91,7 @@ async fn engine_is_reached_through_a_command() {
 
 #[tokio::test]
 async fn engine_is_reached_over_ssh() {
-    if !muster_test_needs::sshd() || !muster_test_needs::program("docker", "--version", "docker.io") {
+    if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("docker", "--version", "docker.io") {
         return;
     }
     let Some(engine) = TestEngine::start(&[]) else { return };

@@ -94,13 +94,13 @@ impl PullPolicy {
 }
 
 /// An image that a job requires, in checked form.
-struct Wanted {
+struct ImageRequest {
     reference: Reference,
     policies: Vec<PullPolicy>,
     platform: Option<Platform>,
 }
 
-impl Wanted {
+impl ImageRequest {
     fn new(spec: &ImageSpec) -> Result<Self, Failure> {
         let reference = Reference::parse(&spec.name).map_err(|error| Failure::Configuration(error.to_string()))?;
         let policies: Vec<PullPolicy> = match spec.pull_policies.as_slice() {
@@ -142,7 +142,7 @@ impl<'a> Images<'a> {
     /// # Errors
     /// [`Failure`] by docs/spec/job-execution.md, section 11.3. What to try has been printed.
     pub(crate) async fn ensure(&self, spec: &ImageSpec) -> Result<ResolvedImage, Failure> {
-        let wanted = Wanted::new(spec)?;
+        let wanted = ImageRequest::new(spec)?;
         let name = wanted.name();
         if let Some(platform) = wanted.platform.as_ref().filter(|platform| !platform.has_known_os()) {
             self.warn(&format!("the operating system of the platform {platform} of image {name} is unknown"));
@@ -176,7 +176,7 @@ impl<'a> Images<'a> {
         Err(error.into_failure(message))
     }
 
-    async fn by_policy(&self, policy: PullPolicy, wanted: &Wanted) -> Result<ResolvedImage, ImageError> {
+    async fn by_policy(&self, policy: PullPolicy, wanted: &ImageRequest) -> Result<ResolvedImage, ImageError> {
         let name = wanted.name();
         let present = self.inspect(name).await?;
         let found = match present {
@@ -202,7 +202,7 @@ impl<'a> Images<'a> {
     }
 
     /// Pulls an image. Tries again if the registry cannot be reached.
-    async fn pull(&self, wanted: &Wanted) -> Result<(), ImageError> {
+    async fn pull(&self, wanted: &ImageRequest) -> Result<(), ImageError> {
         let login = self.login(&wanted.reference).await?;
         let (name, platform) = (wanted.name(), wanted.platform());
         let of_platform = if platform.is_empty() { String::new() } else { format!(" for platform {platform}") };
@@ -221,7 +221,7 @@ impl<'a> Images<'a> {
         }
     }
 
-    async fn pull_once(&self, wanted: &Wanted, login: Option<&Login>) -> Result<(), ImageError> {
+    async fn pull_once(&self, wanted: &ImageRequest, login: Option<&Login>) -> Result<(), ImageError> {
         let mut engine = self.engine.clone().with_timeout(SILENCE_TIMEOUT);
         if let Some(login) = login {
             let mut header = HeaderValue::try_from(login.to_header())
@@ -285,12 +285,12 @@ impl<'a> Images<'a> {
         }
     }
 
-    fn was_used(&self, wanted: &Wanted, image: &ResolvedImage) -> bool {
+    fn was_used(&self, wanted: &ImageRequest, image: &ResolvedImage) -> bool {
         let key = (wanted.name().to_owned(), wanted.platform());
         self.used.lock().get(&key).is_some_and(|id| *id == image.id)
     }
 
-    fn mark_used(&self, wanted: &Wanted, image: &ResolvedImage) {
+    fn mark_used(&self, wanted: &ImageRequest, image: &ResolvedImage) {
         let name = wanted.name();
         self.used.lock().insert((name.to_owned(), wanted.platform()), image.id.clone());
         if image.id == name {
@@ -327,7 +327,7 @@ impl<'a> Images<'a> {
 
 /// Returns the image if it is for the platform that the job requires. Some engines pull an image for another platform if there is no
 /// other.
-fn check_platform(wanted: &Wanted, image: ResolvedImage) -> Result<ResolvedImage, ImageError> {
+fn check_platform(wanted: &ImageRequest, image: ResolvedImage) -> Result<ResolvedImage, ImageError> {
     let ImageInspect { os, architecture, variant, .. } = &image.inspect;
     let [os, architecture, variant] = [os, architecture, variant].map(|value| value.as_deref().unwrap_or_default());
     match &wanted.platform {

@@ -6,7 +6,7 @@ use bollard::body_full;
 use bollard::query_parameters::{PushImageOptions, RemoveImageOptions, TagImageOptionsBuilder};
 use muster_agent_api::builtin::DockerEngine as EngineSettings;
 use muster_job::{FailureReason, TerminationCause};
-use muster_test_needs::{DockerEngine, DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER, busybox_root};
+use muster_test_prerequisites::{DockerEngine, DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER, busybox_root};
 
 use super::*;
 use crate::docker::engine::connect;

@@ -52,9 +52,9 @@ pub struct InstancesOptions {
 }
 
 /// Executors of all runners that use instances.
-pub struct InstanceExecutors(Arc<Shared>);
+pub struct InstanceExecutors(Arc<Inner>);
 
-struct Shared {
+struct Inner {
     options: InstancesOptions,
     listed: Arc<FleetList>,
     state: Mutex<State>,
@@ -93,7 +93,7 @@ impl InstanceExecutors {
     /// Returns an empty collection of executors.
     #[must_use]
     pub fn new(options: InstancesOptions) -> Self {
-        Self(Arc::new(Shared { options, listed: Arc::default(), state: Mutex::default() }))
+        Self(Arc::new(Inner { options, listed: Arc::default(), state: Mutex::default() }))
     }
 
     /// Returns the list of all fleets, for metrics and status pages.
@@ -170,7 +170,7 @@ impl ExecutorKind for InstanceExecutors {
     }
 }
 
-impl Shared {
+impl Inner {
     fn ledger_dir(&self) -> LedgerDir<'_> {
         LedgerDir { directory: &self.options.ledgers }
     }

@@ -59,7 +59,7 @@ async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
 /// Runs the kit with Go's own plugin, which gets warnings where Go's library differs from Muster.
 #[tokio::test]
 async fn go_dummy_passes() {
-    let dummy = muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
+    let dummy = muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy");
     let Some(dummy) = dummy else { return };
     let mut plan = plan(dummy);
     plan.config = json!({"Suspendable": true, "ListenSSH": true});

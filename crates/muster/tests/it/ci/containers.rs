@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use muster_test_needs::DockerEngine;
+use muster_test_prerequisites::DockerEngine;
 
 use super::{CommandOutput, Project};
 

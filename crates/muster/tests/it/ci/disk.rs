@@ -10,7 +10,7 @@ const MAX_RUN_TIME: Duration = Duration::from_secs(40);
 
 /// Runs `muster ci` with a state directory on a separate small disk. `None` if this machine does not permit such a disk.
 fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
-    if !muster_test_needs::mounts() {
+    if !muster_test_prerequisites::mounts() {
         return None;
     }
     let state = project.home().join("small");
@@ -48,7 +48,7 @@ fn full_disk_ends_the_run_with_a_remedy() {
 /// Uses a mount point, which not even root can delete.
 #[test]
 fn clean_continues_after_errors_and_reports_them() {
-    if !muster_test_needs::mounts() {
+    if !muster_test_prerequisites::mounts() {
         return;
     }
     let project = Project::new("a: {script: ['true']}\n");

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use muster_test_needs::{DockerEngine, PodmanUser};
+use muster_test_prerequisites::{DockerEngine, PodmanUser};
 use serde_json::Value;
 
 use super::{CommandOutput, Project};
@@ -62,9 +62,9 @@ fn jobs_run_on_podman(user: PodmanUser) {
          command: [nc, -ll, -p, '80', -e, echo, resolved], variables: {{HEALTHCHECK_TCP_PORT: '80'}}}}]\n  script: [nc web 80 </dev/null]\n\
          fails:\n  image: {IMAGE}\n  allow_failure: true\n  script: [exit 7]\n"
     ));
-    let folder = project.path().parent().unwrap().to_owned();
+    let directory = project.path().parent().unwrap().to_owned();
     let owner = format!("{0}:{0}", user.id());
-    assert!(Command::new("chown").args(["-R", &owner]).arg(folder).status().unwrap().success());
+    assert!(Command::new("chown").args(["-R", &owner]).arg(directory).status().unwrap().success());
     let first = ci(&project, podman, user, &["run", "--log", "all"]).code(0);
     first.warns(&format!("run in containers of {}", podman.url()));
     first.prints("first").prints("content").prints("user 1000 has served").prints("resolved").prints("exit code 7");

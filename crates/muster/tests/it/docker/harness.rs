@@ -12,7 +12,7 @@ use muster_agent_api::client::{self, AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, job_steps};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::{Job, RunRequest, Variable};
-use muster_test_needs::{DockerEngine as TestEngine, PodmanUser};
+use muster_test_prerequisites::{DockerEngine as TestEngine, PodmanUser};
 use parking_lot::Mutex;
 use tempfile::TempDir;
 use tokio::net::UnixStream;

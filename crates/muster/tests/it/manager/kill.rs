@@ -6,7 +6,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
 
-use super::support::{self, Bench, ManagerProcess};
+use super::support::{self, Harness, ManagerProcess};
 use crate::process::until;
 
 const LINES: usize = 60;
@@ -26,65 +26,65 @@ fn seed() -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_loses_no_job_and_no_byte() {
     let mut rng = StdRng::seed_from_u64(seed());
-    let bench = Bench::start().await;
-    bench.push(1, &[SCRIPT], json!({}));
-    let mut manager = bench.manager(&[]);
+    let harness = Harness::start().await;
+    harness.push(1, &[SCRIPT], json!({}));
+    let mut manager = harness.manager(&[]);
     // Kill the manager before its first request, or while it requests a job, starts the job or sends the log.
     for _ in 0..6 {
         let events = rng.random_range(0..8);
         println!("after {events} events at the coordinator");
         tokio::select! {
-            () = bench.coordinator.events(events) => {}
-            _ = bench.coordinator.wait_for_end(JobId(1)) => {}
+            () = harness.coordinator.events(events) => {}
+            _ = harness.coordinator.wait_for_end(JobId(1)) => {}
         }
-        manager = kill_and_restart(&bench, manager).await;
+        manager = kill_and_restart(&harness, manager).await;
     }
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    check(&bench, &job);
-    bench.check_clean().await;
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    check(&harness, &job);
+    harness.check_clean().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_resumes_at_the_acknowledged_byte() {
     let mut rng = StdRng::seed_from_u64(seed());
-    let bench = Bench::start().await;
-    bench.push(1, &[SCRIPT], json!({}));
-    let mut manager = bench.manager(&[]);
+    let harness = Harness::start().await;
+    harness.push(1, &[SCRIPT], json!({}));
+    let mut manager = harness.manager(&[]);
     let mut line = 0;
     while line < LINES {
         let next_line = format!("line {} ", (line + rng.random_range(1..20)).min(LINES));
-        let job = bench.coordinator.wait_for(JobId(1), |job| job.text().contains(&next_line)).await;
+        let job = harness.coordinator.wait_for(JobId(1), |job| job.text().contains(&next_line)).await;
         line = job.text().matches("line ").count();
-        manager = kill_and_restart(&bench, manager).await;
+        manager = kill_and_restart(&harness, manager).await;
     }
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    check(&bench, &job);
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    check(&harness, &job);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_that_ends_without_manager_is_reported_later() {
-    let bench = Bench::start().await;
-    bench.push(1, &[&format!("{SCRIPT}; touch \"$HOME_OF_TEST/never\"")], json!({}));
-    let manager = bench.manager(&[]);
-    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("line 3 ")).await;
+    let harness = Harness::start().await;
+    harness.push(1, &[&format!("{SCRIPT}; touch \"$HOME_OF_TEST/never\"")], json!({}));
+    let manager = harness.manager(&[]);
+    harness.coordinator.wait_for(JobId(1), |job| job.text().contains("line 3 ")).await;
     manager.kill().await;
     // The agent continues: wait for its result in the spool.
-    until(async || match bench.spool_text() {
+    until(async || match harness.spool_text() {
         text if text.contains("Job failed") => Ok(()),
         text => Err(format!("the agent did not finish the job: {text}")),
     })
     .await;
-    let _manager = bench.manager(&[]);
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
-    check(&bench, &job);
+    let _manager = harness.manager(&[]);
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
+    check(&harness, &job);
 }
 
-async fn kill_and_restart(bench: &Bench, manager: ManagerProcess) -> ManagerProcess {
+async fn kill_and_restart(harness: &Harness, manager: ManagerProcess) -> ManagerProcess {
     manager.kill().await;
-    bench.manager(&[])
+    harness.manager(&[])
 }
 
-fn check(bench: &Bench, job: &muster_runner_api::test_support::Job) {
+fn check(harness: &Harness, job: &muster_runner_api::test_support::Job) {
     let text = job.text();
     assert_eq!((job.status, job.assignments), (JobStatus::Failed, 1), "{text}");
     let last = job.updates.last().unwrap();
@@ -94,5 +94,5 @@ fn check(bench: &Bench, job: &muster_runner_api::test_support::Job) {
         let line = format!("line {number} {}\n", "0".repeat(number * 7 % 90 + 1));
         assert_eq!(text.matches(&line).count(), 1, "`{line}` in:\n{text}");
     }
-    assert_eq!(std::fs::read_to_string(bench.path("started")).unwrap(), "started\n", "the script started once");
+    assert_eq!(std::fs::read_to_string(harness.path("started")).unwrap(), "started\n", "the script started once");
 }

@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::support::Bench;
+use super::support::Harness;
 use crate::process::until;
 
 /// Script that logs `begun`, and ends when the test creates a file.
 pub(crate) const WAITING_SCRIPT: &str = "echo begun; while [ ! -e \"$HOME_OF_TEST/go\" ]; do sleep 0.02; done";
 
 /// Queues a job as GitLab would: with sections, facts about its queue, and a repository.
-pub(crate) fn push(bench: &Bench, id: i64, script: &str, features: &Value) {
-    push_with(bench, id, script, features, &json!({}));
+pub(crate) fn push(harness: &Harness, id: i64, script: &str, features: &Value) {
+    push_with(harness, id, script, features, &json!({}));
 }
 
 /// Queues a job as [`push`] does, with more members of the payload.
-pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, more: &Value) {
+pub(crate) fn push_with(harness: &Harness, id: i64, script: &str, features: &Value, more: &Value) {
     let mut all = json!({ "trace_sections": true, "failure_reasons": ["job_canceled"] });
     all.as_object_mut().unwrap().extend(features.as_object().unwrap().clone());
     let mut payload = json!({
@@ -36,14 +36,14 @@ pub(crate) fn push_with(bench: &Bench, id: i64, script: &str, features: &Value, 
             { "key": "GIT_STRATEGY", "value": "none" },
             { "key": "CI_PIPELINE_SOURCE", "value": "push" },
             { "key": "GITLAB_USER_ID", "value": "11" },
-            { "key": "HOME_OF_TEST", "value": bench.path("") }
+            { "key": "HOME_OF_TEST", "value": harness.path("") }
         ],
         "steps": [{ "name": "script", "script": [script] }],
         "features": all,
         "muster": { "trace_interval_ms": 20 }
     });
     payload.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    bench.coordinator.enqueue(serde_json::from_value(payload).unwrap());
+    harness.coordinator.enqueue(serde_json::from_value(payload).unwrap());
 }
 
 /// Waits until the log contains a text, and returns the whole log.
@@ -94,13 +94,13 @@ fn value(text: &str, series: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_count_running_and_finished_jobs() {
-    let bench = Bench::start().await;
-    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
+    let harness = Harness::start().await;
+    let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
     // Only the operator decides what is exported, not a job.
     let job_variable = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
-    push(&bench, 1, WAITING_SCRIPT, &json!({ "variables": [job_variable] }));
-    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    push(&harness, 1, WAITING_SCRIPT, &json!({ "variables": [job_variable] }));
+    harness.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     let running_metrics = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
     assert_eq!(value(&running_metrics, "gitlab_runner_concurrent"), 3.0);
     assert!(
@@ -112,10 +112,10 @@ async fn metrics_count_running_and_finished_jobs() {
         "url=https://gitlab.example/group/project/-/jobs/1 state=running stage=step_script executor_stage=prepare";
     assert!(list.starts_with(job), "{list}");
     assert_eq!(get(&address, "/debug/process/state").await, "running");
-    std::fs::write(bench.path("go"), "").unwrap();
-    push(&bench, 2, "exit 3", &json!({}));
-    let traces = bench.coordinator.wait_for_end(JobId(1)).await.trace.len()
-        + bench.coordinator.wait_for_end(JobId(2)).await.trace.len();
+    std::fs::write(harness.path("go"), "").unwrap();
+    push(&harness, 2, "exit 3", &json!({}));
+    let traces = harness.coordinator.wait_for_end(JobId(1)).await.trace.len()
+        + harness.coordinator.wait_for_end(JobId(2)).await.trace.len();
     let after = scrape_until(&address, "gitlab_runner_job_duration_seconds_count{", "2").await;
     for (series, expected) in [
         ("gitlab_runner_jobs_total", 2.0),
@@ -163,7 +163,7 @@ fn check_with_promtool(text: &str) {
     let promtool =
         Command::new("promtool").args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let Ok(mut promtool) = promtool else {
-        return muster_test_needs::missing("promtool is not installed (Debian: prometheus)");
+        return muster_test_prerequisites::missing("promtool is not installed (Debian: prometheus)");
     };
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), text.as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();
@@ -172,9 +172,9 @@ fn check_with_promtool(text: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn log_has_job_fields_at_start_and_end() {
-    let bench = Bench::start().await;
-    let (_manager, log) = bench.manager_logged(&[], &[]);
-    push(&bench, 7, "exit 3", &json!({}));
+    let harness = Harness::start().await;
+    let (_manager, log) = harness.manager_logged(&[], &[]);
+    push(&harness, 7, "exit 3", &json!({}));
     let text = wait_for_log(&log, "Removed job from processing list").await;
     let record = |message: &str| text.lines().find(|line| line.contains(message)).unwrap().to_owned();
     let added = record("Added job to processing list");
@@ -214,10 +214,10 @@ async fn log_has_job_fields_at_start_and_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn manager_does_not_start_without_its_metrics_address() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let (mut manager, log) = bench.manager_logged(&["--listen-address", &address], &[]);
+    let (mut manager, log) = harness.manager_logged(&["--listen-address", &address], &[]);
     assert!(!manager.wait_for_exit(Duration::from_secs(20)).await.success());
     let text = std::fs::read_to_string(&log).unwrap();
     assert!(
@@ -228,13 +228,13 @@ async fn manager_does_not_start_without_its_metrics_address() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recovered_job_is_counted_with_its_whole_duration() {
-    let bench = Bench::start().await;
-    push(&bench, 1, WAITING_SCRIPT, &json!({}));
-    let manager = bench.manager(&[]);
-    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    let harness = Harness::start().await;
+    push(&harness, 1, WAITING_SCRIPT, &json!({}));
+    let manager = harness.manager(&[]);
+    harness.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     let started_at = std::time::Instant::now();
     manager.kill().await;
-    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
+    let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
     let address = address(&log).await;
     let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
     assert_eq!(
@@ -243,8 +243,8 @@ async fn recovered_job_is_counted_with_its_whole_duration() {
         "the dispatch of a recovered job is not measured"
     );
     let elapsed = started_at.elapsed();
-    std::fs::write(bench.path("go"), "").unwrap();
-    assert_eq!(bench.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
+    std::fs::write(harness.path("go"), "").unwrap();
+    assert_eq!(harness.coordinator.wait_for_end(JobId(1)).await.status, JobStatus::Success);
     let text = wait_for_log(&log, "Removed job from processing list").await;
     let (_, after) = text.split_once("duration_s=").expect("the log has no duration");
     let seconds: f64 = after.split_whitespace().next().unwrap().parse().unwrap();

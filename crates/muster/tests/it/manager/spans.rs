@@ -17,7 +17,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::observe::{WAITING_SCRIPT, address, push, push_with, scrape_until, wait_for_log};
-use super::support::Bench;
+use super::support::Harness;
 
 /// A collector on the loopback interface.
 struct Collector {
@@ -80,12 +80,12 @@ fn check_tree(spans: &[Span]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_is_one_trace_that_its_script_can_join() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_SERVICE_NAME", "test-service")];
-    let (_manager, _) = bench.manager_logged(&[], &variables);
-    push(&bench, 7, "echo \"parent is $TRACEPARENT\"; exit 3", &json!({}));
-    let job = bench.coordinator.wait_for_end(JobId(7)).await;
+    let (_manager, _) = harness.manager_logged(&[], &variables);
+    push(&harness, 7, "echo \"parent is $TRACEPARENT\"; exit 3", &json!({}));
+    let job = harness.coordinator.wait_for_end(JobId(7)).await;
     let (spans, service) = collector.spans().await;
     assert_eq!(service, "test-service");
     check_tree(&spans);
@@ -125,15 +125,15 @@ async fn job_is_one_trace_that_its_script_can_join() {
 async fn each_job_stage_has_a_span_and_a_duration() {
     let stages =
         ["pre_checks", "retrieval", "restore_cache", "prepare_executor", "step_script", "health", "report", "cleanup"];
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
-    let (_manager, log) = bench.manager_logged(&["--listen-address", "127.0.0.1:0"], &variables);
+    let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0"], &variables);
     let address = address(&log).await;
     let cache =
         json!([{ "key": "k", "untracked": false, "policy": "pull-push", "paths": ["kept"], "when": "on_success" }]);
-    push_with(&bench, 7, "mkdir -p kept; date > kept/file", &json!({}), &json!({ "cache": cache }));
-    let job = bench.coordinator.wait_for_end(JobId(7)).await;
+    push_with(&harness, 7, "mkdir -p kept; date > kept/file", &json!({}), &json!({ "cache": cache }));
+    let job = harness.coordinator.wait_for_end(JobId(7)).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     let (spans, _) = collector.spans().await;
     for stage in stages {
@@ -147,16 +147,16 @@ async fn each_job_stage_has_a_span_and_a_duration() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn recovered_job_remains_one_trace() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
-    push(&bench, 1, &format!("echo \"parent is $TRACEPARENT\"; {WAITING_SCRIPT}"), &json!({}));
-    let (manager, _) = bench.manager_logged(&[], &variables);
-    bench.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
+    push(&harness, 1, &format!("echo \"parent is $TRACEPARENT\"; {WAITING_SCRIPT}"), &json!({}));
+    let (manager, _) = harness.manager_logged(&[], &variables);
+    harness.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     manager.kill().await;
-    let (_manager, _) = bench.manager_logged(&[], &variables);
-    std::fs::write(bench.path("go"), "").unwrap();
-    let job = bench.coordinator.wait_for_end(JobId(1)).await;
+    let (_manager, _) = harness.manager_logged(&[], &variables);
+    std::fs::write(harness.path("go"), "").unwrap();
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let (spans, _) = collector.spans().await;
     check_tree(&spans);
     let parent = format!("parent is 00-{}-{}-01\n", hex(&spans[0].trace_id), hex(&spans[0].span_id));
@@ -165,14 +165,14 @@ async fn recovered_job_remains_one_trace() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requested_spans_are_children_of_the_servers_span() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let mut collector = Collector::start().await;
     let tracing = json!({ "tracing": {
         "trace_id": "0af7651916cd43dd8448eb211c80319c", "span_parent_id": "b7ad6b7169203331",
         "otel_endpoints": [{ "url": format!("{}/v1/traces", collector.url) }]
     }});
-    let (_manager, _) = bench.manager_logged(&[], &[]);
-    push(&bench, 7, "true", &tracing);
+    let (_manager, _) = harness.manager_logged(&[], &[]);
+    push(&harness, 7, "true", &tracing);
     let (spans, service) = collector.spans().await;
     check_tree(&spans);
     assert_eq!(service, "runner");
@@ -182,14 +182,14 @@ async fn requested_spans_are_children_of_the_servers_span() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unavailable_collector_logs_one_warning() {
-    let bench = Bench::start().await;
+    let harness = Harness::start().await;
     let unused_listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", unused_listener.local_addr().unwrap());
     drop(unused_listener);
-    let (manager, log) = bench.manager_logged(&[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    let (manager, log) = harness.manager_logged(&[], &[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
     for id in 1..=3 {
-        push(&bench, id, "true", &json!({}));
-        assert_eq!(bench.coordinator.wait_for_end(JobId(id)).await.status, JobStatus::Success);
+        push(&harness, id, "true", &json!({}));
+        assert_eq!(harness.coordinator.wait_for_end(JobId(id)).await.status, JobStatus::Success);
     }
     wait_for_log(&log, "failed to export spans").await;
     manager.terminate();

@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use crate::process::until;
 
 /// Environment of one test. Its agent and managers are stopped when it is dropped.
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     served: Served,
     home: tempfile::TempDir,
@@ -20,7 +20,7 @@ pub(crate) struct Bench {
     lifetime_process: std::process::Child,
 }
 
-impl Bench {
+impl Harness {
     pub(crate) async fn start() -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -136,7 +136,7 @@ fn has_jobs(spool: &Path) -> bool {
     })
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         let _ = self.lifetime_process.kill();
         let _ = self.lifetime_process.wait();

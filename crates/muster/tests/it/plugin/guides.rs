@@ -54,7 +54,7 @@ fn guide_has_the_files_of_the_example() {
 /// Works without network: uses the crates that this program was built with, in the versions of its lock file.
 #[test]
 fn rust_guide_creates_a_passing_plugin() {
-    if !muster_test_needs::sshd() {
+    if !muster_test_prerequisites::sshd() {
         return;
     }
     let (home, rust) = (Home::new(), section("Rust"));
@@ -94,8 +94,10 @@ fn rust_guide_creates_a_passing_plugin() {
 
 #[test]
 fn python_guide_creates_a_passing_plugin() {
-    let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", "a Python with grpcio") else { return };
-    if !muster_test_needs::sshd() {
+    let Some(venv) = muster_test_prerequisites::variable("MUSTER_TEST_PYTHON_VENV", "a Python with grpcio") else {
+        return;
+    };
+    if !muster_test_prerequisites::sshd() {
         return;
     }
     let home = Home::new();
@@ -112,7 +114,8 @@ fn python_guide_creates_a_passing_plugin() {
 #[test]
 fn go_guide_creates_a_passing_plugin() {
     // Runs only if Go and the modules of the example are installed.
-    if muster_test_needs::variable("MUSTER_TEST_GO_EXAMPLE", "the plugin in Go").is_none() || !muster_test_needs::sshd()
+    if muster_test_prerequisites::variable("MUSTER_TEST_GO_EXAMPLE", "the plugin in Go").is_none()
+        || !muster_test_prerequisites::sshd()
     {
         return;
     }
@@ -140,7 +143,7 @@ fn go_guide_creates_a_passing_plugin() {
 
 #[test]
 fn shell_guide_creates_a_passing_plugin() {
-    if !muster_test_needs::sshd() || sibling("fleeting-plugin-script").is_none() {
+    if !muster_test_prerequisites::sshd() || sibling("fleeting-plugin-script").is_none() {
         return;
     }
     let home = Home::new();

@@ -39,7 +39,9 @@ fn new_shell_and_python_projects_pass() {
 fn new_rust_project_builds_and_passes() {
     let cargo = env!("CARGO");
     if !Path::new(cargo).is_file() {
-        return muster_test_needs::missing(format_args!("{cargo} does not exist, so the project cannot be built"));
+        return muster_test_prerequisites::missing(format_args!(
+            "{cargo} does not exist, so the project cannot be built"
+        ));
     }
     let home = Home::new();
     let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fleeting");
@@ -67,7 +69,7 @@ fn new_rust_project_builds_and_passes() {
 #[test]
 fn new_go_project_builds_and_passes() {
     // Runs only if Go and its modules are installed.
-    if muster_test_needs::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy").is_none() {
+    if muster_test_prerequisites::variable("MUSTER_TEST_FLEETING_DUMMY", "fleeting-plugin-dummy").is_none() {
         return;
     }
     let home = Home::new();

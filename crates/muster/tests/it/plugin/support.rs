@@ -58,6 +58,6 @@ pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     if path.is_file() {
         return Some(path);
     }
-    muster_test_needs::missing(format_args!("{} is not built; run `cargo build --workspace`", path.display()));
+    muster_test_prerequisites::missing(format_args!("{} is not built; run `cargo build --workspace`", path.display()));
     None
 }

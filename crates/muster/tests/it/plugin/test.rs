@@ -88,7 +88,7 @@ fn c4_c6_built_in_local_plugin_passes() {
 
 #[test]
 fn c4_c6_built_in_script_plugin_passes_with_shell_example() {
-    if !muster_test_needs::sshd() {
+    if !muster_test_prerequisites::sshd() {
         return;
     }
     let home = Home::new();

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 
-use super::run::bench::Bench;
+use super::run::harness::Harness;
 use super::support::Home;
 use crate::process::CommandResult;
 
@@ -15,16 +15,16 @@ const PROGRAM: &str =
 
 #[tokio::test(flavor = "multi_thread")]
 async fn docker_machine_config_uses_the_built_in_plugin() {
-    let bench = Bench::start(1).await;
-    let program = bench.home.path("docker-machine");
+    let harness = Harness::start(1).await;
+    let program = harness.home.path("docker-machine");
     std::fs::write(&program, PROGRAM).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    bench.configure(&format!("{}{MACHINE}", bench.entry(0).replace("\"shell\"", "\"instance\"")));
-    let path = format!("{}:{}", bench.home.path("").display(), std::env::var("PATH").unwrap());
-    let run = bench.run_with(&[("PATH", &path)]);
+    harness.configure(&format!("{}{MACHINE}", harness.entry(0).replace("\"shell\"", "\"instance\"")));
+    let path = format!("{}:{}", harness.home.path("").display(), std::env::var("PATH").unwrap());
+    let run = harness.run_with(&[("PATH", &path)]);
     run.wait_for_log("quota exceeded", 1).await;
     run.wait_for_log("[runners.machine] has been deprecated since GitLab 17.5", 1).await;
-    let calls = std::fs::read_to_string(bench.home.path("calls")).unwrap();
+    let calls = std::fs::read_to_string(harness.home.path("calls")).unwrap();
     let create = calls.lines().find(|call| call.starts_with("create ")).unwrap();
     assert!(create.contains("--driver google") && create.contains("--google-project=ci"), "{create}");
     let name = create.split_whitespace().next_back().unwrap();

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use muster_runner_api::test_support::{Call, Fault, PERSONAL_TOKEN, RUNNER_TOKEN};
 
-use super::server::{Bench, without_dates};
+use super::server::{Harness, without_dates};
 use super::support::Home;
 use super::transfer::store::Store;
 use crate::process::CommandResult;
@@ -35,87 +35,90 @@ fn without_first_runner(text: &str) -> String {
 }
 
 /// Checks that the command fails with this message if the file cannot be saved, for one runner and for all.
-fn check_unwritable_file(bench: &Bench, command: &str, message: &str) {
+fn check_unwritable_file(harness: &Harness, command: &str, message: &str) {
     // The file name is short enough for the lock file next to it, but too long for the temporary file.
-    let path = bench.home.path("c".repeat(249));
-    std::fs::write(&path, bench.config().replace("URL", &bench.url())).unwrap();
+    let path = harness.home.path("c".repeat(249));
+    std::fs::write(&path, harness.config().replace("URL", &harness.url())).unwrap();
     let path = path.display().to_string();
     for selector in [&["-n", "two"][..], &["--all-runners"]] {
-        bench.home.run(&[&[command, "--config", &path], selector].concat()).check(1, &[message, "write a file beside"]);
+        harness
+            .home
+            .run(&[&[command, "--config", &path], selector].concat())
+            .check(1, &[message, "write a file beside"]);
     }
 }
 
-async fn bench() -> Bench {
-    let bench = Bench::start().await;
-    bench.configure(TWO_RUNNERS);
-    bench.coordinator.add_runner("old-two", None);
-    bench
+async fn harness() -> Harness {
+    let harness = Harness::start().await;
+    harness.configure(TWO_RUNNERS);
+    harness.coordinator.add_runner("old-two", None);
+    harness
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn list_logs_every_runner_and_never_fails() {
-    let bench = bench().await;
-    let url = bench.url();
-    bench.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
-    bench.configure("[[runners]\n");
-    bench.run("list", &[]).check(0, &["config.toml", "valid TOML"]);
-    std::fs::remove_file(bench.home.path("config.toml")).unwrap();
-    bench.run("list", &[]).check(0, &["does not exist"]);
+    let harness = harness().await;
+    let url = harness.url();
+    harness.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
+    harness.configure("[[runners]\n");
+    harness.run("list", &[]).check(0, &["config.toml", "valid TOML"]);
+    std::fs::remove_file(harness.home.path("config.toml")).unwrap();
+    harness.run("list", &[]).check(0, &["does not exist"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_reports_only_rejected_tokens() {
-    let bench = bench().await;
-    bench.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
-    assert_eq!(bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [bench.system_id()].into());
-    bench.coordinator.fail(Call::Verify, [Fault::FailBefore]);
-    bench.run("verify", &["--name", "two", "--delete"]).check(0, &["Verifying runner... failed"]);
-    bench.coordinator.delete_runner(RUNNER_TOKEN);
-    bench.run("verify", &[]).check(1, &["is not valid", "failed to verify `one`", "--delete"]);
-    assert_eq!(bench.config(), TWO_RUNNERS);
-    bench.run("verify", &["--delete"]).check(0, &["Updated"]);
-    assert_eq!(bench.config(), without_first_runner(TWO_RUNNERS), "comments and the other runner must remain");
+    let harness = harness().await;
+    harness.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
+    assert_eq!(harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [harness.system_id()].into());
+    harness.coordinator.fail(Call::Verify, [Fault::FailBefore]);
+    harness.run("verify", &["--name", "two", "--delete"]).check(0, &["Verifying runner... failed"]);
+    harness.coordinator.delete_runner(RUNNER_TOKEN);
+    harness.run("verify", &[]).check(1, &["is not valid", "failed to verify `one`", "--delete"]);
+    assert_eq!(harness.config(), TWO_RUNNERS);
+    harness.run("verify", &["--delete"]).check(0, &["Updated"]);
+    assert_eq!(harness.config(), without_first_runner(TWO_RUNNERS), "comments and the other runner must remain");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verify_selects_by_name_or_token_and_never_by_url_alone() {
-    let bench = bench().await;
-    let mut with_variable = bench.home.command(&bench.arguments("verify", &["-n", "two"]));
-    with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", bench.url());
+    let harness = harness().await;
+    let mut with_variable = harness.home.command(&harness.arguments("verify", &["-n", "two"]));
+    with_variable.env("CI_SERVER_TOKEN", RUNNER_TOKEN).env("CI_SERVER_URL", harness.url());
     let result = CommandResult::of(with_variable.output().unwrap()).check(0, &["is alive"]);
     assert!(!result.stderr.contains("is valid"), "variables select nothing: {}", result.stderr);
-    bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
-    bench.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
-    bench.run("verify", &["-u", "URL"]).check(1, &["no runner matches"]);
+    harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "*"]).check(0, &["is valid"]);
+    harness.run("verify", &["-t", RUNNER_TOKEN, "-u", "http://other"]).check(1, &["no runner matches"]);
+    harness.run("verify", &["-u", "URL"]).check(1, &["no runner matches"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_keeps_the_rest_of_the_file() {
-    let bench = bench().await;
-    bench.run("verify", &["-n", "one"]).check(0, &[]);
-    bench.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
-    assert_eq!(bench.config(), without_first_runner(TWO_RUNNERS));
+    let harness = harness().await;
+    harness.run("verify", &["-n", "one"]).check(0, &[]);
+    harness.run("unregister", &["-n", "one"]).check(0, &["Unregistering runner from GitLab succeeded", "Updated"]);
+    assert_eq!(harness.config(), without_first_runner(TWO_RUNNERS));
     assert!(
-        bench.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty(),
+        harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty(),
         "only the manager must be unregistered"
     );
-    bench.run("unregister", &["-t", "old-two", "-u", "URL"]).check(0, &[]);
-    assert!(bench.coordinator.runner("old-two").is_none());
-    assert!(!bench.config().contains("[[runners]]") && bench.config().starts_with("# the team's"));
+    harness.run("unregister", &["-t", "old-two", "-u", "URL"]).check(0, &[]);
+    assert!(harness.coordinator.runner("old-two").is_none());
+    assert!(!harness.config().contains("[[runners]]") && harness.config().starts_with("# the team's"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_requires_a_matching_selector_and_the_server() {
-    let bench = bench().await;
-    bench.run("unregister", &["-u", "URL"]).check(1, &["FATAL: no runner selected; set --name, --token"]);
-    bench.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
-    bench.coordinator.delete_runner("old-two");
-    bench.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
-    assert_eq!(bench.config(), TWO_RUNNERS);
-    bench.run("verify", &["-n", "one"]).check(0, &[]);
-    bench.run("unregister", &["--all-runners"]).check(0, &["Failed to unregister runner two", "Updated"]);
+    let harness = harness().await;
+    harness.run("unregister", &["-u", "URL"]).check(1, &["FATAL: no runner selected; set --name, --token"]);
+    harness.run("unregister", &["-n", "three"]).check(1, &["could not find a runner with the name 'three'"]);
+    harness.coordinator.delete_runner("old-two");
+    harness.run("unregister", &["-n", "two"]).check(1, &["failed to unregister runner `two`", "403"]);
+    assert_eq!(harness.config(), TWO_RUNNERS);
+    harness.run("verify", &["-n", "one"]).check(0, &[]);
+    harness.run("unregister", &["--all-runners"]).check(0, &["Failed to unregister runner two", "Updated"]);
     assert_eq!(
-        bench.config(),
+        harness.config(),
         without_first_runner(TWO_RUNNERS),
         "a runner that the server does not delete must remain"
     );
@@ -123,47 +126,47 @@ async fn unregister_requires_a_matching_selector_and_the_server() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_writes_the_new_token_in_place() {
-    let bench = bench().await;
-    bench.coordinator.add_runner("glrt-ends", Some("2030-01-02T03:04:05.678Z"));
-    bench.configure(&TWO_RUNNERS.replace("old-two", "glrt-ends"));
-    bench.run("reset-token", &["-n", "two"]).check(0, &["Resetting runner authentication token... succeeded"]);
-    let config = bench.config();
+    let harness = harness().await;
+    harness.coordinator.add_runner("glrt-ends", Some("2030-01-02T03:04:05.678Z"));
+    harness.configure(&TWO_RUNNERS.replace("old-two", "glrt-ends"));
+    harness.run("reset-token", &["-n", "two"]).check(0, &["Resetting runner authentication token... succeeded"]);
+    let config = harness.config();
     assert!(config.contains("token = \"glrt-ends-reset-1\"\n"), "{config}");
     assert!(config.contains("token_expires_at = 2030-01-02T03:04:05Z"), "{config}");
     let personal = ["-u", "URL", "-i", "1", "--pat", PERSONAL_TOKEN];
-    bench.run("reset-token", &personal).check(0, &[]);
-    let config = without_dates(&bench.config());
+    harness.run("reset-token", &personal).check(0, &[]);
+    let config = without_dates(&harness.config());
     let one = "  token = \"glrt-memory-coordinator-reset-1\"\n  executor = \"shell\"\ntoken_obtained_at = DATE\n";
     assert!(config.replace("  token_", "token_").contains(one), "{config}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_continues_after_errors_for_all_runners() {
-    let bench = bench().await;
-    bench.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
-    bench.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);
-    bench.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["requires the runner's ID"]);
-    bench.coordinator.delete_runner(RUNNER_TOKEN);
-    bench.run("reset-token", &["-n", "one"]).check(1, &["failed to reset the authentication token of runner `one`"]);
-    assert_eq!(bench.config(), TWO_RUNNERS);
-    bench.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
-    let config = bench.config();
+    let harness = harness().await;
+    harness.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
+    harness.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);
+    harness.run("reset-token", &["-n", "two", "--pat", "x"]).check(1, &["requires the runner's ID"]);
+    harness.coordinator.delete_runner(RUNNER_TOKEN);
+    harness.run("reset-token", &["-n", "one"]).check(1, &["failed to reset the authentication token of runner `one`"]);
+    assert_eq!(harness.config(), TWO_RUNNERS);
+    harness.run("reset-token", &["--all-runners"]).check(0, &["runner `one`", "403", "succeeded"]);
+    let config = harness.config();
     assert!(config.contains("\"glrt-memory-coordinator\"") && config.contains("\"old-two-reset-1\""), "{config}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn reset_token_sends_nothing_if_the_file_is_not_writable() {
-    let bench = bench().await;
-    check_unwritable_file(&bench, "reset-token", "the token was not reset");
-    assert!(bench.coordinator.runner("old-two").is_some(), "the old token is valid");
-    assert!(bench.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
+    let harness = harness().await;
+    check_unwritable_file(&harness, "reset-token", "the token was not reset");
+    assert!(harness.coordinator.runner("old-two").is_some(), "the old token is valid");
+    assert!(harness.coordinator.runner(RUNNER_TOKEN).is_some(), "the old token is valid");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unregister_sends_nothing_if_the_file_is_not_writable() {
-    let bench = bench().await;
-    check_unwritable_file(&bench, "unregister", "no runner was unregistered");
-    assert!(bench.coordinator.runner("old-two").is_some() && bench.coordinator.runner(RUNNER_TOKEN).is_some());
+    let harness = harness().await;
+    check_unwritable_file(&harness, "unregister", "no runner was unregistered");
+    assert!(harness.coordinator.runner("old-two").is_some() && harness.coordinator.runner(RUNNER_TOKEN).is_some());
 }
 
 #[test]

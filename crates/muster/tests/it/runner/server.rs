@@ -9,13 +9,13 @@ use super::support::Home;
 use crate::process::CommandResult;
 
 /// Environment of a test that uses a coordinator.
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     pub(crate) home: Home,
     served: Served,
 }
 
-impl Bench {
+impl Harness {
     pub(crate) async fn start() -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
         let served = serve(coordinator.clone()).await.unwrap();

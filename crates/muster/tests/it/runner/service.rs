@@ -72,7 +72,7 @@ fn install_writes_a_unit_and_a_configuration() {
 #[test]
 fn systemd_accepts_the_unit() {
     // Without systemd's checker, the other tests must suffice.
-    if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
+    if !muster_test_prerequisites::program("systemd-analyze", "--version", "systemd") {
         return;
     }
     let home = home_with_systemctl("");
@@ -120,7 +120,7 @@ fn temporary_directory_survives_service_restarts() {
 
 #[test]
 fn systemd_reports_the_private_temporary_directory() {
-    if !muster_test_needs::program("systemd-analyze", "--version", "systemd") {
+    if !muster_test_prerequisites::program("systemd-analyze", "--version", "systemd") {
         return;
     }
     let home = home_with_systemctl("");

@@ -193,10 +193,10 @@ async fn default_socket_is_private_to_the_user() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_users_are_rejected_for_any_socket_mode() {
     if !rustix::process::geteuid().is_root() {
-        return muster_test_needs::missing("only root can start a process of another user");
+        return muster_test_prerequisites::missing("only root can start a process of another user");
     }
-    if !muster_test_needs::program("setpriv", "--version", "util-linux")
-        || !muster_test_needs::program("/usr/bin/perl", "-v", "perl")
+    if !muster_test_prerequisites::program("setpriv", "--version", "util-linux")
+        || !muster_test_prerequisites::program("/usr/bin/perl", "-v", "perl")
     {
         return;
     }

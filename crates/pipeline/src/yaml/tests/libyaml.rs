@@ -169,7 +169,7 @@ fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
 #[test]
 fn c223_parses_generated_texts_like_libyaml() {
     let requirement = "a Python with PyYAML";
-    let Some(venv) = muster_test_needs::variable("MUSTER_TEST_PYTHON_VENV", requirement) else { return };
+    let Some(venv) = muster_test_prerequisites::variable("MUSTER_TEST_PYTHON_VENV", requirement) else { return };
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     println!("MUSTER_TEST_SEED={seed}");
     let mut rng = ChaCha8Rng::seed_from_u64(seed);

@@ -8,10 +8,10 @@ use muster_cache_store::{CacheStore, UploadOptions};
 use muster_config::settings::{CacheStoreSettings, S3AccessKey, S3Settings};
 use muster_job::{JobId, JobStatus, Secret};
 use muster_runner_api::test_support::Job;
-use muster_test_needs::object_stores::{Server, moto};
+use muster_test_prerequisites::object_stores::{Server, moto};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 
 const SECRET: &str = "the-secret-key-of-the-store";
 /// Script that shows whether the cache was restored, and fills it.
@@ -27,22 +27,22 @@ async fn store() -> Option<Server> {
 }
 
 /// Returns a configuration with the bucket.
-fn config(bench: &Bench, store: &Server, more: &str) -> String {
+fn config(harness: &Harness, store: &Server, more: &str) -> String {
     format!(
         "check_interval = 1\n{}[runners.cache]\nType = \"s3\"\n{more}\n[runners.cache.s3]\nServerAddress = \"{}\"\n\
          AccessKey = \"the-access-key\"\nSecretKey = \"{SECRET}\"\nBucketName = \"bucket\"\nBucketLocation = \"us-east-1\"\n\
          Insecure = true\n",
-        bench.entry(0),
+        harness.entry(0),
         store.address
     )
 }
 
 /// A machine whose runner uses the bucket.
-async fn machine(store: &Server, more: &str) -> (Bench, ManagerProcess) {
-    let bench = Bench::start(1).await;
-    bench.configure(&config(&bench, store, more));
-    let run = bench.run();
-    (bench, run)
+async fn machine(store: &Server, more: &str) -> (Harness, ManagerProcess) {
+    let harness = Harness::start(1).await;
+    harness.configure(&config(&harness, store, more));
+    let run = harness.run();
+    (harness, run)
 }
 
 fn payload(id: i64, script: &str, more: Value) -> Value {
@@ -67,9 +67,9 @@ fn payload(id: i64, script: &str, more: Value) -> Value {
 }
 
 /// Runs a job with the cache to its end. The job must succeed.
-async fn job(bench: &Bench, id: i64, script: &str, cache: Value) -> String {
-    bench.coordinator(0).enqueue(serde_json::from_value(payload(id, script, cache)).unwrap());
-    let job: Job = bench.coordinator(0).wait_for_end(JobId(id)).await;
+async fn job(harness: &Harness, id: i64, script: &str, cache: Value) -> String {
+    harness.coordinator(0).enqueue(serde_json::from_value(payload(id, script, cache)).unwrap());
+    let job: Job = harness.coordinator(0).wait_for_end(JobId(id)).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     job.text()
 }
@@ -132,10 +132,10 @@ async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_succeeds_with_warnings_if_the_store_is_killed() {
     let Some(mut store) = store().await else { return };
-    let (bench, _run) = machine(&store, "").await;
-    job(&bench, 1, FILL, json!({})).await;
+    let (harness, _run) = machine(&store, "").await;
+    job(&harness, 1, FILL, json!({})).await;
     store.kill();
-    let log = job(&bench, 2, "mkdir -p vendor; echo new > vendor/lib; echo the script ran", json!({})).await;
+    let log = job(&harness, 2, "mkdir -p vendor; echo new > vendor/lib; echo the script ran", json!({})).await;
     contains(
         &log,
         &["Checking cache for deps-main...", "Retrying...", "Failed to extract cache", "\nthe script ran\n"],
@@ -147,10 +147,10 @@ async fn job_succeeds_with_warnings_if_the_store_is_killed() {
 struct GitlabRunner(Child);
 
 impl GitlabRunner {
-    fn run(program: &Path, bench: &Bench, store: &Server) -> Self {
-        let (home, config_file) = (bench.home.path("gitlab-runner"), bench.home.path("gitlab-runner.toml"));
+    fn run(program: &Path, harness: &Harness, store: &Server) -> Self {
+        let (home, config_file) = (harness.home.path("gitlab-runner"), harness.home.path("gitlab-runner.toml"));
         std::fs::create_dir(&home).unwrap();
-        std::fs::write(&config_file, config(bench, store, "").replace("\"sh\"", "\"bash\"")).unwrap();
+        std::fs::write(&config_file, config(harness, store, "").replace("\"sh\"", "\"bash\"")).unwrap();
         let mut command = Command::new(program);
         command.arg("run").arg("--config").arg(&config_file).arg("--working-directory").arg(&home);
         command.env_clear().env("HOME", &home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(&home);
@@ -169,7 +169,7 @@ impl Drop for GitlabRunner {
 async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
     let Some(program) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else { return };
     let Some(store) = store().await else { return };
-    let theirs = Bench::start(1).await;
+    let theirs = Harness::start(1).await;
     let _gitlab_runner = GitlabRunner::run(Path::new(&program), &theirs, &store);
     let (ours, _run) = machine(&store, "").await;
     for (index, (from, to)) in [(&theirs, &ours), (&ours, &theirs)].into_iter().enumerate() {
@@ -276,10 +276,10 @@ async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
 }
 
 /// Runs `muster cache gc` with the configuration of a machine.
-fn collect(bench: &Bench, arguments: &[&str]) -> String {
+fn collect(harness: &Harness, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
-    command.args(["cache", "gc", "--config"]).arg(bench.home.path("config.toml")).args(arguments);
-    let output = command.current_dir(bench.home.path(".")).output().unwrap();
+    command.args(["cache", "gc", "--config"]).arg(harness.home.path("config.toml")).args(arguments);
+    let output = command.current_dir(harness.home.path(".")).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -287,22 +287,23 @@ fn collect(bench: &Bench, arguments: &[&str]) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn unused_objects_of_the_store_are_deleted() {
     let Some(store) = store().await else { return };
-    let (bench, _run) = machine(&store, "Shared = true\nChunks = true").await;
-    job(&bench, 1, TREE, json!({})).await;
+    let (harness, _run) = machine(&store, "Shared = true\nChunks = true").await;
+    job(&harness, 1, TREE, json!({})).await;
     let first = objects(&store).await;
-    job(&bench, 2, "for i in $(seq 40); do seq $((i * 77)) $((i * 77 + 5000)) > vendor/file$i; done", json!({})).await;
+    job(&harness, 2, "for i in $(seq 40); do seq $((i * 77)) $((i * 77 + 5000)) > vendor/file$i; done", json!({}))
+        .await;
     let unused =
         |names: &[String]| first.iter().filter(|name| names.contains(name) && name.contains("/objects/")).count();
     assert_eq!(unused(&objects(&store).await), 2);
     // Nothing is as old as the grace period.
-    collect(&bench, &[]);
+    collect(&harness, &[]);
     assert_eq!(unused(&objects(&store).await), 2);
     // Without a grace period, the first pass marks, and the second one deletes.
-    collect(&bench, &["--grace", "0s"]);
+    collect(&harness, &["--grace", "0s"]);
     assert_eq!(unused(&objects(&store).await), 2);
-    collect(&bench, &["--grace", "0s", "--dry-run"]);
+    collect(&harness, &["--grace", "0s", "--dry-run"]);
     assert_eq!(unused(&objects(&store).await), 2);
-    let report = collect(&bench, &["--grace", "0s"]);
+    let report = collect(&harness, &["--grace", "0s"]);
     assert!(report.contains("chunks/7/unprotected: 2 objects with"), "{report}");
     assert_eq!(unused(&objects(&store).await), 0);
     let (other, _run) = machine(&store, "Shared = true\nChunks = true").await;

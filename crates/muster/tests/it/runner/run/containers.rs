@@ -1,15 +1,15 @@
 //! Jobs of the executor `docker`, from the answer of a coordinator to the trace, with a real Docker Engine.
 
-use muster_test_needs::DockerEngine;
+use muster_test_prerequisites::DockerEngine;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::bench::Bench;
+use super::harness::Harness;
 
 /// Image of the jobs and of their service: busybox.
 const IMAGE: &str = "muster-test/runner:1";
 
-impl Bench {
+impl Harness {
     /// Configures a runner with the executor `docker`. Returns `None` if the machine has no engine.
     fn configure_docker(&self, settings: &str) -> Option<&'static DockerEngine> {
         let engine = DockerEngine::shared()?;
@@ -52,9 +52,9 @@ fn objects_left(engine: &DockerEngine) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_with_image_and_service_runs_in_containers() {
-    let bench = Bench::start(1).await;
-    let Some(engine) = bench.configure_docker("user = \"1000\"\nmemory = \"256m\"\n") else { return };
-    let run = bench.run();
+    let harness = Harness::start(1).await;
+    let Some(engine) = harness.configure_docker("user = \"1000\"\nmemory = \"256m\"\n") else { return };
+    let run = harness.run();
     let server = "mkdir /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
     let commands = [
         "echo \"user $(id -u) in $PWD on $(hostname)\"",
@@ -65,8 +65,8 @@ async fn job_with_image_and_service_runs_in_containers() {
         "image": { "name": IMAGE },
         "services": [{ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", server] }]
     });
-    bench.push_container(1, &commands, &more);
-    let job = bench.wait_for_end(0, 1).await;
+    harness.push_container(1, &commands, &more);
+    let job = harness.wait_for_end(0, 1).await;
     let trace = job.text();
     for expected in [
         "\u{1b}[36;1mPreparing the \"docker\" executor\u{1b}[0;m",
@@ -83,8 +83,8 @@ async fn job_with_image_and_service_runs_in_containers() {
     assert_eq!(objects_left(engine), "", "objects of the job are left");
     // With the strategy `none`, the volume of the checkout is removed with its job.
     let same_project = json!({ "image": { "name": IMAGE }, "job_info": { "name": "test", "project_id": 1 } });
-    bench.push_container(2, &["cat ../kept"], &same_project);
-    let job = bench.wait_for_end(0, 2).await;
+    harness.push_container(2, &["cat ../kept"], &same_project);
+    let job = harness.wait_for_end(0, 2).await;
     assert!(!job.text().contains("\nkept\n"), "{}", job.text());
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
@@ -92,14 +92,14 @@ async fn job_with_image_and_service_runs_in_containers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_that_settings_do_not_allow_fails_with_the_lines_of_gitlab_runner() {
-    let bench = Bench::start(1).await;
+    let harness = Harness::start(1).await;
     let settings = format!("image = \"{IMAGE}\"\nallowed_images = [\"ruby:*\"]\n");
-    if bench.configure_docker(&settings).is_none() {
+    if harness.configure_docker(&settings).is_none() {
         return;
     }
-    let run = bench.run();
-    bench.push_container(3, &["echo runs"], &json!({ "image": { "name": "group/ruby:3" } }));
-    let refused = bench.wait_for_end(0, 3).await;
+    let run = harness.run();
+    harness.push_container(3, &["echo runs"], &json!({ "image": { "name": "group/ruby:3" } }));
+    let refused = harness.wait_for_end(0, 3).await;
     let lines =
         "ERROR: The \"group/ruby:3\" image is not present on list of allowed images:\u{1b}[0;m\n\u{1b}[0K- ruby:*";
     assert!(refused.text().contains(lines), "{}", refused.text());
@@ -108,8 +108,8 @@ async fn job_that_settings_do_not_allow_fails_with_the_lines_of_gitlab_runner() 
         "{}",
         refused.text()
     );
-    bench.push_container(4, &["echo runs"], &json!({}));
-    let job = bench.wait_for_end(0, 4).await;
+    harness.push_container(4, &["echo runs"], &json!({}));
+    let job = harness.wait_for_end(0, 4).await;
     assert!(job.text().contains("Using default image"), "{}", job.text());
     assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
     run.signal(Signal::QUIT);

@@ -9,12 +9,12 @@ use muster_runner_api::test_support::Job;
 use rustix::process::{Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
 /// A driver as GitLab's documentation describes it. Each program appends its name and its stage to the file `calls`.
 struct Driver {
-    bench: Bench,
+    harness: Harness,
     _run: ManagerProcess,
 }
 
@@ -24,11 +24,11 @@ const RUN: &str = "echo run $2 >>calls\nexport PATH=HOME_DIR:$PATH\n\"$1\" || { 
 impl Driver {
     /// Starts a manager with a driver of these programs: name and commands. `keys` are further keys of the table.
     async fn start(programs: &[(&str, &str)], keys: &str) -> Self {
-        let bench = Bench::start(1).await;
-        let home = bench.home.path("");
+        let harness = Harness::start(1).await;
+        let home = harness.home.path("");
         let mut table = String::new();
         for (name, commands) in programs {
-            let path = bench.home.path(format!("{name}.sh"));
+            let path = harness.home.path(format!("{name}.sh"));
             // The programs have a separate working directory for each job.
             let commands = commands
                 .replace(">>calls", ">>HOME_DIR/calls")
@@ -37,15 +37,15 @@ impl Driver {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             table += &format!("{name}_exec = {path:?}\n");
         }
-        let entry = bench.entry(0).replace("\"shell\"\nshell = \"sh\"", "\"custom\"\nshell = \"bash\"");
+        let entry = harness.entry(0).replace("\"shell\"\nshell = \"sh\"", "\"custom\"\nshell = \"bash\"");
         let directories = format!("builds_dir = {:?}\ncache_dir = {:?}\n", home.join("builds"), home.join("cache"));
-        bench.configure(&format!("check_interval = 1\n{entry}{directories}[runners.custom]\n{table}{keys}"));
-        let run = bench.run();
-        Self { bench, _run: run }
+        harness.configure(&format!("check_interval = 1\n{entry}{directories}[runners.custom]\n{table}{keys}"));
+        let run = harness.run();
+        Self { harness, _run: run }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.bench.home.path(name)
+        self.harness.home.path(name)
     }
 
     /// Returns the calls of the programs so far.
@@ -78,13 +78,13 @@ impl Driver {
                 _ => payload[key] = value.clone(),
             }
         }
-        self.bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+        self.harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
     }
 
     /// Runs a job to its end.
     async fn job(&self, id: i64, script: &[&str], more: Value) -> Job {
         self.push(id, script, more);
-        self.bench.wait_for_end(0, id).await
+        self.harness.wait_for_end(0, id).await
     }
 
     /// Waits until a program was called.
@@ -284,9 +284,9 @@ async fn canceled_job_ends_its_program_and_is_cleaned_up() {
     let driver =
         Driver::start(&[("prepare", prepare), ("run", run), ("cleanup", cleanup)], "graceful_kill_timeout = 1\n").await;
     driver.push(1, &[], with_after_script("echo begun; while true; do sleep 0.1; done"));
-    driver.bench.wait_for_start(0, 1).await;
-    driver.bench.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
-    let job = driver.bench.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
+    driver.harness.wait_for_start(0, 1).await;
+    driver.harness.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
+    let job = driver.harness.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
     contains(&job.text(), &["script canceled externally", "status canceled\n"]);
     driver.wait_for_call("cleanup with server").await;
     let stages = [
@@ -313,11 +313,11 @@ async fn environment_of_a_killed_agent_is_cleaned_up_by_the_next_one() {
     let programs = [("config", "echo '{\"job_env\":{\"FROM_CONFIG\":\"yes\"}}'"), ("run", RUN), ("cleanup", cleanup)];
     let driver = Driver::start(&programs, "").await;
     driver.push(1, &["echo begun; sleep 600"], json!({}));
-    driver.bench.coordinator(0).wait_for(JobId(1), |job| job.text().contains("\nbegun\n")).await;
-    for (agent, _) in driver.bench.agents() {
+    driver.harness.coordinator(0).wait_for(JobId(1), |job| job.text().contains("\nbegun\n")).await;
+    for (agent, _) in driver.harness.agents() {
         kill_process(agent, Signal::KILL).unwrap();
     }
-    let job = driver.bench.wait_for_end(0, 1).await;
+    let job = driver.harness.wait_for_end(0, 1).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{}", job.text());
     contains(&job.text(), &["the agent was killed while the job ran"]);
     let cleanups: Vec<_> = driver.calls().into_iter().filter(|call| call.starts_with("cleanup")).collect();
@@ -344,7 +344,7 @@ async fn failed_prepare_script_skips_all_other_stages() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
-    if !muster_test_needs::program("git", "--version", "git") {
+    if !muster_test_prerequisites::program("git", "--version", "git") {
         return;
     }
     let driver = Driver::start(&[("run", RUN)], "").await;

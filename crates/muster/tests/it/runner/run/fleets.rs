@@ -3,25 +3,25 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 use super::instances::{address_of, status};
 use crate::plugin::registry::{Registry, archive};
 use crate::plugin::support::sibling;
 use crate::process::until;
 
 /// Returns an entry of `[[runners]]` with local instances of this plugin. `keys` are further keys of `[runners.autoscaler]`.
-fn entry(bench: &Bench, coordinator_index: usize, plugin: &str, keys: &str, idle_time: &str) -> String {
-    let entry = bench.entry(coordinator_index).replace("\"shell\"\nshell", "\"instance\"\nshell");
+fn entry(harness: &Harness, coordinator_index: usize, plugin: &str, keys: &str, idle_time: &str) -> String {
+    let entry = harness.entry(coordinator_index).replace("\"shell\"\nshell", "\"instance\"\nshell");
     format!(
         "{entry}request_concurrency = 5\n[runners.autoscaler]\nplugin = {plugin:?}\ndelete_instances_on_shutdown = true\n{keys}\n\
          [[runners.autoscaler.policy]]\nidle_time = {idle_time:?}\n[runners.autoscaler.plugin_config]\ndirectory = {:?}\n",
-        bench.home.path(format!("machines-{coordinator_index}"))
+        harness.home.path(format!("machines-{coordinator_index}"))
     )
 }
 
-fn start(bench: &Bench, entries: &str) -> ManagerProcess {
-    bench.configure(&format!("listen_address = \"127.0.0.1:0\"\nconcurrent = 10\ncheck_interval = 1\n{entries}"));
-    bench.run()
+fn start(harness: &Harness, entries: &str) -> ManagerProcess {
+    harness.configure(&format!("listen_address = \"127.0.0.1:0\"\nconcurrent = 10\ncheck_interval = 1\n{entries}"));
+    harness.run()
 }
 
 /// Returns the names of a runner's instances, and the number of slots in use on each.
@@ -37,38 +37,38 @@ fn instances(reports: &Value, runner: &str) -> Vec<(String, usize)> {
 /// Requirement R055 (docs/requirements.md): one process handles groups of different shapes.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_runners_scale_their_groups_independently() {
-    let bench = Bench::start(2).await;
+    let harness = Harness::start(2).await;
     let narrow = "capacity_per_instance = 1\nmax_instances = 2";
     let wide = "capacity_per_instance = 3\nmax_instances = 1";
     let [narrow, wide] = [(0, narrow, "10m"), (1, wide, "0s")]
-        .map(|(coordinator_index, keys, idle)| entry(&bench, coordinator_index, "fleeting-plugin-local", keys, idle));
-    let run = start(&bench, &format!("{narrow}{wide}"));
+        .map(|(coordinator_index, keys, idle)| entry(&harness, coordinator_index, "fleeting-plugin-local", keys, idle));
+    let run = start(&harness, &format!("{narrow}{wide}"));
     let address = address_of(&run).await;
     for (coordinator_index, id) in [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)] {
-        bench.push(coordinator_index, id);
+        harness.push(coordinator_index, id);
     }
     for (coordinator_index, id) in [(0, 1), (0, 2), (1, 4), (1, 5), (1, 6)] {
-        bench.wait_for_start(coordinator_index, id).await;
+        harness.wait_for_start(coordinator_index, id).await;
     }
-    let reports = status(&bench, &address).await;
+    let reports = status(&harness, &address).await;
     let narrow = instances(&reports, "runner-0");
     let used = |instances: &[(String, usize)]| instances.iter().map(|(_, slots)| *slots).collect::<Vec<_>>();
     assert_eq!((used(&narrow), used(&instances(&reports, "runner-1"))), (vec![1, 1], vec![3]), "{reports}");
 
     for id in [4, 5, 6] {
-        bench.release_job(id);
-        bench.wait_for_end(1, id).await;
+        harness.release_job(id);
+        harness.wait_for_end(1, id).await;
     }
     let reports = until(async || {
-        let reports = status(&bench, &address).await;
+        let reports = status(&harness, &address).await;
         if instances(&reports, "runner-1").is_empty() { Ok(reports) } else { Err(format!("{reports}\n{}", run.log())) }
     })
     .await;
     assert_eq!(instances(&reports, "runner-0"), narrow, "the instances of the other runner must not change: {reports}");
 
     for id in [1, 2, 3] {
-        bench.release_job(id);
-        bench.wait_for_end(0, id).await;
+        harness.release_job(id);
+        harness.wait_for_end(0, id).await;
     }
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);
@@ -79,17 +79,17 @@ async fn two_runners_scale_their_groups_independently() {
 async fn installed_plugin_only_needs_to_be_configured() {
     let (Some(plugin), Some(registry)) = (sibling("fleeting-plugin-local"), Registry::start(false)) else { return };
     registry.push("g/p", "1.2.3", &["1.2.3"], &archive(&std::fs::read(plugin).unwrap())).await;
-    let bench = Bench::start(1).await;
+    let harness = Harness::start(1).await;
     let plugin_reference = format!("{}/g/p:1", registry.host);
-    bench.configure(&entry(&bench, 0, &plugin_reference, "max_instances = 1", "10m"));
-    let installed = bench.home.run(&["fleeting", "install", "--config", "config.toml"]).check(0, &[]).stdout;
+    harness.configure(&entry(&harness, 0, &plugin_reference, "max_instances = 1", "10m"));
+    let installed = harness.home.run(&["fleeting", "install", "--config", "config.toml"]).check(0, &[]).stdout;
     assert!(installed.starts_with(&format!("runner: runner-0, plugin: {plugin_reference}, path: /")), "{installed}");
     drop(registry);
 
-    let run = bench.run();
-    bench.push(0, 1);
-    bench.release_job(1);
-    let job = bench.wait_for_end(0, 1).await;
+    let run = harness.run();
+    harness.push(0, 1);
+    harness.release_job(1);
+    let job = harness.wait_for_end(0, 1).await;
     assert!(job.text().contains("begun\n") && job.text().contains("Instance "), "{}", job.text());
     run.signal(Signal::QUIT);
     assert_eq!(run.wait_for_exit_code().await, 0);

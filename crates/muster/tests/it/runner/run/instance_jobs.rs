@@ -3,24 +3,24 @@
 use muster_job::{JobId, JobStatus};
 use serde_json::json;
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 
 /// Starts a manager whose runner has local instances for one job each. `plugin` is the end of its `plugin_config`.
-async fn start(plugin: &str) -> (Bench, ManagerProcess) {
-    let bench = Bench::start(1).await;
-    let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
-    bench.configure(&format!(
+async fn start(plugin: &str) -> (Harness, ManagerProcess) {
+    let harness = Harness::start(1).await;
+    let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
+    harness.configure(&format!(
         "concurrent = 1\ncheck_interval = 1\n{entry}[runners.autoscaler]\nplugin = \"fleeting-plugin-local\"\n\
          max_use_count = 1\nmax_instances = 1\ndelete_instances_on_shutdown = true\n\
          [runners.autoscaler.plugin_config]\ndirectory = {:?}\n{plugin}",
-        bench.home.path("machines")
+        harness.home.path("machines")
     ));
-    let run = bench.run();
-    (bench, run)
+    let run = harness.run();
+    (harness, run)
 }
 
 /// Queues a job with this script and without a repository.
-fn push(bench: &Bench, id: i64, script: &str) {
+fn push(harness: &Harness, id: i64, script: &str) {
     let payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
         "git_info": { "repo_url": "", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
@@ -30,23 +30,23 @@ fn push(bench: &Bench, id: i64, script: &str) {
         "features": { "failure_reasons": ["runner_system_failure"] },
         "muster": { "trace_interval_ms": 20 }
     });
-    bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+    harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
 /// Requirement R220 (docs/requirements.md): both jobs belong to the same project and the same runner.
 #[tokio::test(flavor = "multi_thread")]
 async fn job_does_not_see_files_of_the_previous_job() {
-    let (bench, _run) = start("").await;
+    let (harness, _run) = start("").await;
     // The directories in which jobs usually write: their working directory, its parent, and their home.
     push(
-        &bench,
+        &harness,
         1,
         "for directory in . .. \"$HOME\"; do echo one >\"$directory/marker-of-one\"; done; ls .. | grep marker-of-one",
     );
-    let job = bench.wait_for_end(0, 1).await;
+    let job = harness.wait_for_end(0, 1).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
-    push(&bench, 2, "find . .. \"$HOME\" -name 'marker-of-*' | sed 's/^/found /'; echo looked in $HOME");
-    let job = bench.wait_for_end(0, 2).await;
+    push(&harness, 2, "find . .. \"$HOME\" -name 'marker-of-*' | sed 's/^/found /'; echo looked in $HOME");
+    let job = harness.wait_for_end(0, 2).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     assert!(text.contains("\nlooked in /") && !text.contains("\nfound "), "{text}");
@@ -55,10 +55,10 @@ async fn job_does_not_see_files_of_the_previous_job() {
 /// Requirement R247: the user sees that the script did not fail, and the operator sees the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_prepare_hook_is_a_system_failure_with_its_message() {
-    let (bench, _run) =
+    let (harness, _run) =
         start("prepare_command = [\"sh\", \"-c\", \"echo the license server is away >&2; exit 3\"]\n").await;
-    push(&bench, 1, "echo it ran");
-    let job = bench.coordinator(0).wait_for_end(JobId(1)).await;
+    push(&harness, 1, "echo it ran");
+    let job = harness.coordinator(0).wait_for_end(JobId(1)).await;
     let reports: Vec<_> = job.reports().map(|report| (&*report.state, report.failure_reason.as_deref())).collect();
     assert_eq!(reports, [("failed", Some("runner_system_failure"))], "{}", job.text());
     let reason = "its plugin failed to prepare it for the job: ";

@@ -6,22 +6,22 @@ use muster_job::JobId;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
 /// Starts a manager whose runner has local instances. `plugin` is its `plugin_config`.
-async fn start(plugin: &str) -> (Bench, ManagerProcess, String) {
-    let bench = Bench::start(1).await;
-    let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
-    bench.configure(&format!(
+async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
+    let harness = Harness::start(1).await;
+    let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
+    harness.configure(&format!(
         "listen_address = \"127.0.0.1:0\"\nconcurrent = 4\ncheck_interval = 1\n{entry}[runners.autoscaler]\n\
          plugin = \"fleeting-plugin-local\"\nmax_instances = 1\ndelete_instances_on_shutdown = true\n\
          [[runners.autoscaler.policy]]\nidle_time = \"10m\"\n[runners.autoscaler.plugin_config]\ndirectory = {:?}\n{plugin}",
-        bench.home.path("machines")
+        harness.home.path("machines")
     ));
-    let run = bench.run();
+    let run = harness.run();
     let address = address_of(&run).await;
-    (bench, run, address)
+    (harness, run, address)
 }
 
 /// Returns the address of the manager's metrics and status, from its log.
@@ -35,14 +35,14 @@ pub(super) async fn address_of(run: &ManagerProcess) -> String {
 }
 
 /// Runs `muster fleet` with these arguments to completion.
-async fn fleet(bench: &Bench, arguments: &[&str]) -> CommandResult {
+async fn fleet(harness: &Harness, arguments: &[&str]) -> CommandResult {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
-    command.arg("fleet").args(arguments).env_clear().env("HOME", bench.home.path(""));
+    command.arg("fleet").args(arguments).env_clear().env("HOME", harness.home.path(""));
     CommandResult::of(tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap())
 }
 
-pub(super) async fn status(bench: &Bench, address: &str) -> Value {
-    let result = fleet(bench, &["status", "--json", "--address", address]).await.check(0, &[]);
+pub(super) async fn status(harness: &Harness, address: &str) -> Value {
+    let result = fleet(harness, &["status", "--json", "--address", address]).await.check(0, &[]);
     serde_json::from_str(&result.stdout).unwrap()
 }
 
@@ -52,11 +52,11 @@ async fn metrics(address: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_see_slots_and_reasons_even_after_a_stop() {
-    let (bench, run, address) = start("").await;
-    bench.push(0, 71);
-    bench.wait_for_start(0, 71).await;
+    let (harness, run, address) = start("").await;
+    harness.push(0, 71);
+    harness.wait_for_start(0, 71).await;
 
-    let reports = status(&bench, &address).await;
+    let reports = status(&harness, &address).await;
     let (fleet_report, instances) = (&reports["fleets"][0], &reports["fleets"][0]["status"]["instances"]);
     assert_eq!((reports["source"].as_str(), instances.as_array().unwrap().len()), (Some("manager"), 1), "{reports}");
     let (instance, key) = (instances[0]["id"].as_str().unwrap(), instances[0]["slots"][0]["key"].as_str().unwrap());
@@ -67,7 +67,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
         "{reason}"
     );
 
-    let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+    let status_text = fleet(&harness, &["status", "--address", &address]).await.check(0, &[]).stdout;
     for expected in ["runner runner-0\n", "paused: no capacity", "1 in use", instance, key] {
         assert!(status_text.contains(expected), "`{expected}` is missing in {status_text}");
     }
@@ -94,7 +94,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
 
     let explain = async |arguments: &[&str], code: i32| {
         let arguments = [&["explain"], arguments, &["--address", &address]].concat();
-        fleet(&bench, &arguments).await.check(code, &[]).stdout
+        fleet(&harness, &arguments).await.check(code, &[]).stdout
     };
     let replacements = [(instance.to_owned(), "[instance]"), (key.to_owned(), "[key]"), (address.clone(), "[address]")];
     let snapshot = |name: &str, text: &str| {
@@ -124,14 +124,14 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     assert!(explanation.contains("group runner-0 has 1 instance (maximum 1); requested: 0"), "{explanation}");
 
     let instance = instance.to_owned();
-    bench.release_job(71);
-    bench.wait_for_end(0, 71).await;
+    harness.release_job(71);
+    harness.wait_for_end(0, 71).await;
     run.signal(Signal::QUIT);
     run.wait_for_exit_code().await;
-    let state = bench.home.path("state").display().to_string();
+    let state = harness.home.path("state").display().to_string();
     let offline = async |arguments: &[&str]| {
         let arguments = [&["explain"], arguments, &["--state-dir", &state]].concat();
-        fleet(&bench, &arguments).await.check(0, &[]).stdout
+        fleet(&harness, &arguments).await.check(0, &[]).stdout
     };
     let explanation = offline(&["instance", &instance]).await;
     for expected in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
@@ -142,7 +142,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
         ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(reasons.iter().any(|reason| explanation.contains(reason)), "{explanation}");
     assert!(offline(&["job", "71"]).await.contains("released its slots"));
-    let disk_status = fleet(&bench, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
+    let disk_status = fleet(&harness, &["status", "--state-dir", &state, "--json"]).await.check(0, &[]).stdout;
     let disk_status: Value = serde_json::from_str(&disk_status).unwrap();
     assert_eq!(
         (disk_status["source"].as_str(), disk_status["fleets"][0]["runner"].as_str()),
@@ -153,11 +153,11 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn provider_error_is_in_log_metric_and_status() {
-    let (bench, run, address) = start("request_failure_rate = 1.0\n").await;
-    bench.push(0, 5);
+    let (harness, run, address) = start("request_failure_rate = 1.0\n").await;
+    harness.push(0, 5);
     run.wait_for_log("failed to create instances", 1).await;
     let group = until(async || {
-        let reports = status(&bench, &address).await;
+        let reports = status(&harness, &address).await;
         let scaler = &reports["fleets"][0]["status"];
         let waits = scaler["waiting"].as_array().is_some_and(|waiting| !waiting.is_empty());
         let group = &scaler["groups"][0];
@@ -167,7 +167,7 @@ async fn provider_error_is_in_log_metric_and_status() {
     let error = group["error"].as_str().unwrap();
     assert!(group["failures"].as_u64().unwrap() > 0 && !error.is_empty(), "{group}");
     assert!(run.log().contains(error), "{error}: {}", run.log());
-    let explanation = fleet(&bench, &["explain", "job", "5", "--address", &address]).await.check(0, &[]).stdout;
+    let explanation = fleet(&harness, &["explain", "job", "5", "--address", &address]).await.check(0, &[]).stdout;
     assert!(explanation.contains("job 5 has waited ") && explanation.contains(error), "{error}: {explanation}");
     let metrics_text = metrics(&address).await;
     let failures =
@@ -178,11 +178,11 @@ async fn provider_error_is_in_log_metric_and_status() {
 /// Requirement R160: GitLab's fleet documentation recommends to watch these metrics. A manager with instances exposes all of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn scrape_has_the_metrics_that_gitlab_recommends() {
-    let (bench, run, address) = start("").await;
-    bench.push(0, 1);
-    bench.wait_for_start(0, 1).await;
-    bench.release_job(1);
-    bench.wait_for_end(0, 1).await;
+    let (harness, run, address) = start("").await;
+    harness.push(0, 1);
+    harness.wait_for_start(0, 1).await;
+    harness.release_job(1);
+    harness.wait_for_end(0, 1).await;
     until(async || {
         let metrics_text = metrics(&address).await;
         let has = |name: &str| metrics_text.lines().any(|line| line.starts_with(&format!("# TYPE {name} ")));
@@ -219,11 +219,11 @@ const RECOMMENDED: [&str; 19] = [
 /// Requirement R178: with the plugin `local`, which reports resource usage.
 #[tokio::test(flavor = "multi_thread")]
 async fn instance_usage_is_in_metrics_and_status() {
-    let (bench, run, address) = start("").await;
-    bench.push(0, 3);
-    bench.wait_for_start(0, 3).await;
+    let (harness, run, address) = start("").await;
+    harness.push(0, 3);
+    harness.wait_for_start(0, 3).await;
     let (instance, usage) = until(async || {
-        let reports = status(&bench, &address).await;
+        let reports = status(&harness, &address).await;
         let resources = reports["fleets"][0]["resources"].as_object().cloned().unwrap_or_default();
         resources.into_iter().next().ok_or_else(|| format!("{reports}\n{}", run.log()))
     })
@@ -231,7 +231,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     assert!(usage["memory_bytes"].as_u64() > Some(0) && usage["processes"].as_u64() > Some(1), "{usage}");
     // Each query shows the plugin's newest report, which may be late once.
     until(async || {
-        let status_text = fleet(&bench, &["status", "--address", &address]).await.check(0, &[]).stdout;
+        let status_text = fleet(&harness, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =
             |line: &str| [&instance, " s CPU, ", " MiB, ", " processes"].iter().all(|part| line.contains(part));
         if status_text.lines().any(is_line) { Ok(()) } else { Err(status_text) }
@@ -260,8 +260,8 @@ async fn instance_usage_is_in_metrics_and_status() {
             .unwrap_or_else(|| panic!("a call of {rpc} is missing in {metrics_text}"));
         assert!(!line.ends_with(" 0"), "{line}");
     }
-    bench.release_job(3);
-    bench.wait_for_end(0, 3).await;
+    harness.release_job(3);
+    harness.wait_for_end(0, 3).await;
     run.signal(Signal::QUIT);
     run.wait_for_exit_code().await;
 }
@@ -269,23 +269,23 @@ async fn instance_usage_is_in_metrics_and_status() {
 /// No instance but the two idle ones becomes ready before most jobs of a full queue have been requested.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_requested_for_all_booting_instances() {
-    let bench = Bench::start(1).await;
-    let (home, jobs) = (bench.home.path(""), 1..=20);
+    let harness = Harness::start(1).await;
+    let (home, jobs) = (harness.home.path(""), 1..=20);
     let home = home.display();
     let ready = format!("mkdir {home}/one || mkdir {home}/two || until [ -e {home}/open ]; do sleep 0.02; done");
-    let entry = bench.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
-    bench.configure(&format!(
+    let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
+    harness.configure(&format!(
         "concurrent = 20\ncheck_interval = 1\n{entry}[runners.autoscaler]\nplugin = \"fleeting-plugin-local\"\n\
          max_instances = 6\nmax_use_count = 1\ndelete_instances_on_shutdown = true\ninstance_ready_command = {ready:?}\n\
          [[runners.autoscaler.policy]]\nidle_count = 2\nidle_time = \"10m\"\n[runners.autoscaler.plugin_config]\n\
          directory = {:?}\n",
-        bench.home.path("machines")
+        harness.home.path("machines")
     ));
-    jobs.clone().for_each(|job| bench.push(0, job));
-    let run = bench.run();
+    jobs.clone().for_each(|job| harness.push(0, job));
+    let run = harness.run();
     // Both numbers are of the same moment: jobs that were requested and have not finished.
     let active_jobs = || {
-        let (assigned, ended) = bench.coordinator(0).assigned_and_ended();
+        let (assigned, ended) = harness.coordinator(0).assigned_and_ended();
         assert!(assigned - ended <= 6, "more jobs were requested than instances can be created:\n{}", run.log());
         assigned - ended
     };
@@ -294,20 +294,20 @@ async fn jobs_are_requested_for_all_booting_instances() {
         count => Err(format!("{count} jobs are requested\n{}", run.log())),
     })
     .await;
-    let begun = |job: &i64| bench.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
+    let begun = |job: &i64| harness.coordinator(0).job(JobId(*job)).unwrap().text().contains("begun\n");
     assert!(jobs.clone().filter(begun).count() <= 2, "more jobs have begun than the two ready instances can run");
 
-    std::fs::write(bench.home.path("open"), "").unwrap();
-    jobs.clone().for_each(|job| bench.release_job(job));
+    std::fs::write(harness.home.path("open"), "").unwrap();
+    jobs.clone().for_each(|job| harness.release_job(job));
     // Wait until the last job has finished, and not only until the sixth was requested.
     until(async || {
         active_jobs();
-        let ended = bench.coordinator(0).assigned_and_ended().1;
+        let ended = harness.coordinator(0).assigned_and_ended().1;
         if ended == jobs.clone().count() { Ok(()) } else { Err(format!("{ended} jobs have ended\n{}", run.log())) }
     })
     .await;
     for job in jobs {
-        bench.wait_for_end(0, job).await;
+        harness.wait_for_end(0, job).await;
     }
     run.signal(Signal::QUIT);
     run.wait_for_exit_code().await;

@@ -2,20 +2,20 @@
 
 use muster_job::{JobId, JobStatus};
 
-use super::bench::Bench;
+use super::harness::Harness;
 
 const ENTRIES: usize = 3;
 
 /// Requirement R149: with three entries and `concurrent = 3`, at most three jobs run, of any entries.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_limits_the_jobs_of_all_entries_together() {
-    let bench = Bench::start(ENTRIES).await;
+    let harness = Harness::start(ENTRIES).await;
     let entries: String = (0..ENTRIES)
         .map(|coordinator_index| {
-            bench.entry(coordinator_index).replace("executor", "request_concurrency = 4\nexecutor")
+            harness.entry(coordinator_index).replace("executor", "request_concurrency = 4\nexecutor")
         })
         .collect();
-    bench.configure(&format!("concurrent = 3\ncheck_interval = 1\n{entries}"));
+    harness.configure(&format!("concurrent = 3\ncheck_interval = 1\n{entries}"));
     // Three jobs for each entry, so that each entry could reach `concurrent` alone.
     let mut waiting: Vec<(usize, i64)> = (0..ENTRIES)
         .flat_map(|coordinator_index| {
@@ -23,16 +23,16 @@ async fn concurrent_limits_the_jobs_of_all_entries_together() {
         })
         .collect();
     for (coordinator_index, id) in &waiting {
-        bench.push(*coordinator_index, *id);
+        harness.push(*coordinator_index, *id);
     }
-    let run = bench.run();
+    let run = harness.run();
     let mut max_running = 0;
     while !waiting.is_empty() {
         let running = crate::process::until(async || {
             let running: Vec<_> = waiting
                 .iter()
                 .copied()
-                .filter(|(coordinator_index, id)| has_begun(&bench, *coordinator_index, *id))
+                .filter(|(coordinator_index, id)| has_begun(&harness, *coordinator_index, *id))
                 .collect();
             assert!(running.len() <= 3, "more than `concurrent`: {running:?}\n{}", run.log());
             // All slots are in use while there are jobs for them.
@@ -45,13 +45,13 @@ async fn concurrent_limits_the_jobs_of_all_entries_together() {
         .await;
         max_running = max_running.max(running.len());
         let (coordinator_index, id) = running[0];
-        bench.release_job(id);
-        assert_eq!(bench.wait_for_end(coordinator_index, id).await.status, JobStatus::Success);
+        harness.release_job(id);
+        assert_eq!(harness.wait_for_end(coordinator_index, id).await.status, JobStatus::Success);
         waiting.retain(|job| *job != (coordinator_index, id));
     }
     assert_eq!(max_running, 3);
 }
 
-fn has_begun(bench: &Bench, coordinator_index: usize, id: i64) -> bool {
-    bench.coordinator(coordinator_index).job(JobId(id)).is_some_and(|job| job.text().contains("begun\n"))
+fn has_begun(harness: &Harness, coordinator_index: usize, id: i64) -> bool {
+    harness.coordinator(coordinator_index).job(JobId(id)).is_some_and(|job| job.text().contains("begun\n"))
 }

@@ -12,7 +12,7 @@ use muster_job::{FailureReason, JobId, JobStatus};
 use muster_runner_api::test_support::Job;
 use serde_json::{Value, json};
 
-use super::bench::{Bench, ManagerProcess};
+use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
 /// This host in the role of the machine: an SSH server that starts one `sshd -i` for each connection.
@@ -26,7 +26,7 @@ struct Machine {
 impl Machine {
     /// Starts the server. `None` means that OpenSSH is not installed.
     fn start() -> Option<Self> {
-        if !muster_test_needs::sshd() || !muster_test_needs::program("git", "--version", "git") {
+        if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -83,12 +83,12 @@ impl Machine {
     }
 
     /// Starts a manager whose runner uses the machine.
-    async fn runner(&self) -> (Bench, ManagerProcess) {
+    async fn runner(&self) -> (Harness, ManagerProcess) {
         let user = Command::new("id").arg("-un").output().unwrap();
         let user = String::from_utf8(user.stdout).unwrap();
-        let bench = Bench::start(1).await;
-        let entry = bench.entry(0).replace("\"shell\"\nshell", "\"ssh\"\nshell");
-        bench.configure(&format!(
+        let harness = Harness::start(1).await;
+        let entry = harness.entry(0).replace("\"shell\"\nshell", "\"ssh\"\nshell");
+        harness.configure(&format!(
             "check_interval = 1\n{entry}[runners.ssh]\nhost = \"127.0.0.1\"\nport = \"{}\"\nuser = {:?}\n\
              identity_file = {:?}\nknown_hosts_file = {:?}\n",
             self.port,
@@ -96,8 +96,8 @@ impl Machine {
             self.path("login"),
             self.path("known_hosts")
         ));
-        let run = bench.run();
-        (bench, run)
+        let run = harness.run();
+        (harness, run)
     }
 
     /// Returns the command lines of the processes whose home directory is that of the machine.
@@ -158,7 +158,7 @@ fn keygen(path: &Path, key_type: &str) {
     assert!(status.success());
 }
 
-fn push(bench: &Bench, id: i64, script: &[&str], more: Value) {
+fn push(harness: &Harness, id: i64, script: &[&str], more: Value) {
     let mut payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
         "git_info": { "repo_url": "", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
@@ -174,7 +174,7 @@ fn push(bench: &Bench, id: i64, script: &[&str], more: Value) {
     for (key, value) in more.as_object().unwrap() {
         payload[key] = value.clone();
     }
-    bench.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
+    harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
 fn failure(job: &Job) -> (Option<String>, Option<i64>) {
@@ -185,9 +185,9 @@ fn failure(job: &Job) -> (Option<String>, Option<i64>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
     let Some(machine) = Machine::start() else { return };
-    let (bench, _run) = machine.runner().await;
-    push(&bench, 1, &["echo home is $HOME", "cat $SECRET_FILE", "pwd > ../../where"], json!({}));
-    let job = bench.wait_for_end(0, 1).await;
+    let (harness, _run) = machine.runner().await;
+    push(&harness, 1, &["echo home is $HOME", "cat $SECRET_FILE", "pwd > ../../where"], json!({}));
+    let job = harness.wait_for_end(0, 1).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     let home = machine.home();
@@ -197,8 +197,8 @@ async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
     assert!(home.join("builds").is_dir(), "the checkout is kept for the next job");
     machine.wait_until_only_agent_remains().await;
 
-    push(&bench, 2, &["exit 3"], json!({}));
-    let job = bench.wait_for_end(0, 2).await;
+    push(&harness, 2, &["exit 3"], json!({}));
+    let job = harness.wait_for_end(0, 2).await;
     assert_eq!(job.status, JobStatus::Failed, "{}", job.text());
     assert_eq!(failure(&job), (Some("script_failure".to_owned()), Some(3)), "{}", job.text());
     machine.wait_until_only_agent_remains().await;
@@ -207,16 +207,16 @@ async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn canceled_job_is_stopped_on_the_machine() {
     let Some(machine) = Machine::start() else { return };
-    let (bench, _run) = machine.runner().await;
-    push(&bench, 1, &["echo begun", "exec sleep 600"], json!({}));
-    bench.wait_for_start(0, 1).await;
+    let (harness, _run) = machine.runner().await;
+    push(&harness, 1, &["echo begun", "exec sleep 600"], json!({}));
+    harness.wait_for_start(0, 1).await;
     until(async || {
         let running = machine.processes();
         if running.iter().any(|line| line.contains("sleep 600")) { Ok(()) } else { Err(format!("{running:?}")) }
     })
     .await;
-    bench.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
-    let job = bench.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
+    harness.coordinator(0).set_status(JobId(1), JobStatus::Canceling);
+    let job = harness.coordinator(0).wait_for(JobId(1), |job| job.text().contains("Job failed: canceled")).await;
     assert!(job.text().contains("script canceled externally"), "{}", job.text());
     machine.wait_until_only_agent_remains().await;
 }
@@ -226,16 +226,16 @@ async fn machine_is_refused_unless_its_host_key_is_known() {
     let Some(machine) = Machine::start() else { return };
     // A key that the server has, but would not present first.
     machine.write_known_hosts("ecdsa");
-    let (bench, _run) = machine.runner().await;
-    push(&bench, 1, &["echo it ran"], json!({}));
-    let job = bench.wait_for_end(0, 1).await;
+    let (harness, _run) = machine.runner().await;
+    push(&harness, 1, &["echo it ran"], json!({}));
+    let job = harness.wait_for_end(0, 1).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     machine.wait_until_only_agent_remains().await;
 
     machine.write_known_hosts("other");
     let (entry, file) = (format!("[127.0.0.1]:{}", machine.port), machine.path("known_hosts"));
-    push(&bench, 2, &["echo it ran"], json!({}));
-    let job = bench.wait_for_end(0, 2).await;
+    push(&harness, 2, &["echo it ran"], json!({}));
+    let job = harness.wait_for_end(0, 2).await;
     let text = job.text();
     assert_eq!(failure(&job).0, Some(FailureReason::RunnerSystemFailure.to_string()), "{text}");
     let remedy = format!("run `ssh-keygen -R '{entry}' -f {}` and add its new key", file.display());
@@ -243,8 +243,8 @@ async fn machine_is_refused_unless_its_host_key_is_known() {
     assert!(!text.contains("it ran"), "{text}");
 
     std::fs::remove_file(&file).unwrap();
-    push(&bench, 3, &["echo it ran"], json!({}));
-    let text = bench.wait_for_end(0, 3).await.text();
+    push(&harness, 3, &["echo it ran"], json!({}));
+    let text = harness.wait_for_end(0, 3).await.text();
     let remedy = format!("run `ssh-keyscan -p {} 127.0.0.1 >> {}`", machine.port, file.display());
     assert!(text.contains(&format!("has no key for `{entry}`")) && text.contains(&remedy), "{text}");
     assert!(!text.contains("it ran"), "{text}");

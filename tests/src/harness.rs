@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
-use muster_test_needs::DockerEngine;
+use muster_test_prerequisites::DockerEngine;
 use serde_json::{Value, json};
 
 use crate::files::{nonempty_temporary_directories, walk};
@@ -27,7 +27,7 @@ const JOB_LOOKUP_TIME: Duration = Duration::from_millis(20);
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
 /// Test environment. Dropping it kills its processes.
-pub struct Bench {
+pub struct Harness {
     /// Coordinator that serves the runner API.
     pub coordinator: Arc<MemoryCoordinator>,
     /// Proxy between the manager and the coordinator.
@@ -53,7 +53,7 @@ pub struct Bench {
     _served: Served,
 }
 
-impl Bench {
+impl Harness {
     /// Starts an environment whose manager runs jobs on this host.
     pub async fn start(concurrent: usize) -> Self {
         Self::start_with(coordinator_with_idempotency_keys(), concurrent).await
@@ -65,9 +65,9 @@ impl Bench {
     }
 
     async fn start_with(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
-        let mut bench = Self::prepare(coordinator, concurrent).await;
-        bench.start_manager();
-        bench
+        let mut harness = Self::prepare(coordinator, concurrent).await;
+        harness.start_manager();
+        harness
     }
 
     /// Starts an environment whose manager runs jobs on instances that outlive the manager and their plugin.
@@ -89,8 +89,8 @@ impl Bench {
         autoscaler: &str,
         plugin: &str,
     ) -> Self {
-        let write = |bench: &Self| {
-            let (url, executable, machines) = (&bench.proxy.url, plugin_local(), bench.path("machines"));
+        let write = |harness: &Self| {
+            let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
             format!(
                 "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
                  token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
@@ -108,13 +108,13 @@ impl Bench {
 
     /// Starts the same environment for jobs of another user. Requires root.
     pub async fn configured_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
-        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
+        let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
         // The user must reach the directories of jobs below.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
-        std::fs::set_permissions(bench.home.path(), permissions).unwrap();
-        bench.job_user = Some(user.to_owned());
-        bench.start_configured(write);
-        bench
+        std::fs::set_permissions(harness.home.path(), permissions).unwrap();
+        harness.job_user = Some(user.to_owned());
+        harness.start_configured(write);
+        harness
     }
 
     async fn configured_with_coordinator(
@@ -122,9 +122,9 @@ impl Bench {
         concurrent: usize,
         write: impl FnOnce(&Self) -> String,
     ) -> Self {
-        let mut bench = Self::prepare(coordinator, concurrent).await;
-        bench.start_configured(write);
-        bench
+        let mut harness = Self::prepare(coordinator, concurrent).await;
+        harness.start_configured(write);
+        harness
     }
 
     fn start_configured(&mut self, write: impl FnOnce(&Self) -> String) {
@@ -141,53 +141,53 @@ impl Bench {
     ///
     /// The directory of the environment is mounted at its own path. Returns `None` if the images of the jobs cannot be created.
     pub async fn with_containers(concurrent: usize, engine: DockerEngine) -> Option<Self> {
-        const IMAGE: &str = "muster-test/bench:1";
+        const IMAGE: &str = "muster-test/harness:1";
         if !engine.create_image(IMAGE, &[]) {
             return None;
         }
-        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
-        let home = bench.home.path().display();
+        let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
+        let home = harness.home.path().display();
         let text = format!(
             "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  \
              token = \"{RUNNER_TOKEN}\"\n  executor = \"docker\"\n  request_concurrency = {concurrent}\n  [runners.docker]\n    \
              host = {:?}\n    image = \"{IMAGE}\"\n    pull_policy = \"never\"\n    \
              volumes = [\"{home}:{home}\"]\n    wait_for_services_timeout = -1\n",
-            bench.proxy.url,
+            harness.proxy.url,
             engine.url()
         );
         let service = json!({ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", "exec sleep 100000"] });
-        bench.job_members = json!({ "services": [service] });
-        bench.engine = Some(engine);
-        let config = bench.path("config.toml");
+        harness.job_members = json!({ "services": [service] });
+        harness.engine = Some(engine);
+        let config = harness.path("config.toml");
         std::fs::write(&config, text).unwrap();
-        bench.config = Some(config);
-        bench.start_manager();
-        Some(bench)
+        harness.config = Some(config);
+        harness.start_manager();
+        Some(harness)
     }
 
     /// Starts an environment with several instance groups. Each group has a name, additional keys, and additional keys of
     /// `plugin_config`.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
-        let mut bench = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
-        let (url, executable) = (&bench.proxy.url, plugin_local());
+        let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
+        let (url, executable) = (&harness.proxy.url, plugin_local());
         let mut text = format!(
             "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
              token = \"{RUNNER_TOKEN}\"\n  executor = \"instance\"\n  shell = \"bash\"\n  request_concurrency = {concurrent}\n  \
              [runners.autoscaler]\n    plugin = {executable:?}\n    {autoscaler}\n"
         );
         for (name, keys, config) in groups {
-            let directory = bench.path("machines").join(name);
+            let directory = harness.path("machines").join(name);
             text.push_str(&format!(
                 "    [[runners.autoscaler.groups]]\n      name = {name:?}\n      {keys}\n      \
                  [runners.autoscaler.groups.plugin_config]\n        name = {name:?}\n        directory = {directory:?}\n        \
                  persistent_instances = true\n        {config}\n"
             ));
         }
-        let config = bench.path("config.toml");
+        let config = harness.path("config.toml");
         std::fs::write(&config, text).unwrap();
-        bench.config = Some(config);
-        bench.start_manager();
-        bench
+        harness.config = Some(config);
+        harness.start_manager();
+        harness
     }
 
     async fn prepare(coordinator: MemoryCoordinator, concurrent: usize) -> Self {
@@ -472,7 +472,7 @@ fn gitlab_like_coordinator() -> MemoryCoordinator {
     coordinator_with_idempotency_keys().as_gitlab(JOB_LOOKUP_TIME)
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         for process in [Some(&mut self.lifetime_process), self.manager.as_mut()].into_iter().flatten() {
             let _ = process.kill();

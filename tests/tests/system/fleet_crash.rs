@@ -3,7 +3,7 @@
 //! instances is never exceeded, and no instance remains at the end.
 //!
 //! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` repeats a seed, after the seeds that ran before it in the same test environment.
-//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system fleet_kill -- --nocapture`
+//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system fleet_crash -- --nocapture`
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::machines::{Machines, ProcessKind};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -65,7 +65,7 @@ async fn run_seeds(default_runs: u64, gitlab_like: bool) {
 fn seed_ranges(seeds: Range<u64>) -> VecDeque<Range<u64>> {
     let first = seeds.start / SEEDS_PER_BENCH;
     (first..seeds.end.div_ceil(SEEDS_PER_BENCH))
-        .map(|bench| bench * SEEDS_PER_BENCH..seeds.end.min((bench + 1) * SEEDS_PER_BENCH))
+        .map(|harness| harness * SEEDS_PER_BENCH..seeds.end.min((harness + 1) * SEEDS_PER_BENCH))
         .collect()
 }
 
@@ -99,30 +99,35 @@ async fn run_range(seeds: Range<u64>, gitlab_like: bool) -> Tally {
     // An instance that is killed before the manager lists it for the first time never appears. After `create_timeout`, the manager
     // requests a new one.
     let plugin = "boot_delay_ms = 20";
-    let mut bench = if gitlab_like {
-        Bench::with_instances_gitlab_like(CONCURRENT, &autoscaler, plugin).await
+    let mut harness = if gitlab_like {
+        Harness::with_instances_gitlab_like(CONCURRENT, &autoscaler, plugin).await
     } else {
-        Bench::with_instances(CONCURRENT, &autoscaler, plugin).await
+        Harness::with_instances(CONCURRENT, &autoscaler, plugin).await
     };
     let max_seen = Arc::new(AtomicUsize::new(0));
-    let counter = tokio::spawn(count_instances(bench.machines.clone(), Arc::clone(&max_seen)));
+    let counter = tokio::spawn(count_instances(harness.machines.clone(), Arc::clone(&max_seen)));
     let mut tally = Tally::default();
-    let run_time = run_without_kill(&mut bench, &mut tally).await;
+    let run_time = run_without_kill(&mut harness, &mut tally).await;
     for seed in seeds {
         let mut rng = StdRng::seed_from_u64(seed);
         let victim = VICTIMS[rng.random_range(0..VICTIMS.len())];
         let point = Point::random(&mut rng);
         println!("seed {seed}: {victim:?} at {point:?}");
-        run(&mut bench, Some((victim, point, run_time)), &mut rng, &mut tally).await;
+        run(&mut harness, Some((victim, point, run_time)), &mut rng, &mut tally).await;
     }
     let jobs = i64::try_from(tally.runs).unwrap() * JOBS;
-    checks::check_all_jobs(&bench, CONCURRENT, (1..=jobs).map(JobId)).await;
-    assert_eq!(bench.stop_manager().await, Some(0), "{}", bench.log());
+    checks::check_all_jobs(&harness, CONCURRENT, (1..=jobs).map(JobId)).await;
+    assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     counter.abort();
     let max_seen = max_seen.load(Ordering::Relaxed);
     assert!((1..=MAX_INSTANCES).contains(&max_seen), "{max_seen} instances at the same time");
-    assert_eq!(bench.machines.names(), [""; 0], "instances remain:\n{}", bench.log());
-    assert_eq!(bench.machines.processes(ProcessKind::PersistentInstance), [0; 0], "instances remain:\n{}", bench.log());
+    assert_eq!(harness.machines.names(), [""; 0], "instances remain:\n{}", harness.log());
+    assert_eq!(
+        harness.machines.processes(ProcessKind::PersistentInstance),
+        [0; 0],
+        "instances remain:\n{}",
+        harness.log()
+    );
     tally
 }
 

@@ -34,7 +34,7 @@ pub(crate) const RUN: &str = "7-1";
 /// More slots than any test uses.
 const SLOTS: usize = 100;
 
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     pub(crate) agent: FakeAgent,
     served: Served,
@@ -105,7 +105,7 @@ impl Running {
     }
 }
 
-impl Bench {
+impl Harness {
     pub(crate) async fn start() -> Self {
         Self::with(MemoryCoordinator::new(Duration::from_secs(10))).await
     }

@@ -1,12 +1,12 @@
 //! Soak test with a queue that is never empty. Each job ends exactly once with the result of its script, and the resource usage of the
 //! manager and its agent does not grow with the number of jobs. `benches/sustained` measures the speed.
 //!
-//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system sustained -- --nocapture`
+//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system soak -- --nocapture`
 
 use std::path::PathBuf;
 
 use muster_job::{JobId, JobStatus};
-use muster_tests::bench::Bench;
+use muster_tests::harness::Harness;
 use muster_tests::process::wait_until;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -41,7 +41,7 @@ impl JobScript {
     }
 
     /// Queues a job with this output and exit status.
-    fn push(self, bench: &Bench, id: i64) {
+    fn push(self, harness: &Harness, id: i64) {
         let script = format!(
             "echo \"${{EPOCHREALTIME/[.,]/}}\" >> \"$MARKS/started-$CI_JOB_ID\"; printf '<%0*d>\\n' {} 0\n\
              echo \"${{EPOCHREALTIME/[.,]/}}\" > \"$MARKS/ended-$CI_JOB_ID\"; exit {}",
@@ -53,16 +53,16 @@ impl JobScript {
             "job_info": { "name": format!("job-{id}"), "project_id": 1, "project_name": "p" },
             "git_info": { "repo_url": "http://example.org/group/p.git", "sha": "0123456789abcdef", "ref": "main", "ref_type": "branch" },
         });
-        bench.push(id, &[&script], &project);
+        harness.push(id, &[&script], &project);
     }
 
     /// Checks that the job was assigned, started and reported once, and that its log is complete.
-    async fn check(self, bench: &Bench, id: i64) {
-        let job = bench.coordinator.wait_for_end(JobId(id)).await;
+    async fn check(self, harness: &Harness, id: i64) {
+        let job = harness.coordinator.wait_for_end(JobId(id)).await;
         let expected = if self.fails { JobStatus::Failed } else { JobStatus::Success };
-        assert_eq!((job.status, job.assignments), (expected, 1), "{}\n{}", job.text(), bench.log());
-        checks::check_job(bench, JobId(id), &job).unwrap();
-        assert_eq!(bench.start_count(JobId(id)), 1, "{}", job.text());
+        assert_eq!((job.status, job.assignments), (expected, 1), "{}\n{}", job.text(), harness.log());
+        checks::check_job(harness, JobId(id), &job).unwrap();
+        assert_eq!(harness.start_count(JobId(id)), 1, "{}", job.text());
         assert!(job.text().contains(&format!("<{:0>1$}>\n", 0, self.zeros)), "{}", job.text());
     }
 }
@@ -79,25 +79,29 @@ struct IdleUsage {
 
 impl IdleUsage {
     /// Waits until no job remains, and measures.
-    async fn measure(bench: &Bench) -> Self {
-        assert_eq!(bench.leftovers().await, [""; 0]);
+    async fn measure(harness: &Harness) -> Self {
+        assert_eq!(harness.leftovers().await, [""; 0]);
         let mut state = 0;
         let is_small = wait_until(|| {
-            state = paths_below(bench.path("state"))
+            state = paths_below(harness.path("state"))
                 .iter()
                 .filter_map(|path| path.metadata().ok())
                 .map(|file| file.len())
                 .sum();
             state <= MAX_STATE_BYTES
         });
-        assert!(is_small.await, "the state directory still has {state} bytes: {:?}", paths_below(bench.path("state")));
-        let pids = bench.process_ids();
-        assert_eq!(pids.len(), 2, "expected a manager and an agent:\n{}", bench.log());
+        assert!(
+            is_small.await,
+            "the state directory still has {state} bytes: {:?}",
+            paths_below(harness.path("state"))
+        );
+        let pids = harness.process_ids();
+        assert_eq!(pids.len(), 2, "expected a manager and an agent:\n{}", harness.log());
         let open_files = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         Self {
             memory_kib: pids.iter().map(|pid| resident_kib(*pid)).sum(),
             files: pids.iter().map(open_files).sum(),
-            entries: paths_below(bench.path("state")).len() + paths_below(bench.path("builds")).len(),
+            entries: paths_below(harness.path("state")).len() + paths_below(harness.path("builds")).len(),
         }
     }
 }
@@ -121,17 +125,17 @@ fn paths_below(directory: PathBuf) -> Vec<PathBuf> {
 }
 
 /// Runs these jobs so that the queue is never empty. Returns the usage after all jobs have ended.
-async fn run_jobs(bench: &Bench, first_seed: u64, first: i64, last: i64) -> IdleUsage {
+async fn run_jobs(harness: &Harness, first_seed: u64, first: i64, last: i64) -> IdleUsage {
     for id in first..=last.min(first + OPEN_JOBS - 1) {
-        JobScript::from_seed(first_seed, id).push(bench, id);
+        JobScript::from_seed(first_seed, id).push(harness, id);
     }
     for id in first..=last {
-        JobScript::from_seed(first_seed, id).check(bench, id).await;
+        JobScript::from_seed(first_seed, id).check(harness, id).await;
         if id + OPEN_JOBS <= last {
-            JobScript::from_seed(first_seed, id + OPEN_JOBS).push(bench, id + OPEN_JOBS);
+            JobScript::from_seed(first_seed, id + OPEN_JOBS).push(harness, id + OPEN_JOBS);
         }
     }
-    let usage = IdleUsage::measure(bench).await;
+    let usage = IdleUsage::measure(harness).await;
     println!("after {last} jobs: {usage:?}");
     usage
 }
@@ -142,9 +146,9 @@ async fn sustained_load_runs_each_job_once_without_resource_growth() {
     let runs = i64::try_from(seeds.end - seeds.start).unwrap().max(2);
     // The first jobs, at most two runs, fill all caches.
     let (warm_up_jobs, all_jobs) = (JOBS * (runs / 4).clamp(1, 2), JOBS * runs);
-    let bench = Bench::start(CONCURRENT).await;
-    let before = run_jobs(&bench, seeds.start, 1, warm_up_jobs).await;
-    let after = run_jobs(&bench, seeds.start, warm_up_jobs + 1, all_jobs).await;
+    let harness = Harness::start(CONCURRENT).await;
+    let before = run_jobs(&harness, seeds.start, 1, warm_up_jobs).await;
+    let after = run_jobs(&harness, seeds.start, warm_up_jobs + 1, all_jobs).await;
     assert!(
         after.memory_kib <= before.memory_kib + MAX_MEMORY_GROWTH_KIB,
         "memory has grown: {before:?}, then {after:?}"
@@ -155,5 +159,5 @@ async fn sustained_load_runs_each_job_once_without_resource_growth() {
         after.entries <= before.entries + CONCURRENT,
         "the number of files on disk has grown: {before:?}, then {after:?}"
     );
-    checks::check_all_jobs(&bench, CONCURRENT, (1..=all_jobs).map(JobId)).await;
+    checks::check_all_jobs(&harness, CONCURRENT, (1..=all_jobs).map(JobId)).await;
 }

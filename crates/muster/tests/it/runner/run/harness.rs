@@ -15,12 +15,12 @@ use crate::process::until;
 use crate::runner::support::Home;
 
 /// Environment of one test. Its processes are stopped when it is dropped.
-pub(crate) struct Bench {
+pub(crate) struct Harness {
     pub(crate) home: Home,
     coordinators: Vec<(Arc<MemoryCoordinator>, Served)>,
 }
 
-impl Bench {
+impl Harness {
     /// Starts this many coordinators.
     pub(crate) async fn start(count: usize) -> Self {
         let mut coordinators = Vec::new();
@@ -147,7 +147,7 @@ impl Bench {
     }
 }
 
-impl Bench {
+impl Harness {
     /// Returns the process IDs and executables of this test's agents. They outlive their managers, so they are found by their spool.
     pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
         let home = self.home.path("state").into_os_string().into_encoded_bytes();
@@ -164,7 +164,7 @@ impl Bench {
     }
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         for (pid, _) in self.agents() {
             let _ = kill_process(pid, Signal::TERM);
