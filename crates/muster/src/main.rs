@@ -9,6 +9,7 @@ mod agent;
 mod cache;
 mod ci;
 mod config_file;
+mod deferred;
 mod demo;
 mod flags;
 mod fleet;
@@ -43,7 +44,7 @@ enum Command {
     /// Request jobs from a coordinator and run them.
     Manager(Box<manager::ManagerArgs>),
     /// Run a command of gitlab-runner, with its configuration file.
-    Runner(Box<runner::Cli>),
+    Runner(deferred::Deferred<runner::Cli>),
     /// Install, check, test and create plugins for instance groups.
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -107,7 +108,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Ci(args) => ci::run(*args),
         Command::Manager(args) => manager::run(*args),
-        Command::Runner(cli) => runner::run(*cli),
+        Command::Runner(cli) => runner::run(*cli.0),
         Command::Plugin(command) => plugin::run(command),
         Command::Fleet(command) => fleet::run(command),
         Command::Cache(command) => cache::run(command),
