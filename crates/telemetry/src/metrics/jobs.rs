@@ -43,10 +43,6 @@ impl JobMetricState {
             Self::TimedOut => "timedout",
         }
     }
-
-    fn has_ended(self) -> bool {
-        !matches!(self, Self::Pending | Self::Running)
-    }
 }
 
 /// What the manager is doing for a job, with gitlab-runner's names.
@@ -134,7 +130,7 @@ impl Table {
             let stages = [row.state.label(), &*row.stage, row.executor_stage.label()];
             row.entry.jobs.with_label_values(&stages).inc();
             row.entry.waiting.add(i64::from(row.is_waiting));
-            row.entry.unreported.add(i64::from(row.state.has_ended()));
+            row.entry.unreported.add(i64::from(row.executor_stage == ExecutorStage::Finish));
         }
     }
 

@@ -67,6 +67,22 @@ fn telemetry_with_all_series() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord)
     (telemetry, entry, job)
 }
 
+#[tokio::test]
+async fn acknowledged_jobs_are_not_counted_as_unreported() {
+    let telemetry = telemetry();
+    let entry = telemetry.metrics.entry(&labels("one"));
+    let job = telemetry.metrics.job(&entry, facts());
+    let unreported = |count: u32| {
+        let text = text(&telemetry);
+        text.lines().any(|line| line.starts_with("muster_unreported_jobs{") && line.ends_with(&format!(" {count}")))
+    };
+    assert!(unreported(0), "the job is running");
+    job.set_state(JobMetricState::Success, ExecutorStage::Finish);
+    assert!(unreported(1));
+    job.set_state(JobMetricState::Success, ExecutorStage::Cleanup);
+    assert!(unreported(0), "the server has the result");
+}
+
 #[tokio::test(start_paused = true)]
 async fn last_contact_age_resets_on_successful_call() {
     let telemetry = telemetry();
