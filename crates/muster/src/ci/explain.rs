@@ -155,7 +155,7 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
         };
         shown.push((&variable.key, variable, from.to_owned()));
     }
-    let outer = project.iter().map(|variable| (variable, "ci.toml"));
+    let outer = project.iter().map(|variable| (variable, "ci.toml or files of gitlab-ci-local"));
     let outer = outer.chain(context.pipeline_variables.iter().map(|variable| (variable, "the command line")));
     for (variable, from) in outer {
         let overridden = shown.iter().position(|(key, ..)| *key == variable.key);

@@ -98,8 +98,13 @@ async fn metrics_count_running_and_finished_jobs() {
     let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
     let address = address(&log).await;
     // Only the operator decides what is exported, not a job.
-    let job_variable = json!({ "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" });
-    push(&harness, 1, WAITING_SCRIPT, &json!({ "variables": [job_variable] }));
+    let variables = json!([
+        { "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" },
+        { "key": "GIT_STRATEGY", "value": "none" },
+        { "key": "CI_PIPELINE_SOURCE", "value": "push" },
+        { "key": "HOME_OF_TEST", "value": harness.path("") },
+    ]);
+    push_with(&harness, 1, WAITING_SCRIPT, &json!({}), &json!({ "variables": variables }));
     harness.coordinator.wait_for(JobId(1), |job| job.text().contains("begun\n")).await;
     let running_metrics = scrape_until(&address, "gitlab_runner_jobs{executor_stage=\"prepare\"", "1").await;
     assert_eq!(value(&running_metrics, "gitlab_runner_concurrent"), 3.0);
