@@ -13,8 +13,9 @@ use serde_json::json;
 use crate::checks::{self, Lines};
 
 const JOB: JobId = JobId(1);
-/// Maximum time from the loss of an instance to the end of its job. `crates/manager/tests/it/documented_times.rs` tests the exact time with a
-/// simulated clock.
+/// Maximum time from the loss of an instance to the end of its job.
+///
+/// `crates/manager/tests/it/documented_times.rs` tests the exact time with a simulated clock.
 const MAX_LOSS_TIME: Duration = Duration::from_secs(15);
 
 /// Waits until the condition holds. `description` is for the message of a failure.
@@ -69,7 +70,7 @@ async fn restarted_manager_continues_job_on_its_instance() {
 async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     let idle = "max_instances = 2\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"";
     let harness = Harness::with_instances(1, idle, "").await;
-    // After the first job, the instance is idle and the manager stays connected to it.
+    // After the first job, the instance is idle, and the manager keeps its connection to it.
     harness.push(1, &["echo first"], &json!({}));
     harness.coordinator.wait_for_end(JOB).await;
     wait_until("the manager has cleaned up the first job", || {
@@ -91,7 +92,7 @@ async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     assert!(notes[0].contains(&lost[0]), "{text}");
 }
 
-/// Starts job 2, which stays in its preparation: its first download of artifacts, which job 1 uploaded, never ends.
+/// Starts job 2, whose preparation does not end, because its first download of artifacts, which job 1 uploaded, is delayed for an hour.
 pub(crate) async fn start_job_with_endless_preparation(harness: &Harness) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     harness.push(1, &["echo content > out"], &json!({ "artifacts": artifacts }));

@@ -143,8 +143,9 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container. A service that does not is a warning in the log. Returns the
-/// services with the result.
+/// Waits until each service accepts a connection from the build container. Returns the services with the result.
+///
+/// A service that does not accept a connection causes a warning in the log.
 pub(super) async fn wait_until_healthy(
     engine: &Docker,
     job: &DockerContainer,
@@ -152,14 +153,14 @@ pub(super) async fn wait_until_healthy(
     mut services: Vec<Service>,
     context: &Context,
 ) -> Vec<Service> {
-    let limit = Duration::from_millis(job.service_timeout_ms);
-    if limit.is_zero() || services.is_empty() {
+    let timeout = Duration::from_millis(job.service_timeout_ms);
+    if timeout.is_zero() || services.is_empty() {
         return services;
     }
-    let seconds = limit.as_secs();
+    let seconds = timeout.as_secs();
     context.print(&style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
     join_all(services.iter_mut().map(async |service| {
-        if let Err(error) = service.check(engine, build, limit).await {
+        if let Err(error) = service.check(engine, build, timeout).await {
             let logs = service.logs(engine).await;
             context.print(&error.block(&service.name, &logs));
             service.unhealthy = Some(error.message);
@@ -201,13 +202,13 @@ impl Unhealthy {
 
 impl Service {
     /// Connects to the service from the build container until it accepts a connection.
-    async fn check(&self, engine: &Docker, build: &str, limit: Duration) -> Result<(), Unhealthy> {
+    async fn check(&self, engine: &Docker, build: &str, timeout: Duration) -> Result<(), Unhealthy> {
         let name = &self.name;
         let exited = |code| Unhealthy::without_check(format!("service \"{name}\" exited with code {code}"));
         if let Some(code) = self.exited {
             return Err(exited(code));
         }
-        // Without an address, the service is in a network that the build container cannot reach, as configured.
+        // A service without an address is configured to be in a network that the build container cannot reach.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(
@@ -219,8 +220,8 @@ impl Service {
             address.parse().map_err(|_| Unhealthy::without_check(format!("{address:?} is not a valid address")))?;
         let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
         let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
-        let command = [command, vec![limit.as_millis().to_string()], targets.collect()].concat();
-        let checking = tokio::time::timeout(limit + REPORT_TIMEOUT, exec::run(engine, build, "", command));
+        let command = [command, vec![timeout.as_millis().to_string()], targets.collect()].concat();
+        let checking = tokio::time::timeout(timeout + REPORT_TIMEOUT, exec::run(engine, build, "", command));
         let checked = tokio::select! {
             checked = checking => checked,
             code = self.wait_for_exit(engine) => return Err(exited(code)),
@@ -236,7 +237,7 @@ impl Service {
         }
     }
 
-    /// Waits until the service has exited. Never returns if that cannot be known.
+    /// Waits until the service has exited. Returns its exit code, or never returns if the engine cannot report it.
     async fn wait_for_exit(&self, engine: &Docker) -> i64 {
         use bollard::errors::Error::DockerContainerWaitError;
         match engine.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
@@ -246,7 +247,7 @@ impl Service {
         }
     }
 
-    /// Returns the node of the service in the result tree. A service that failed has the end of its output as message.
+    /// Returns the node of the service in the result tree. If the service failed, the message contains the end of its output.
     pub(super) async fn node(&self, engine: &Docker) -> StepNode {
         let inspected = tokio::time::timeout(REPORT_TIMEOUT, engine.inspect_container(&self.id, None)).await;
         let state = inspected.ok().and_then(Result::ok).and_then(|found| found.state).unwrap_or_default();
@@ -276,7 +277,7 @@ impl Service {
     }
 }
 
-/// Returns the last lines of a text.
+/// Returns the end of a text, at most 2000 bytes.
 fn end_of(text: &str) -> &str {
     const MAX_BYTES: usize = 2000;
     let start = text.len().saturating_sub(MAX_BYTES);
