@@ -120,7 +120,7 @@ impl Registry {
         self
     }
 
-    /// Gives a registered executor another name. Jobs differ by the name, but their environments do not.
+    /// Gives a registered executor another name. Jobs may differ by the name, but both names have the same environments.
     ///
     /// A runner that changes from one name to the other keeps its executor.
     #[must_use]
