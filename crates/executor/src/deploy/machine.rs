@@ -39,7 +39,7 @@ pub struct Dialed {
 }
 
 /// A session and a connection to the agent.
-struct Connected {
+struct ConnectedAgent {
     session: Box<dyn Session>,
     connection: AgentConnection,
     home: PathBuf,
@@ -55,7 +55,7 @@ pub struct RemoteMachine {
     /// Platform of the machine when it was last reached.
     platform: Lock<Option<Platform>>,
     /// Locked while connecting, so that jobs that lose the connection together replace it once, and the executable is sent once.
-    connected: Mutex<Option<Connected>>,
+    connected: Mutex<Option<ConnectedAgent>>,
     trace_lines: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
     /// Whether an outdated agent may be replaced, because no job of this manager uses the machine.
@@ -122,7 +122,7 @@ impl RemoteMachine {
         Ok(result)
     }
 
-    async fn reach(&self, dial: &dyn Dial) -> Result<Connected, ExecutorError> {
+    async fn reach(&self, dial: &dyn Dial) -> Result<ConnectedAgent, ExecutorError> {
         let unreachable = |error: DeployError| ExecutorError::unreachable(self.name.clone(), error_chain(&error));
         let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
         let platform = self.platform.lock().clone();
@@ -136,7 +136,7 @@ impl RemoteMachine {
         *self.platform.lock() = Some(platform);
         *self.home.lock() = Some(agent.home.clone());
         *self.trace_lines.lock() = trace_lines;
-        Ok(Connected { session, connection, home: agent.home, is_outdated: agent.is_outdated })
+        Ok(ConnectedAgent { session, connection, home: agent.home, is_outdated: agent.is_outdated })
     }
 }
 

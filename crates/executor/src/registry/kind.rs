@@ -54,11 +54,11 @@ pub trait ExecutorKind: Send + Sync + 'static {
 /// Changed settings create another executor. Running jobs keep the executor with which they started.
 pub(super) struct PerRunner<F> {
     create: F,
-    created: Mutex<BTreeMap<RunnerKey, Created>>,
+    created: Mutex<BTreeMap<RunnerKey, CreatedExecutor>>,
 }
 
 /// An executor, with the settings that it was created from.
-type Created = (Arc<RunnerSettings>, Arc<dyn Executor>);
+type CreatedExecutor = (Arc<RunnerSettings>, Arc<dyn Executor>);
 
 impl<F> PerRunner<F> {
     pub(super) fn new(create: F) -> Self {

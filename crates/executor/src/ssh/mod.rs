@@ -66,8 +66,11 @@ impl ExecutorKind for SshExecutors {
         let executor = runners.entry(runner.key.clone()).or_insert_with(|| {
             let (agents, slots) = (Arc::clone(&self.agents), Slots::new(self.slots));
             let capacity = watch::Sender::new(Capacity::of(self.slots));
-            let current =
-                Mutex::new(Current { settings: Arc::clone(settings), machine: machine.clone(), used: Weak::new() });
+            let current = Mutex::new(CurrentMachine {
+                settings: Arc::clone(settings),
+                machine: machine.clone(),
+                used: Weak::new(),
+            });
             Arc::new(SshExecutor { agents, slots, capacity, current })
         });
         executor.apply(settings, machine);
@@ -85,11 +88,11 @@ struct SshExecutor {
     agents: Arc<Agents>,
     slots: Slots,
     capacity: watch::Sender<Capacity>,
-    current: Mutex<Current>,
+    current: Mutex<CurrentMachine>,
 }
 
 /// The machine of the newest settings.
-struct Current {
+struct CurrentMachine {
     settings: Arc<SshSettings>,
     machine: SshMachine,
     /// Environment of the jobs that use the machine now. Jobs that started with other settings have another one.
@@ -101,7 +104,7 @@ impl SshExecutor {
     fn apply(&self, settings: &Arc<SshSettings>, machine: SshMachine) {
         let mut current = self.current.lock();
         if current.settings != *settings {
-            *current = Current { settings: Arc::clone(settings), machine, used: Weak::new() };
+            *current = CurrentMachine { settings: Arc::clone(settings), machine, used: Weak::new() };
         }
     }
 
