@@ -8,10 +8,12 @@ use crate::settings::{
     S3Settings,
 };
 
-/// Host with which gitlab-runner's documentation writes Amazon's server. The server of the bucket's region is used for it.
+/// Address of Amazon's server in gitlab-runner's documentation. It means the server of the bucket's region.
 const AMAZON: &str = "s3.amazonaws.com";
 
-/// Returns the settings of a runner's caches. Incomplete settings of a store have a problem (C060), and mean caches without a store.
+/// Returns the settings of a runner's caches.
+///
+/// If the settings of a store are incomplete, the runner has no store, and check C060 reports them.
 pub(super) fn read(runner: &Table) -> CacheSettings {
     let Some(cache) = runner.table("cache") else { return CacheSettings::default() };
     let store = match cache.str("Type").unwrap_or_default() {
@@ -62,7 +64,7 @@ fn s3(table: &Table) -> Option<S3Settings> {
 
 /// Returns whether the access key of `[runners.cache.s3]` is used. Otherwise the role of the machine is used.
 ///
-/// As in gitlab-runner, a key without `ServerAddress` counts only if `AuthenticationType` requires it.
+/// As in gitlab-runner, a key without `ServerAddress` is used only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {
     match s3.str("AuthenticationType").map(str::to_ascii_lowercase).as_deref() {
         Some("access-key") => true,
@@ -71,7 +73,7 @@ pub(super) fn has_access_key(s3: &Table) -> bool {
     }
 }
 
-/// Returns the encryption of objects. An unknown one means none, and has a problem (C060).
+/// Returns the encryption of objects. `None` if none is set, or an unknown one, which check C060 reports.
 fn encryption(s3: &Table) -> Option<S3Encryption> {
     let key = || text(s3, "ServerSideEncryptionKeyID");
     match s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase().as_str() {
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn access_key_counts_with_a_server_or_if_the_type_says_so() {
+    fn access_key_is_used_with_a_server_or_if_the_type_requires_it() {
         let keys = "AccessKey = \"k\"\nSecretKey = \"s\"\nSessionToken = \"t\"\n";
         let key = s3(&format!("{keys}ServerAddress = \"minio:9000\"")).access_key.unwrap();
         assert_eq!((key.id.expose(), key.secret.expose(), key.session.unwrap().expose()), ("k", "s", "t"));

@@ -1,11 +1,15 @@
 //! The codes of problems with their default severity and title.
 //!
-//! They are numbers of checks. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers C001 to C250.
+//! A code is the number of a check. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers
+//! C001 to C250.
 //!
-//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019, C057, C084
-//! to C088, C111 and C112 are Muster's own. Some codes have no check: C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs
-//! of an instance share one session. C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
-//! C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not have yet.
+//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019, C057, C084 to C088,
+//! C111 and C112 are Muster's own. Some codes have no check:
+//!
+//! - C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an instance share one session.
+//! - C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
+//! - C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not have
+//!   yet.
 
 use Severity::{Error, Fatal, Info, Warning};
 
@@ -14,7 +18,7 @@ use Severity::{Error, Fatal, Info, Warning};
 pub enum Severity {
     /// The configuration cannot be used. Nothing starts, and a reload keeps the previous configuration.
     Fatal,
-    /// A part of the configuration cannot work: that runner or setting is disabled.
+    /// A part of the configuration cannot work, so that runner or setting is disabled.
     Error,
     /// The configuration works, but probably not as intended.
     Warning,

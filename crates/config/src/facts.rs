@@ -1,4 +1,4 @@
-//! Facts about the host that the checks need. They are a value, so that the checks are pure.
+//! Facts about the host that the checks need. The checks get them as a value, so that they are pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ impl HostFacts {
         self.files_checked && !path.exists()
     }
 
-    /// Returns whether the time zone exists. True if that cannot be checked.
+    /// Returns whether the time zone exists, or cannot be checked.
     #[must_use]
     pub fn zone_exists(&self, zone: &str) -> bool {
         let safe = !zone.starts_with('/') && !zone.contains("..") && zone.len() < 100;

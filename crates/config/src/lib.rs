@@ -7,12 +7,14 @@
 //! ```
 //!
 //! - [`schema`] lists all sections and keys as data. [`load`] and [`parse`] report every error as a problem.
-//! - [`edit`] changes one value of a file and leaves every other byte alone.
+//! - [`edit`] changes one value of a file and keeps every other byte.
 //! - [`migrate`] rewrites `[runners.machine]`.
 //! - [`codes`] numbers the kinds of problems, and `checks` finds them.
 //!
-//! Invariants: a [`Problem`] never contains a secret of the file; its location always points into the text; no input panics; a save
-//! leaves either the old file or the new one, even if the disk is full or the process is killed.
+//! Invariants:
+//! - A [`Problem`] never contains a secret of the file, and its location always points into the text.
+//! - No input causes a panic.
+//! - A save leaves either the old file or the new one, even if the disk is full or the process is killed.
 
 mod autoscaler;
 mod cache;

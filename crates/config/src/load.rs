@@ -1,4 +1,4 @@
-//! Loads a configuration and reports all its problems at once. There is no configuration if one of them is fatal.
+//! Loads a configuration and reports all its problems at once. If one of them is fatal, there is no configuration.
 
 use std::path::Path;
 
@@ -77,7 +77,7 @@ pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
 /// Returns the text of the file.
 ///
 /// # Errors
-/// The fatal problem of a file that is missing, unreadable, not a regular file, too large, or not valid UTF-8.
+/// The fatal problem of a file that is missing, unreadable, a directory, too large, or not valid UTF-8.
 pub fn read_text(path: &Path) -> Result<String, Box<Problem>> {
     use std::io::ErrorKind;
     read(path).map_err(|error| {
@@ -125,7 +125,7 @@ pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
 /// Parses the keys of a scaler from a text whose top-level table stands for `[runners.autoscaler]`.
 ///
 /// # Errors
-/// All problems, in the order of the text. A key that a scaler would not follow as written is a problem, too.
+/// All problems, in the order of the text. A key that the scaler would not apply as written is a problem, too.
 pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     let document = Document::parse(text).map_err(|error| toml_problems(text, &error))?;
     let mut walk = Walk { strict: true, ..Walk::default() };

@@ -80,7 +80,7 @@ pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Valu
 
 /// Returns gitlab-runner's prefix of machine names, so that existing machines are found.
 ///
-/// It contains those characters of the token's start that a host name may have.
+/// The prefix contains those characters from the start of the token that a host name may have.
 fn prefix(entry: &Runner) -> String {
     let short = short_token(entry.token.expose()).to_lowercase();
     let allowed: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
@@ -100,7 +100,7 @@ pub(super) fn max_instances(entry: &Runner) -> u32 {
     count(&entry.table, "limit")
 }
 
-/// Returns the idle values outside of all periods, and then those of the periods. The last one that matches wins in both formats.
+/// Returns the idle values outside of all periods, and then those of the periods. In both formats, the last one that matches applies.
 pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
@@ -180,7 +180,7 @@ pub(super) fn lossy_periods(machine: &Table) -> Vec<&str> {
     tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
 }
 
-/// Returns a count. Too large a count becomes the largest one, and never 0, which has another meaning.
+/// Returns a count. A count that is too large becomes the maximum and not 0, because 0 has another meaning.
 fn count(table: &Table, name: &str) -> u32 {
     table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
 }

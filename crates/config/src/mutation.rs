@@ -1,5 +1,5 @@
-//! Mutated configurations: every text gives a configuration or a problem with a location, never a panic, and no output contains a
-//! secret.
+//! Tests with mutated configurations: every text results in a configuration or in a problem with a location, but never in a panic, and no
+//! output contains a secret.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::*;
 /// Number of mutated files for each kind of sample.
 const RUNS: u64 = 300;
 
-/// Text that every token contains, and nothing else.
+/// Text that every token contains, and that occurs nowhere else.
 const SECRET_MARKER: &str = "ToKeNmArK";
 
 const SAMPLE: &str = r#"

@@ -138,7 +138,7 @@ impl Problems {
         }
     }
 
-    /// Returns whether minor problems are no longer stored, so searching for their causes is useless.
+    /// Returns whether only fatal problems are still stored, so that searching for the causes of others is useless.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }

@@ -23,7 +23,7 @@ pub struct Runner {
     pub url: String,
     /// Value of `token`, with expanded references.
     pub token: Secret,
-    /// Environment variables that `url` and `token` name, but that are not set.
+    /// Environment variables that are not set: the key that refers to the variable (`url` or `token`), and its name.
     pub unset: Vec<(&'static str, String)>,
     /// Environment variables that `token` names.
     pub token_env_names: Vec<String>,

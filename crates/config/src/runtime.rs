@@ -1,13 +1,13 @@
 //! Checks that need facts which only a running manager or command knows. Each takes the facts and returns the problem.
 //!
-//! They are called by commands, the reload, the lowering of a job, and the checks of the file.
+//! The checks are called by commands, the reload, the lowering of a job, and the checks of the file.
 
 use std::time::Duration;
 
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// Check C026: `register` flags that GitLab ignores for an authentication token, because its own page sets them.
+/// Check C026: `register` flags that GitLab ignores for an authentication token, because they are set when the runner is created in GitLab.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {

@@ -36,7 +36,7 @@ impl std::fmt::Display for ScalingProblem {
     }
 }
 
-/// Reads the keys of the scaler. A value that it does not accept counts as its default, and is a problem.
+/// Reads the keys of the scaler. A value that the scaler does not accept is a problem, and is treated as not set.
 pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
     let read = &mut Reader::new(table);
     let config = config(read);
@@ -136,7 +136,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
     in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
 }
 
-/// Returns a policy for these periods. No period means always; no time zone, or `Local`, means this machine's.
+/// Returns a policy for these periods. Without periods, it is always active. Without a time zone, or with `Local`, this machine's applies.
 pub(super) fn in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,

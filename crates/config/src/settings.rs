@@ -53,19 +53,19 @@ pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
-/// Ten years. Longer durations are reduced to it, because a clock cannot represent every time.
+/// Maximum duration of a setting: ten years. Longer ones are reduced to it, because a clock cannot represent every time.
 pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Default of [`Settings::min_hold`].
 ///
-/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be canceled without loss. Before that,
-/// GitLab itself may look for a job and assign it, which takes far less than this time.
+/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be canceled without loss. Before the front
+/// end holds a request, GitLab may look for a job and assign it, which takes far less than this time.
 pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
 /// Default of [`Settings::answer_timeout`].
 ///
-/// No front end holds such a request: until it is answered, GitLab is looking for a job, or is slow. GitLab itself ends a request
-/// after a minute.
+/// No front end holds a request without a queue version. Until the request is answered, GitLab is looking for a job, or is slow. GitLab
+/// itself ends a request after a minute.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Executors that run jobs in containers: on this host, and on instances.
@@ -135,8 +135,8 @@ impl Settings {
 
     /// Returns these settings as the successor of `old`.
     ///
-    /// A runner with unchanged settings keeps its value in memory. A runner without an ID keeps its key under a new token if its URL and
-    /// name identify it.
+    /// A runner with unchanged settings keeps its [`Arc`]. A runner without an ID keeps its key under a new token if its URL and name
+    /// identify it.
     #[must_use]
     pub fn carry_over(mut self, old: &Self) -> Self {
         let has = |runners: &[Arc<RunnerSettings>], key: &RunnerKey| runners.iter().any(|runner| runner.key == *key);
@@ -170,7 +170,7 @@ impl Settings {
         successor.map_or(&runner.key, |known| &known.key)
     }
 
-    /// Gives each runner without a key one that no other runner of the file has.
+    /// Changes the keys of runners whose key an earlier runner of the file has, so that all keys differ.
     ///
     /// Runners of one file with the same URL and token (check C025) are distinguished by their order.
     #[must_use]
@@ -194,7 +194,7 @@ impl Default for Settings {
     }
 }
 
-/// Identity of a `[[runners]]` entry. It survives a change of order or token (if the entry has an `id`), and a restart.
+/// Identity of a `[[runners]]` entry. It survives a restart, a change of the order and, if the entry has an `id`, a new token.
 ///
 /// Job counters, request lanes and jobs in `state.log` refer to it.
 ///
@@ -256,7 +256,7 @@ pub struct RunnerSettings {
     /// PEM files for the coordinator's API.
     #[serde(default)]
     pub tls: TlsFiles,
-    /// Maximum number of jobs of this entry. `None` means no limit of its own.
+    /// Maximum number of jobs of this entry. `None` means that only [`Settings::concurrent`] limits it.
     #[serde(default)]
     pub limit: Option<usize>,
     /// Maximum number of job requests in flight. At least 1.
@@ -268,13 +268,13 @@ pub struct RunnerSettings {
     /// Number of consecutive unhealthy answers after which the runner counts as unhealthy. At least 1.
     #[serde(default = "defaults::unhealthy_requests_limit")]
     pub unhealthy_requests_limit: u32,
-    /// Longest time between two probes of an unhealthy runner. In gitlab-runner, the pause of such a runner.
+    /// Maximum time between two probes of an unhealthy runner. In gitlab-runner, this is the pause of such a runner.
     #[serde(default = "defaults::unhealthy_interval")]
     pub unhealthy_interval: Duration,
     /// Number of attempts to send a final update that the coordinator refuses. At least 1.
     #[serde(default = "defaults::final_update_retry_limit")]
     pub final_update_retry_limit: u32,
-    /// Labels for the coordinator, including the file's own.
+    /// Labels for the coordinator, including the global ones of the file.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     /// Name of the executor in the file.
@@ -297,7 +297,7 @@ pub struct RunnerSettings {
     /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
-    /// URL of the coordinator for git only.
+    /// URL of the coordinator that only git uses.
     #[serde(default)]
     pub clone_url: Option<String>,
     /// Variables of every job.
@@ -427,7 +427,7 @@ impl RunnerSettings {
         CONTAINER_EXECUTORS.contains(&self.executor.as_str())
     }
 
-    /// Returns whether jobs have an environment of their own inside that of the executor. The configured directories are then those inside.
+    /// Returns whether jobs run in a separate environment inside that of the executor, in which the configured directories then are.
     #[must_use]
     pub fn has_inner_environment(&self) -> bool {
         self.uses_containers() || self.uses_driver()

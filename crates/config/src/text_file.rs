@@ -5,6 +5,7 @@ use std::path::Path;
 
 /// Maximum size of a configuration file in bytes.
 pub const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
+
 /// Returns the text of the file, for callers that report errors themselves.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};

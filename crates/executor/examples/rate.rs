@@ -1,7 +1,7 @@
 //! Measures how fast a fleet grows on a cloud that creates a limited number of instances per second, and how long a running instance
 //! waits for its job.
 //!
-//! It covers everything but the machines: plugin process, protocol, driver, engine and the ledger on disk.
+//! The measurement covers everything except the machines: plugin process, protocol, driver, engine and the ledger on disk.
 //!
 //!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
@@ -45,7 +45,7 @@ struct CloudConfig {
     boot_ms: u64,
 }
 
-/// The simulated cloud. Each instance has the time from which it runs.
+/// The simulated cloud.
 struct Cloud {
     config: CloudConfig,
     settings: Settings,
@@ -54,7 +54,9 @@ struct Cloud {
 
 struct State {
     tokens: f64,
+    /// Time at which `tokens` was updated.
     counted: Instant,
+    /// Time from which each instance runs.
     instances: BTreeMap<InstanceId, Instant>,
     created: u32,
 }

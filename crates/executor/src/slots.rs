@@ -61,7 +61,7 @@ impl Slots {
             if let Some(held_slot) = self.take(key) {
                 return held_slot;
             }
-            // The sender lives as long as `self`. Without it no slot could become free, so wait until the caller cancels.
+            // Cannot fail, because the sender is a field of `self`. Without a sender no slot could become free.
             if free.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -70,7 +70,8 @@ impl Slots {
 
     /// Takes the slot that a job had before. `None` means that another job has it.
     ///
-    /// The result may exceed `total` if the configuration lowered the capacity meanwhile, because the job is already running.
+    /// The job is already running, so the slot is taken even if the configuration has lowered the capacity and more than `total` slots
+    /// are then in use.
     #[must_use]
     pub fn reacquire(&self, slot: &Slot) -> Option<HeldSlot> {
         let mut in_use = self.in_use.lock();

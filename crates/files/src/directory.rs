@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, open};
+use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 
 /// Creates a directory that only its owner can enter. An existing directory is not changed.
 ///
@@ -23,7 +23,9 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a directory in an existing parent directory if it does not exist. Checks that no other user can enter or replace it.
+/// Creates a directory that only its owner can enter, in an existing parent directory.
+///
+/// An existing directory is not changed. Checks that no other user can enter or replace the directory.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.
@@ -48,15 +50,10 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the metadata of a directory. Does not block if the path is another kind of file.
+/// Returns the metadata of a directory. Fails without blocking if the path is another kind of file.
 fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
     let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let found = fstat(open(path, flags, Mode::empty())?)?;
-    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-        Ok(found)
-    } else {
-        Err(permission_denied("not a directory"))
-    }
+    Ok(fstat(open(path, flags, Mode::empty())?)?)
 }
 
 fn permission_denied(reason: &str) -> io::Error {

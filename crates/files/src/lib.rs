@@ -1,7 +1,7 @@
 //! Files, directories and sockets at paths that a job or another user may write.
 //!
 //! A job can create any kind of file at such a path: a FIFO without a writer, a symbolic link to a device, or a file of a terabyte.
-//! Reading it fails with an error that names the path.
+//! Opening or reading such a file fails with an error that names the path.
 //!
 //! - [`open`] and its variants open regular files only, and never block. A symbolic link is followed only by [`open_following_links`].
 //! - [`read_open`] reads at most as much as the caller permits.

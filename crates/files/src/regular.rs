@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 /// Maximum time of one read. Only a file system that does not respond takes longer.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum size of a file to read, and what to do about a larger file.
+/// Maximum size of a file to read, and advice for a larger file.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Maximum number of bytes.
@@ -201,8 +201,9 @@ fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
 }
 
-/// Returns the file if it is a regular file. `read_metadata` returns the metadata of the path. It is called only
-/// if opening failed, to name the type of the file in the error.
+/// Returns the opened file if it is a regular file.
+///
+/// If opening failed, `read_metadata` returns the metadata of the path, so that the error can name the type of the file.
 fn checked(
     opened: io::Result<File>,
     path: &Path,

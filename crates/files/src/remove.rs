@@ -140,7 +140,7 @@ fn open_directory(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> Resul
     }
     let directory = openat(parent, name, flags | OFlags::PATH, Mode::empty())?;
     if fstat(&directory)?.st_mode & 0o700 != 0o700 {
-        // The path refers to the open directory, even if another file has replaced it. An error here is ignored, because later
+        // This path leads to the open directory, even if another file has its name now. An error is ignored here, because later
         // operations then fail, too.
         let _ = chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU);
     }

@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks values that have a syntax of their own (C057).
+/// Checks values with a special syntax (C057).
 fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     for problem in read(docker).1 {
         let message = format!("{}; every job fails", problem.message);

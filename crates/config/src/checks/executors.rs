@@ -134,7 +134,7 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
 
 /// Checks `output_limit` (check C103).
 fn output(check: &mut Check<'_>, runner: &Runner) {
-    /// Value from which the operator probably meant bytes: a million KiB is a log of one gigabyte.
+    /// Value from which the operator probably meant bytes. A million KiB is a log of one gigabyte.
     const MANY_KIB: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
         let message = format!("output_limit = {kib} KiB is {} MiB", kib / 1024);

@@ -1,4 +1,4 @@
-//! Checks of the file itself and of the process (checks C031 to C041).
+//! Checks of the file itself and of the process (checks C014, C027, C031, C033, C037, C038, C041 and C042).
 
 use muster_job::GoDuration::{Negative, NonNegative};
 
@@ -30,8 +30,8 @@ fn location_and_mode(check: &mut Check<'_>) {
     }
     let mode = check.facts.mode.filter(|mode| mode & 0o077 != 0 && !check.runners.is_empty());
     if let Some(mode) = mode {
-        let message = format!("the file has mode {mode:04o}; it contains tokens, and other users can access it");
-        check.add(Problem::new("C033", message).help("chmod 0600"));
+        let message = format!("the file has mode {mode:04o}, so other users can access the tokens in it");
+        check.add(Problem::new("C033", message).help("run chmod 0600 on it"));
     }
 }
 

@@ -1,7 +1,7 @@
-//! Checks of runners that take jobs of people who do not trust each other (check C112).
+//! Checks of runners whose jobs belong to people who do not trust each other (check C112).
 //!
-//! GitLab does not tell a runner who may use it: its answers about a runner have an ID and the expiry of the token
-//! (docs/spec/runner-api.md, section 1). So the operator must set the key `public`.
+//! GitLab does not report who may use a runner: its answers about a runner contain only the ID and the expiry of the token
+//! (docs/spec/runner-api.md, section 1). The operator must therefore set the key `public`.
 
 use super::super::runners::Runner;
 use super::super::tree::Table;
@@ -29,7 +29,7 @@ pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'stat
         "instance" if is_set("autoscaler.vm_isolation.enabled") => None,
         "instance" | "docker-autoscaler" => instances(table),
         "docker+machine" if table.int("machine.MaxBuilds") != Some(1) => {
-            Some(("machine.MaxBuilds", "jobs use a machine after each other, because MaxBuilds is not 1"))
+            Some(("machine.MaxBuilds", "several jobs use each machine, because MaxBuilds is not 1"))
         }
         "docker+machine" => None,
         // The driver decides where a job runs.
@@ -40,15 +40,12 @@ pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'stat
 
 fn instances(table: &Table) -> Option<(&'static str, &'static str)> {
     if table.int("autoscaler.max_use_count") != Some(1) {
-        return Some((
-            "autoscaler.max_use_count",
-            "jobs use an instance after each other, because max_use_count is not 1",
-        ));
+        return Some(("autoscaler.max_use_count", "several jobs use each instance, because max_use_count is not 1"));
     }
     let is_shared = table.int("autoscaler.capacity_per_instance").is_some_and(|capacity| capacity > 1);
     is_shared.then_some((
         "autoscaler.capacity_per_instance",
-        "jobs share an instance, because capacity_per_instance is not 1",
+        "jobs share an instance at the same time, because capacity_per_instance is not 1",
     ))
 }
 

@@ -14,7 +14,7 @@ use super::Check;
 
 /// Executors whose instances are created by a plugin.
 pub(in super::super) const PLUGIN_EXECUTORS: [&str; 2] = ["instance", "docker-autoscaler"];
-/// Suffixes of keys whose kind is checked elsewhere (checks C014, C016).
+/// Suffixes of keys whose values are checked elsewhere (checks C014 to C016).
 const REPORTED_ELSEWHERE: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -202,10 +202,13 @@ mod tests {
     fn c086_invalid_plugin_name_is_always_an_error() {
         for for_any_machine in [false, true] {
             let output = found_with("C086", &runner(""), |facts| {
-                facts.find_plugin = Some(|plugin| Err(NoPlugin::InvalidName(format!("{plugin}: is no name"))));
+                facts.find_plugin = Some(|plugin| Err(NoPlugin::InvalidName(format!("{plugin} is not a valid name"))));
                 facts.for_any_machine = for_any_machine;
             });
-            assert!(output.starts_with("5:10 error[C086]: runner a: p: is no name; write a name such as "), "{output}");
+            assert!(
+                output.starts_with("5:10 error[C086]: runner a: p is not a valid name; write a name such as "),
+                "{output}"
+            );
         }
     }
 }

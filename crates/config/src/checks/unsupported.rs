@@ -57,11 +57,11 @@ fn executors(check: &mut Check<'_>) {
     }
 }
 
-/// For each unsupported table: its first location, the reason, and the names that are set in it.
-type Unused<'a> = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
+/// Unsupported tables and keys, by path: the first location, the reason, and the names that are set in a table.
+type UnsupportedTables = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
 fn unsupported_keys(check: &mut Check<'_>) {
-    let mut unused: Unused<'_> = BTreeMap::new();
+    let mut unsupported: UnsupportedTables = BTreeMap::new();
     visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
         let (span, status) = match entry {
             Entry::Key(key) => (node.key.clone(), key.status),
@@ -72,24 +72,24 @@ fn unsupported_keys(check: &mut Check<'_>) {
             return;
         }
         // A key is reported with its outermost table that has the same reason.
-        let enclosing = unused
+        let enclosing = unsupported
             .iter()
             .find(|(table, (_, table_reason, _))| *table_reason == reason && path.starts_with(&format!("{table}.")));
         match enclosing.map(|(table, _)| table.clone()) {
             Some(table) => {
                 let name = path.get(table.len() + 1..).unwrap_or_default().to_owned();
-                if let (Entry::Key(_), Some((.., names))) = (entry, unused.get_mut(&table))
+                if let (Entry::Key(_), Some((.., names))) = (entry, unsupported.get_mut(&table))
                     && !names.contains(&name)
                 {
                     names.push(name);
                 }
             }
             None => {
-                unused.entry(path.to_owned()).or_insert((span, reason, Vec::new()));
+                unsupported.entry(path.to_owned()).or_insert((span, reason, Vec::new()));
             }
         }
     });
-    for (path, (span, reason, names)) in unused {
+    for (path, (span, reason, names)) in unsupported {
         let is_table = super::super::schema::schema().table(&path).is_some();
         if is_table && names.is_empty() {
             // Nothing is set in the table.

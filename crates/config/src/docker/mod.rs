@@ -11,7 +11,7 @@ use crate::settings::{ContainerSettings, Device, DockerService, DockerSettings, 
 
 /// Default of `wait_for_services_timeout`, in seconds.
 const WAIT_FOR_SERVICES_S: u32 = 30;
-/// Keys of `log_options` that do not concern other jobs or the engine's machine.
+/// Keys of `log_options` that affect neither other jobs nor the engine's machine.
 const LOG_OPTIONS: [&str; 2] = ["env", "labels"];
 
 /// An invalid value in `[runners.docker]`.
@@ -150,7 +150,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads what the build container and services have in common.
+    /// Reads the settings that the build container and services share.
     fn common(&self) -> ContainerSettings {
         ContainerSettings {
             dns_search: self.list("dns_search"),

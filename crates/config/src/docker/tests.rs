@@ -71,7 +71,7 @@ fn services_of_the_file_are_read_and_nameless_ones_left_out() {
 }
 
 #[test]
-fn each_invalid_value_is_a_problem_that_says_what_to_write() {
+fn each_invalid_value_is_a_problem_with_a_remedy() {
     for (text, problem) in [
         ("memory = \"5x\"", "memory of [runners.docker]: `5x` is not a valid size; write a number"),
         ("service_memory_swap = \"-2\"", "service_memory_swap of [runners.docker]: `-2` is not a valid size"),

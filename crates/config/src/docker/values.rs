@@ -1,4 +1,4 @@
-//! Values of `[runners.docker]` that have a syntax of their own.
+//! Values of `[runners.docker]` with a special syntax.
 
 use std::collections::BTreeMap;
 

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
-//! - A save writes a new file beside the old one, syncs it and renames it. So a crash or a full disk leaves either the old file or the
+//! - A save writes a new file beside the old one, syncs it and renames it, so a crash or a full disk leaves either the old file or the
 //!   new one. Mode and owner are kept; a new file has mode 0600 in a directory with mode 0700. Symbolic links are followed.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
 //! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
@@ -65,7 +65,7 @@ pub enum EditError {
         problems: Vec<String>,
     },
     /// Another program changed the file in the meantime.
-    #[error("`{}` was changed by another program in the meantime; nothing was saved, try again", path.display())]
+    #[error("`{}` was changed by another program in the meantime, so nothing was saved; try again", path.display())]
     ModifiedConcurrently {
         /// Path of the configuration.
         path: PathBuf,
@@ -153,7 +153,7 @@ impl fmt::Debug for ConfigFile {
 }
 
 impl ConfigFile {
-    /// Locks and reads the file. A file that does not exist starts empty.
+    /// Locks and reads the file. A missing file is treated as empty.
     ///
     /// # Errors
     /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
@@ -161,7 +161,7 @@ impl ConfigFile {
         Self::open_within(path, LOCK_TIMEOUT)
     }
 
-    /// Like [`ConfigFile::open`], with another timeout for the lock.
+    /// Locks and reads the file like [`ConfigFile::open`], with another timeout for the lock.
     ///
     /// # Errors
     /// [`EditError`] if the file is locked, cannot be read or is not a valid configuration.
@@ -346,7 +346,7 @@ fn string(table: &dyn TableLike, key: &str) -> Option<String> {
     table.get(&name_in(table, key)?)?.as_str().map(str::to_owned)
 }
 
-/// Sets a key in place and keeps the comment beside it. A new key comes last.
+/// Sets a key in place and keeps the comment beside it. A new key is added at the end.
 fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     let name = name_in(table, key).unwrap_or_else(|| key.to_owned());
     match table.get_mut(&name) {

@@ -1,4 +1,4 @@
-//! Replaces a file so that always either the old or the new one exists.
+//! Replaces a file in such a way that either the old or the new one always exists.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -10,7 +10,7 @@ use super::EditError;
 /// Maximum number of names that are tried for the new file.
 const MAX_NAMES: u32 = 100;
 
-/// Creates the file's directory, which only its owner can read.
+/// Creates the directory of the file, which only its owner can enter. An existing directory is not changed.
 pub(super) fn create_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);

@@ -114,7 +114,7 @@ static DRIVERS: [Driver; 4] = [
                 OptionTarget::Group("OnDemandPercentageAboveBaseCapacity 0 in the group's MixedInstancesPolicy"),
             ),
             ("amazonec2-spot-price", OptionTarget::Group("SpotMaxPrice in the group's MixedInstancesPolicy")),
-            ("amazonec2-block-duration-minutes", OptionTarget::Dropped("AWS sells no spot blocks any more")),
+            ("amazonec2-block-duration-minutes", OptionTarget::Dropped("AWS no longer sells spot blocks")),
             ("amazonec2-monitoring", OptionTarget::Group("Monitoring of the launch template")),
             ("amazonec2-use-ebs-optimized-instance", OptionTarget::Group("EbsOptimized of the launch template")),
             ("amazonec2-userdata", OptionTarget::Group("UserData of the launch template")),

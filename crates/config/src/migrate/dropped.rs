@@ -17,7 +17,7 @@ const COUNTS: [(&str, &str); 6] = [
 /// Maximum length of a group name that all clouds accept.
 const MAX_NAME_LENGTH: usize = 63;
 
-/// Returns notes about what the new keys do not contain. With `is_group`, the settings of the docker-machine plugin do not either.
+/// Returns notes about settings that the new keys do not contain. `is_group` means that the plugin is not docker-machine.
 pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
@@ -109,20 +109,20 @@ fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
         notes.push(format!("{prefix}IdleScaleFactor = {factor} is negative and was dropped"));
     } else if factor > 0.0 && idle <= 0 {
         notes.push(format!("{prefix}IdleScaleFactor = {factor} has no effect without IdleCount and was removed"));
-    } else if factor <= 0.0 && table.int("IdleCountMin").is_some_and(|least| least > 0) {
+    } else if factor <= 0.0 && table.int("IdleCountMin").is_some_and(|minimum| minimum > 0) {
         notes.push(format!("{prefix}IdleCountMin has no effect without IdleScaleFactor and was removed"));
-    } else if let Some(least) = table.int("IdleCountMin").filter(|least| factor > 0.0 && *least > idle) {
+    } else if let Some(minimum) = table.int("IdleCountMin").filter(|minimum| factor > 0.0 && *minimum > idle) {
         notes.push(format!(
-            "{prefix}IdleCountMin = {least} exceeds the maximum IdleCount = {idle}: idle_count = {idle} was written"
+            "{prefix}IdleCountMin = {minimum} exceeds the maximum IdleCount = {idle}: idle_count = {idle} was written"
         ));
     }
 }
 
 /// Returns a note about a count that exceeds the range of its new key.
 fn too_large(prefix: &str, table: &Table, key: &str, new: &str) -> Option<String> {
-    let most = u32::MAX;
-    let count = table.int(key).filter(|count| *count > i64::from(most))?;
-    Some(format!("{prefix}{key} = {count} exceeds the maximum {most}, which was written; correct {new}"))
+    let maximum = u32::MAX;
+    let count = table.int(key).filter(|count| *count > i64::from(maximum))?;
+    Some(format!("{prefix}{key} = {count} exceeds the maximum {maximum}, which was written; correct {new}"))
 }
 
 /// Returns whether an option of docker-machine has a name.

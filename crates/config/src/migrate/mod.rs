@@ -20,7 +20,7 @@ use super::runners::Runner;
 use super::tree::Table;
 use drivers::{Driver, OptionTarget};
 
-/// What replaces the machines.
+/// Replacement for the machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrationTarget {
     /// An instance group of the driver's cloud, or machines if the cloud has no group plugin.
@@ -62,7 +62,7 @@ pub enum MigrateError {
 struct MigratedSettings {
     plugin: String,
     plugin_config: serde_json::Map<String, serde_json::Value>,
-    /// Empty if the plugin knows everything.
+    /// Values of `connector_config`. Empty if the plugin provides the connection details.
     connector: Vec<(&'static str, ConnectorValue)>,
     notes: Vec<String>,
 }
@@ -141,7 +141,11 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, dra
     if runner.executor == "docker+machine" {
         notes.push(NEEDS_ENGINE.to_owned());
     }
-    notes.push("[runners.autoscaler] exists already and was not changed; [runners.machine] was removed: carry over what you need manually".to_owned());
+    notes.push(
+        "[runners.autoscaler] exists already and was not changed; [runners.machine] was removed: copy the settings that you still need \
+         from the following notes"
+            .to_owned(),
+    );
     notes.extend(dropped::keys(old));
     let no_driver =
         Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };

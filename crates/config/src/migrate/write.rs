@@ -1,6 +1,6 @@
 //! Writes the new tables of an entry, with the notes as comments above them.
 
-use toml_edit::{Array, ArrayOfTables, Item, Table, Value, value};
+use toml_edit::{Array, ArrayOfTables, Item, Table, Value};
 
 use super::super::machine::{self, PolicySettings};
 use super::super::runners::Runner;
@@ -42,15 +42,15 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool)
     }
     let mut config = Table::new();
     for (key, json) in &new.plugin_config {
-        if let Some(known) = toml(json) {
-            set(&mut config, key, known);
+        if let Some(value) = toml(json) {
+            set(&mut config, key, value);
         }
     }
     insert_table(&mut table, "plugin_config", config);
     if !new.connector.is_empty() {
         let mut connector = Table::new();
-        for (key, known) in &new.connector {
-            match known {
+        for (key, value) in &new.connector {
+            match value {
                 ConnectorValue::Text(text) => set(&mut connector, key, text.as_str()),
                 ConnectorValue::Number(number) => set(&mut connector, key, *number),
                 ConnectorValue::Truth(truth) => set(&mut connector, key, *truth),
@@ -90,9 +90,9 @@ fn insert_table(table: &mut Table, key: &str, mut inner: Table) {
     table.insert(key, Item::Table(inner));
 }
 
-/// Adds a key. Tables in `[runners.autoscaler]` are nested two levels deep, so their keys are indented by four or six spaces.
-fn set(table: &mut Table, key: &str, known: impl Into<Value>) {
-    table.insert(key, value(known));
+/// Adds a key, indented by four spaces.
+fn set(table: &mut Table, key: &str, value: impl Into<Value>) {
+    table.insert(key, toml_edit::value(value));
     if let Some(mut key) = table.key_mut(key) {
         key.leaf_decor_mut().set_prefix("    ");
     }

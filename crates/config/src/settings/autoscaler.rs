@@ -69,7 +69,7 @@ pub struct IsolationSettings {
     pub nesting_host: String,
     /// Configuration of the nesting daemon as JSON. `null` means none.
     pub nesting_config: serde_json::Value,
-    /// How an instance connects to its virtual machines.
+    /// How a virtual machine is reached from its instance.
     pub connector: ConnectorSettings,
 }
 

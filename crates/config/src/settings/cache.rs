@@ -51,7 +51,7 @@ pub struct S3Settings {
     pub insecure: bool,
     /// Bucket.
     pub bucket: String,
-    /// Region. `None` means that Amazon S3 is asked for the bucket's region.
+    /// Region. `None` means that Amazon S3 is queried for the region of the bucket.
     pub region: Option<String>,
     /// Access key. `None` means the role of this machine.
     pub access_key: Option<S3AccessKey>,
@@ -63,9 +63,9 @@ pub struct S3Settings {
     pub path_style: Option<bool>,
     /// Whether Amazon's transfer acceleration is used.
     pub accelerate: bool,
-    /// Role that signs the URLs of downloads and uploads. It is assumed by the access key or by the role of this machine.
+    /// Role that the manager assumes, with the access key or the role of this machine, to sign the URLs of downloads and uploads.
     pub role: Option<String>,
-    /// Role that signs the URLs of uploads only.
+    /// Role that the manager assumes to sign the URLs of uploads only.
     pub upload_role: Option<String>,
 }
 
@@ -85,11 +85,11 @@ pub struct S3AccessKey {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum S3Encryption {
-    /// With a key of S3.
+    /// Encryption with a key of S3.
     S3,
-    /// With a key of KMS. `None` means the account's default key.
+    /// Encryption with a key of KMS. `None` means the account's default key.
     Kms(Option<String>),
-    /// Twice, with a key of KMS. `None` means the account's default key.
+    /// Two layers of encryption with a key of KMS. `None` means the account's default key.
     DsseKms(Option<String>),
 }
 
@@ -99,7 +99,7 @@ pub enum S3Encryption {
 pub struct GcsSettings {
     /// Bucket.
     pub bucket: String,
-    /// How the manager identifies itself.
+    /// Credentials of the manager.
     pub credentials: GcsCredentials,
     /// Domain of Google's servers. `None` means `googleapis.com`.
     pub domain: Option<String>,

@@ -16,7 +16,7 @@ pub struct CustomSettings {
     pub prepare: Option<CustomProgram>,
     /// Program that executes the scripts of a job. Without it, jobs fail.
     pub run: Option<CustomProgram>,
-    /// Program that cleans the environment up. `None` means that it is not set.
+    /// Program that cleans up the environment. `None` means that it is not set.
     pub cleanup: Option<CustomProgram>,
     /// Time between TERM and KILL when a program is stopped.
     pub graceful_kill_timeout: Duration,
@@ -35,7 +35,7 @@ pub struct CustomProgram {
 }
 
 impl RunnerSettings {
-    /// Returns whether the executor is the custom one, whose driver runs jobs by scripts.
+    /// Returns whether the executor is the custom one, whose driver runs the scripts of jobs.
     #[must_use]
     pub fn uses_driver(&self) -> bool {
         self.executor == "custom"

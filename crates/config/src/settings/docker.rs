@@ -12,7 +12,7 @@ pub const PULL_POLICIES: [&str; 3] = ["always", "if-not-present", "never"];
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerSettings {
-    /// Messages about invalid values. The first one fails every job.
+    /// Messages about invalid values. If there are any, every job fails with the first one.
     pub problems: Vec<String>,
     /// URL of the engine. Empty means `DOCKER_HOST`, or else the usual sockets.
     pub host: String,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum size to which an artifact or a cache may unpack. 0 means the agent's default.
+/// Limits for unpacking an artifact or a cache. 0 means the agent's default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnpackSettings {

@@ -18,8 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A problem of `[runners.steps]`.
-pub(super) struct Invalid {
-    /// Index of the step in `before` or `after`, and the name of that list. `None` means that the problem is about the policy file.
+pub(super) struct StepsProblem {
+    /// Name of the list (`before`, `after` or `services`), and index in it. `None` means that no entry of a list has the problem.
     pub(super) step: Option<(&'static str, usize)>,
     /// What is wrong.
     pub(super) message: String,
@@ -27,7 +27,7 @@ pub(super) struct Invalid {
     pub(super) help: String,
 }
 
-/// Place of a step of the operator.
+/// Position of a step of the operator relative to the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Before,
@@ -46,7 +46,7 @@ impl Position {
 /// A step of the operator as it is written in a file.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Written {
+struct StepSource {
     name: String,
     #[serde(deserialize_with = "policy::one_or_more")]
     script: Vec<String>,
@@ -57,14 +57,14 @@ struct Written {
     required: Option<bool>,
 }
 
-/// Returns the settings of an entry, with all problems. `may_read` tells whether to read the policy file.
-pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSettings, Vec<Invalid>) {
+/// Returns the settings of an entry, with all problems. The policy file is read only if `may_read` is true.
+pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSettings, Vec<StepsProblem>) {
     let Some(table) = runner.table("steps") else { return (StepsSettings::default(), Vec::new()) };
     let mut problems = Vec::new();
     let mut list = |position: Position| {
         let written = table.tables(position.key()).iter().map(of_table);
         let (steps, invalid) = checked(written, position, position == Position::Before);
-        problems.extend(invalid.into_iter().map(|(index, message, help)| Invalid {
+        problems.extend(invalid.into_iter().map(|(index, message, help)| StepsProblem {
             step: Some((position.key(), index)),
             message,
             help,
@@ -76,42 +76,42 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     for (index, written) in table.tables("services").iter().enumerate() {
         match service(written) {
             Ok(service) => settings.services.push(service),
-            Err((message, help)) => problems.push(Invalid { step: Some(("services", index)), message, help }),
+            Err((message, help)) => problems.push(StepsProblem { step: Some(("services", index)), message, help }),
         }
     }
     if !settings.services.is_empty() && CONTAINER_EXECUTORS.contains(&executor) {
         let message = "services of jobs in containers are containers, and not programs of the operator".to_owned();
         let help = "remove [[runners.steps.services]], or use another executor".to_owned();
-        problems.push(Invalid { step: Some(("services", 0)), message, help });
+        problems.push(StepsProblem { step: Some(("services", 0)), message, help });
     }
     if let Some(path) = table.str("policy").filter(|_| may_read) {
         match policy::read(Path::new(path)) {
             Ok(file) => {
-                // The steps of the policy surround those of the entry, which may belong to another person.
+                // The steps of the policy surround those of the entry, which another operator may have written.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
                 settings.policy = Some(file.policy);
             }
-            Err((message, help)) => problems.push(Invalid { step: None, message, help }),
+            Err((message, help)) => problems.push(StepsProblem { step: None, message, help }),
         }
     }
     let is_used = !settings.before.is_empty() || !settings.after.is_empty() || settings.policy.is_some();
     if executor == "custom" && is_used {
         let message = "the custom executor supports neither steps of the operator nor a step policy".to_owned();
         let help = "remove [runners.steps], and let the programs of the driver do this work".to_owned();
-        problems.push(Invalid { step: None, message, help });
+        problems.push(StepsProblem { step: None, message, help });
     }
     settings.problem = problems.first().map(|problem| format!("{}; {}", problem.message, problem.help));
     (settings, problems)
 }
 
-fn of_table(table: &Table) -> Written {
+fn of_table(table: &Table) -> StepSource {
     let owned = |key: &str| table.str(key).map(str::to_owned);
     let inputs = match table.node("inputs").map(|node| &node.value) {
         Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
         _ => Map::new(),
     };
-    Written {
+    StepSource {
         name: owned("name").unwrap_or_default(),
         script: table.strings("script").map(|(line, _)| line.to_owned()).collect(),
         step: owned("step"),
@@ -148,7 +148,7 @@ fn service(table: &Table) -> Result<HostServiceSettings, (String, String)> {
 
 /// Returns the valid steps, and the index, message and help of each problem. `required` is the default of the key of that name.
 fn checked(
-    written: impl Iterator<Item = Written>,
+    written: impl Iterator<Item = StepSource>,
     position: Position,
     required: bool,
 ) -> (Vec<OperatorStep>, Vec<(usize, String, String)>) {
@@ -166,8 +166,8 @@ fn checked(
     (steps, problems)
 }
 
-fn checked_step(step: Written, position: Position, is_required: bool) -> Result<OperatorStep, (String, String)> {
-    let Written { name, script, step, inputs, env, timeout, required } = step;
+fn checked_step(step: StepSource, position: Position, is_required: bool) -> Result<OperatorStep, (String, String)> {
+    let StepSource { name, script, step, inputs, env, timeout, required } = step;
     let invalid = |message: String, help: &str| Err((message, help.to_owned()));
     let is_identifier = |text: &str| {
         let mut characters = text.chars();
@@ -182,7 +182,10 @@ fn checked_step(step: Written, position: Position, is_required: bool) -> Result<
         );
     }
     if let Some(key) = env.keys().find(|key| !is_identifier(key)) {
-        return invalid(format!("step `{shown}`: `{}` is not a valid variable", shown_name(key)), "rename it");
+        return invalid(
+            format!("step `{shown}`: `{}` is not a valid variable name", shown_name(key)),
+            "rename the variable",
+        );
     }
     let action = match (script.is_empty(), step) {
         (false, None) if inputs.is_empty() => OperatorAction::Script(script),

@@ -8,7 +8,7 @@ use muster_taskscaler::resources::{cpu_milli, memory_bytes};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
-use super::{Position, Written, checked};
+use super::{Position, StepSource, checked};
 use crate::settings::OperatorStep;
 
 /// A valid policy file.
@@ -27,9 +27,9 @@ struct File {
     #[serde(default)]
     rules: Vec<Rule>,
     #[serde(default)]
-    before: Vec<Spanned<Written>>,
+    before: Vec<Spanned<StepSource>>,
     #[serde(default)]
-    after: Vec<Spanned<Written>>,
+    after: Vec<Spanned<StepSource>>,
     #[serde(default)]
     limits: Limits,
 }
@@ -155,7 +155,7 @@ fn amount<T>(
     parse(text.get_ref()).ok_or_else(invalid).map(Some)
 }
 
-fn steps(written: Vec<Spanned<Written>>, position: Position) -> Result<Vec<OperatorStep>, Problem> {
+fn steps(written: Vec<Spanned<StepSource>>, position: Position) -> Result<Vec<OperatorStep>, Problem> {
     let spans: Vec<_> = written.iter().map(Spanned::span).collect();
     let (steps, problems) = checked(written.into_iter().map(Spanned::into_inner), position, true);
     match problems.into_iter().next() {

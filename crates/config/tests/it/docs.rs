@@ -48,8 +48,8 @@ fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
         }
         _ => String::new(),
     };
-    let default = if key.default.is_empty() { "" } else { key.default };
-    format!("| `{}` | {kind}{unit} | {default} | {} | {}{without} |", key.name, key.reload.as_str(), key.meaning)
+    let takes_effect = key.reload.as_str();
+    format!("| `{}` | {kind}{unit} | {} | {takes_effect} | {}{without} |", key.name, key.default, key.meaning)
 }
 
 fn mistakes() -> String {

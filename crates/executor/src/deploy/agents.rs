@@ -57,7 +57,7 @@ impl Agents {
     }
 }
 
-/// Distinguishes a file from one that replaced it: device, inode, size, and the times of its last changes.
+/// Device, inode, size, and times of the last changes of a file. They differ from those of a file that replaces it.
 type FileStamp = (u64, u64, u64, [(i64, i64); 2]);
 
 fn stamp(path: &Path) -> io::Result<FileStamp> {

@@ -8,7 +8,7 @@ use super::machine::Dial;
 /// Runs a command on a machine in a new session, and waits until it ends.
 ///
 /// # Errors
-/// [`DeployError`] if there is no session, or if the command fails. The error has the end of its standard error output.
+/// [`DeployError`] if there is no session, or if the command fails. The error contains the end of the command's standard error output.
 pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), DeployError> {
     let session = dial.dial().await?.session;
     let outcome = session.run(RemoteCommand::new(command)).await;
@@ -19,7 +19,7 @@ pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), DeployErr
         Exit::Code(code) => format!("status {code}"),
         Exit::Signal(signal) => format!("SIG{signal}"),
     };
-    // The output may have several lines, the message has one.
+    // The output can have several lines, but the message must be one line.
     let stderr = outcome.stderr.to_string().trim().lines().map(str::trim).collect::<Vec<_>>().join(" | ");
     Err(DeployError::Command { status, stderr })
 }

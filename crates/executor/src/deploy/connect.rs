@@ -14,7 +14,7 @@ use super::excerpt::Excerpt;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED, PLACED};
 
-/// Maximum time from the command to its answer. An agent that starts reads its spool first.
+/// Maximum time from the command to its answer. A new agent reads its spool before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 /// Maximum time to transfer the executable.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,8 +35,8 @@ pub(super) struct AgentStream {
 
 /// Returns a stream to the machine's agent, and the platform of the machine.
 ///
-/// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform of the machine when it was reached
-/// before. If the platform has changed, the machine reports so before anything is sent.
+/// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform that the machine had when it was
+/// last reached. If the platform has changed, the machine reports the new one before anything is sent.
 ///
 /// # Errors
 /// [`DeployError`] if there is no agent for the machine, or if it cannot be sent or started.
@@ -80,7 +80,7 @@ async fn connect_command(executable: &Executable) -> Result<(String, String), De
 /// Answer of the machine to the command that connects to the agent.
 enum ConnectAnswer {
     Connected(AgentStream),
-    /// The executable is missing. Has the platform of the machine, if it is known.
+    /// The executable is missing. Contains the platform of the machine, if it is known.
     Absent(Option<Platform>),
 }
 
@@ -103,7 +103,7 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
     tokio::time::timeout(ANSWER_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
 }
 
-/// Returns the first line with the mark, without the mark. Reads nothing after that line.
+/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix. Reads nothing after that line.
 async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
     let mut last = String::new();
     for _ in 0..MAX_LINES {
@@ -114,7 +114,7 @@ async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
                 Ok(byte) if line.len() < MAX_LINE_BYTES => line.push(byte),
                 Ok(_) => return Err(DeployError::TooMuchOutput(String::new())),
                 Err(_) if last.trim().is_empty() => {
-                    let needed = "the instance needs sh, sha256sum and a home directory";
+                    let needed = "the machine needs sh, sha256sum and a home directory";
                     return Err(DeployError::ShellExited(needed.to_owned()));
                 }
                 Err(_) => return Err(DeployError::ShellExited(last)),
@@ -141,8 +141,8 @@ async fn transfer(session: &dyn Session, executable: &Executable, hash: &str) ->
     };
     let outcome = session.run(run).await;
     let reason = match outcome {
-        _ if output.exceeded_limit() => format!("the instance's shell printed more than 1 MiB: {output}"),
-        _ if errors.exceeded_limit() => format!("the instance's shell printed more than 1 MiB of errors: {errors}"),
+        _ if output.exceeded_limit() => format!("the machine's shell printed more than 1 MiB: {output}"),
+        _ if errors.exceeded_limit() => format!("the machine's shell printed more than 1 MiB of errors: {errors}"),
         Err(error) => error_chain(&error),
         Ok(outcome) => {
             let is_placed = |line: &str| line.strip_prefix(ANSWER_PREFIX) == Some(PLACED);

@@ -10,7 +10,7 @@ use muster_remote::RunError;
 /// Error from opening a session with a machine, or from deploying the agent there. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// No session can be opened. Has the reason that the provider of the machine reported.
+    /// No session can be opened. Contains the reason.
     #[error("{0}")]
     NoSession(String),
     /// The machine cannot be dialed.
@@ -21,7 +21,7 @@ pub enum DeployError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// No session can be opened. Has the error of the executor.
+    /// No session can be opened. Contains the error of the executor.
     #[error(transparent)]
     Session(Box<dyn std::error::Error + Send + Sync>),
     /// The configuration or the plugin states a platform that has no agent.
@@ -29,7 +29,7 @@ pub enum DeployError {
     UnsupportedInstance {
         /// Name of the instance.
         machine: String,
-        /// Stated platform.
+        /// Platform that the configuration or the plugin states.
         platform: Platform,
         /// Reason why there is no agent.
         source: NoAgentError,
@@ -37,7 +37,7 @@ pub enum DeployError {
     /// The machine reports a platform that has no agent.
     #[error("the platform is {platform}")]
     UnsupportedPlatform {
-        /// Reported platform.
+        /// Platform that the machine reports.
         platform: Platform,
         /// Reason why there is no agent.
         source: NoAgentError,
@@ -57,31 +57,33 @@ pub enum DeployError {
     #[error(transparent)]
     Run(#[from] RunError),
     /// The shell did not answer in time.
-    #[error("no answer from the instance's shell within {} s", .0.as_secs())]
+    #[error("no answer from the machine's shell within {} s", .0.as_secs())]
     NoAnswer(Duration),
-    /// The shell exited without an answer. Has its last line.
-    #[error("the instance's shell exited without an answer{}", last_line(.0))]
+    /// The shell exited without an answer. Contains its last line.
+    #[error("the machine's shell exited without an answer{}", last_line(.0))]
     ShellExited(String),
-    /// The shell printed more output than an answer can have. Has the last line.
-    #[error("the instance's shell printed too much output instead of an answer{}", last_line(.0))]
+    /// The shell printed more output than an answer can have. Contains the last line.
+    #[error("the machine's shell printed too much output instead of an answer{}", last_line(.0))]
     TooMuchOutput(String),
-    /// The agent cannot be reached on the machine. Has the message of the relay.
+    /// The agent cannot be reached on the machine. Contains the message of the relay.
     #[error("{0}")]
     Relay(String),
     /// The executable was not sent in time.
     #[error("the agent's executable was not sent within {} s", .0.as_secs())]
     TransferTimeout(Duration),
-    /// The executable was not installed. Has the output of the machine.
+    /// The executable was not installed. Contains the output of the machine.
     #[error("failed to send the agent's executable: {0}")]
     Transfer(String),
     /// The executable was installed, but cannot be run.
     #[error(
-        "the agent's executable was sent, but cannot be found or executed there; check that the home directory of the \
-         instance is persistent and not mounted noexec"
+        "the agent's executable was sent, but cannot be found or executed there; check that the home directory on the \
+         machine is persistent and not mounted noexec"
     )]
     NotExecutable,
     /// The agent on the machine has another version than the manager.
-    #[error("the agent for {platform} has version {agent}, the manager {manager}; install both in the same version")]
+    #[error(
+        "the agent for {platform} has version {agent}, but the manager has version {manager}; install the same version of both"
+    )]
     Version {
         /// Platform of the machine.
         platform: Platform,

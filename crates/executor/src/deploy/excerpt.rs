@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-/// Number of bytes that are kept of the start, and of the end.
+/// Number of bytes that are kept from the start of the output, and from its end.
 const EXCERPT_BYTES: usize = 4 * 1024;
 /// Maximum number of bytes that a command may print. Login profiles print a little; more means that something is wrong.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
@@ -33,7 +33,7 @@ impl Excerpt {
     fn push(&mut self, bytes: &[u8]) {
         let (head, rest) = bytes.split_at(bytes.len().min(EXCERPT_BYTES.saturating_sub(self.head.len())));
         self.head.extend(head);
-        // Of a long write, only the end can be kept.
+        // Only the end of a long write can be kept.
         self.tail.extend(rest.get(rest.len().saturating_sub(EXCERPT_BYTES)..).unwrap_or_default());
         let excess = self.tail.len().saturating_sub(EXCERPT_BYTES);
         self.tail.drain(..excess);

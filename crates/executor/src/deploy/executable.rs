@@ -46,7 +46,7 @@ pub(super) struct FileIdentity {
 pub struct Executable {
     /// Path from which the content is read.
     content: PathBuf,
-    /// Path of the file. A machine that has the same file at this path needs no other.
+    /// Path of the file. A machine that has the same file at this path needs no copy of it.
     name: PathBuf,
     identity: OnceCell<FileIdentity>,
     /// Keeps `content` the same file, even if the file at `name` is replaced.
@@ -63,9 +63,9 @@ impl Executable {
 
     /// Returns the executable that is sent to instances.
     ///
-    /// This is `muster-agent`, which has a third of the size, if the directory of this process's own executable has it in the same version.
-    /// Otherwise it is this process's own executable, which can be an agent, too. Either file stays the same as long as this process lives,
-    /// even if it is replaced.
+    /// This is `muster-agent`, if the directory of this process's executable contains it in the same version. It is a third of the size.
+    /// Otherwise it is this process's executable, which can be an agent, too. The content stays the same for the life of this process, even
+    /// if the file is replaced.
     ///
     /// # Errors
     /// An I/O error if the system does not reveal the path of this process's executable.
@@ -95,13 +95,13 @@ impl Executable {
         let found = version(name).map_err(|error| Some(error.to_string()))?;
         if found != expected {
             return Err(Some(format!(
-                "its version is `{found}`, expected `{expected}`; install both in the same version"
+                "its version is `{found}`, expected `{expected}`; install the same version of both"
             )));
         }
         Ok(Self::from_file(open, name))
     }
 
-    /// Opens the executable at `name`, which stays the same file as long as this process lives.
+    /// Opens the executable at `name`. Its content stays the same for the life of this process, even if the file is replaced.
     ///
     /// # Errors
     /// An I/O error if it cannot be opened.
@@ -210,7 +210,7 @@ fn gzip_member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Returns the compression level for the bandwidth seen so far.
+/// Returns the compression level for the bandwidth that has been measured so far.
 fn compression_level(sent: u64, took: Duration) -> Compression {
     #[expect(clippy::cast_precision_loss, reason = "an executable is far smaller than 2^52 bytes")]
     let slow = sent >= BANDWIDTH_SAMPLE_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();

@@ -1,4 +1,4 @@
-//! A machine that a session reaches, with the one connection to its agent that all its jobs share.
+//! A machine that is reached by a session. All its jobs share one connection to its agent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,11 +39,11 @@ pub struct Dialed {
 }
 
 /// A session and a connection to the agent.
-struct Connected {
+struct ConnectedAgent {
     session: Box<dyn Session>,
     connection: AgentConnection,
     home: PathBuf,
-    /// Whether the agent runs another executable.
+    /// Whether the agent runs another executable than the one that this manager would send.
     is_outdated: bool,
 }
 
@@ -52,10 +52,10 @@ pub struct RemoteMachine {
     /// Name of the machine in messages.
     name: String,
     agents: Arc<Agents>,
-    /// Platform of the machine when it was reached before.
+    /// Platform of the machine when it was last reached.
     platform: Lock<Option<Platform>>,
     /// Locked while connecting, so that jobs that lose the connection together replace it once, and the executable is sent once.
-    connected: Mutex<Option<Connected>>,
+    connected: Mutex<Option<ConnectedAgent>>,
     trace_lines: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
     /// Whether an outdated agent may be replaced, because no job of this manager uses the machine.
@@ -76,7 +76,7 @@ impl RemoteMachine {
         self.home.lock().clone()
     }
 
-    /// Allows the next connection to replace an outdated agent. The caller knows that the machine has no jobs.
+    /// Allows the next connection to replace an outdated agent. The caller must know that the machine has no jobs.
     pub fn allow_agent_replacement(&self) {
         self.may_replace_agent.store(true, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl RemoteMachine {
         Ok(result)
     }
 
-    async fn reach(&self, dial: &dyn Dial) -> Result<Connected, ExecutorError> {
+    async fn reach(&self, dial: &dyn Dial) -> Result<ConnectedAgent, ExecutorError> {
         let unreachable = |error: DeployError| ExecutorError::unreachable(self.name.clone(), error_chain(&error));
         let Dialed { session, trace_lines } = dial.dial().await.map_err(unreachable)?;
         let platform = self.platform.lock().clone();
@@ -136,14 +136,14 @@ impl RemoteMachine {
         *self.platform.lock() = Some(platform);
         *self.home.lock() = Some(agent.home.clone());
         *self.trace_lines.lock() = trace_lines;
-        Ok(Connected { session, connection, home: agent.home, is_outdated: agent.is_outdated })
+        Ok(ConnectedAgent { session, connection, home: agent.home, is_outdated: agent.is_outdated })
     }
 }
 
 /// Checks the version of an agent for another platform.
 ///
-/// The version of the executable for the manager's own platform was checked before. One for another platform cannot be executed here, so
-/// only the running agent can report its version.
+/// For the manager's own platform, the version of the executable was checked before it was sent. An executable for another platform cannot
+/// run here, so only the running agent can report its version.
 fn check_version(version: &str, platform: &Platform) -> Result<(), DeployError> {
     let manager = env!("CARGO_PKG_VERSION");
     if *platform == Platform::this() || version == manager {

@@ -13,7 +13,8 @@ use super::executable::FileIdentity;
 pub const ANSWER_PREFIX: &str = "muster: ";
 /// Command that prints the SHA-256 of its input, followed by a space.
 ///
-/// OpenSSL uses the processor's SHA instructions, which coreutils often lacks. A missing program reads nothing of the input.
+/// OpenSSL uses the processor's SHA instructions, unlike many builds of coreutils. If it is missing, `sha256sum` gets the whole input,
+/// because a missing program reads nothing.
 const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null";
 /// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
@@ -32,8 +33,8 @@ const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 /// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
 /// `at` is a path at which the machine may have the executable, too. A machine that shares the manager's disk has the same file there,
-/// which its inode proves without reading it. On other machines, a cached executable is only the relay while an agent listens; before it
-/// becomes an agent itself, its hash is checked.
+/// which its inode proves without reading it. On other machines, the hash of a cached executable is checked before it becomes an agent.
+/// While an agent listens, the hash is not checked, because the executable is then only the relay.
 pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;
@@ -44,7 +45,7 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
 
 /// Returns the command that installs the compressed executable from its input.
 ///
-/// It also deletes incomplete files of other transfers that are older than an hour.
+/// The command also deletes incomplete files of other transfers that are older than an hour.
 pub(super) fn install(hash: &str) -> String {
     wrapped(&format!(
         r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{ANSWER_PREFIX}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#

@@ -22,7 +22,7 @@ use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessIdentity};
 use crate::ExecutorError;
 
-/// Maximum size of a record.
+/// Maximum size of the file with the identity of the agent's process.
 const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
 
 /// A connection to an agent, and the agent's process.
@@ -119,7 +119,7 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
 
 /// Returns the process that is recorded as an agent of this state directory. `None` means that there is no usable record.
 fn read_record(record: &Path) -> Option<ProcessIdentity> {
-    // Jobs that run as the user of this process can replace the record by anything.
+    // Jobs that run as the user of this process can replace the record with anything.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
 }

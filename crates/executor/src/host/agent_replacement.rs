@@ -1,4 +1,4 @@
-//! Replaces the only agent of a state directory by one of a newer executable.
+//! Replaces the only agent of a state directory with one that runs a newer executable.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// Time for an agent without jobs to end: it only deletes old workspaces. After this time it is killed.
+/// Time after which an agent that was asked to end is killed. An agent without jobs only deletes old workspaces before it ends.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns whether no job runs at the agent. Finished jobs stay in its spool, where the next agent finds them.
+/// Returns whether no job runs at the agent. Finished jobs do not count, because the next agent finds them in the spool.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
@@ -25,7 +25,7 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
 
 /// Ends the agent and waits for its end.
 ///
-/// The agent deletes its socket as its last act. Waiting makes sure that this is not the socket of its successor.
+/// The agent deletes its socket before it ends. Waiting for its end prevents it from deleting the socket of its successor.
 ///
 /// # Errors
 /// [`ExecutorError::Unreachable`] if the process cannot be ended.

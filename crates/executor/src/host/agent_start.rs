@@ -53,7 +53,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
     Ok(agent)
 }
 
-/// Returns the agent that answers. `None` means that no process does.
+/// Returns the agent that answers on the socket. `None` means that no process answers.
 async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, ExecutorError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),
@@ -96,8 +96,8 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     let log = log.map_err(|source| ExecutorError::File { action: "write", path: log_path.clone(), source })?;
     let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    // The agent leaves this session as its first act. Dropping the child is intended: the agent outlives this process, and the runtime
-    // reaps it if it ends earlier.
+    // The agent leaves this session as soon as it starts. Dropping the child is intended: the agent outlives this process, and the
+    // runtime reaps it if it ends earlier.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     match tokio::time::timeout(START_TIMEOUT, wait_ready(&mut child)).await {
         Ok(true) => Ok(child.id()),

@@ -168,7 +168,7 @@ struct OutdatedAgent {
 }
 
 impl OutdatedAgent {
-    /// Returns whether no job of this manager holds the environment. Two references remain then: the list of all, and this one.
+    /// Returns whether no job of this manager holds the environment. Only two references remain then: in the list of all, and in `self`.
     fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
@@ -192,7 +192,7 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
     }
 }
 
-/// Asks an agent without jobs to end, by a signal.
+/// Sends an agent without jobs the signal to end.
 fn end(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {

@@ -1,8 +1,9 @@
 //! Creates directories inside directories that jobs own, and gives them to the user of the jobs.
 //!
-//! A manager that runs as root must not change the owner of a file or directory that a job created in that place. Each part of a path
-//! is therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
-//! change. The owner is changed through the open directory, and only if it belongs to this process and is empty, as after its creation.
+//! A manager that runs as root must not change the owner of a file or directory that a job put at such a path. Each part of a path is
+//! therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
+//! change. The owner of a directory is changed through the open directory, and only if the directory belongs to the user of this process
+//! and is empty, as after its creation.
 //! Files never change their owner, so hard links are of no use to a job.
 
 use std::collections::VecDeque;
@@ -35,7 +36,7 @@ pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     }
 }
 
-/// Creates a directory like [`create`], which only its owner can read.
+/// Creates a directory like [`create`], but one that only its owner can enter.
 pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::RWXU, owner, || {}),
@@ -146,7 +147,7 @@ fn change_owner(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<(
     if fstat(&created)?.st_uid != geteuid().as_raw() {
         return Err(replaced(&"it belongs to another user"));
     }
-    // A directory of this user that was moved here is safe, too, if it is empty.
+    // Another empty directory of this user that was moved here is safe, too.
     if let Some(entry) = first_entry(&created)? {
         return Err(replaced(&format_args!("it contains {}", entry.display())));
     }

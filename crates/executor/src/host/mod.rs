@@ -1,8 +1,8 @@
-//! Adapter for the manager's host: jobs run on this machine, served by one agent process per state directory.
+//! Adapter for the manager's host: jobs run on this machine, served by an agent process.
 //!
 //! The agent is the manager's own executable in a separate session. It outlives the manager: after a restart the manager finds it by its
-//! socket and continues. An agent that died is restarted and resumes its jobs from its spool. After an upgrade the outdated agent finishes
-//! its jobs while a new one takes new jobs.
+//! socket and continues. An agent that died is restarted and resumes its jobs from its spool. After an upgrade, the outdated agent finishes
+//! its jobs while a new agent takes new jobs.
 //!
 //! If jobs run as another user, the agent runs as that user and has its files in `agent-<user>/`. Checkouts, caches and spool then belong
 //! to that user, and no job has the manager's rights.
@@ -72,7 +72,7 @@ pub struct HostOptions {
     pub nofile_limit: Option<u64>,
 }
 
-/// Executor for the manager's host: one environment with a fixed number of slots.
+/// Executor for the manager's host, with a fixed number of slots.
 #[derive(Debug)]
 pub struct HostExecutor {
     agents: Agents,
@@ -138,7 +138,7 @@ impl Executor for HostExecutor {
     }
 }
 
-/// The agent of a state directory that has only one.
+/// The only agent of a state directory.
 #[derive(Debug)]
 pub struct SharedAgent {
     /// Connection to the agent over which nothing has been sent yet. Calls on it block.

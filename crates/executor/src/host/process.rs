@@ -37,7 +37,7 @@ impl FileId {
     }
 }
 
-/// Identifies a process forever: process IDs are reused, but not with the same start time after the same boot.
+/// Identifies a process uniquely: process IDs are reused, but not with the same start time after the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     boot: String,
@@ -81,7 +81,7 @@ fn read_proc(path: &str) -> io::Result<String> {
 pub(super) struct Process {
     identity: ProcessIdentity,
     user: Uid,
-    /// The pidfd. `None` on kernels before Linux 5.3: the process then gets no signals.
+    /// The pidfd. `None` on kernels before Linux 5.3, where the process gets no signals.
     handle: Option<Arc<OwnedFd>>,
 }
 
@@ -100,7 +100,7 @@ impl Process {
         let pid = pid.ok_or_else(|| io::Error::other("the process is in another PID namespace"))?;
         let handle = match handle {
             Ok(handle) => Some(handle),
-            // Kernels before Linux 6.5. If the ID was reused meanwhile, the checks apply to the process that has it now.
+            // Kernels before Linux 6.5 lack the option. If the ID was reused meanwhile, the checks apply to the process that has it now.
             Err(NixErrno::ENOPROTOOPT | NixErrno::EOPNOTSUPP) => match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(handle) => Some(handle),
                 Err(Errno::NOSYS | Errno::PERM) => None,

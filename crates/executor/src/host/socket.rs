@@ -9,9 +9,9 @@ use muster_fleeting::host::runtime_directory;
 
 use crate::ExecutorError;
 
-/// Maximum length of a socket's path in bytes. The system allows 107; the rest is reserved for a temporary file beside it.
+/// Maximum length of a socket's path in bytes. The system allows 107.
 const MAX_PATH_BYTES: usize = 100;
-/// Length of the longest name in the private directory: a hash of 16 digits and `.operator.sock`.
+/// Maximum length in bytes of a name in the private directory. The longest is a hash of 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
 
 /// Returns the path of the socket of agent `number`.

@@ -15,7 +15,7 @@ use super::provider::{InstanceExecutor, ProviderContext};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
-/// Maximum number of slots that a job tries: a slot can be lost, or its instance can fail to prepare for the job.
+/// Maximum number of times that a job moves to another slot: a slot can be lost, or its instance can fail to prepare for the job.
 const MAX_RESCHEDULES: usize = 10;
 /// Maximum number of virtual machines that are tried for one job, each on another instance if possible.
 const MAX_VM_ATTEMPTS: usize = 3;
@@ -79,7 +79,7 @@ impl InstanceExecutor {
         Ok(lease)
     }
 
-    /// Acquires the instance that another job left suspended for this job.
+    /// Acquires the suspended instance that an earlier job left for this job.
     async fn resume(
         &self,
         scaler: &Scaler,

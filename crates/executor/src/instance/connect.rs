@@ -36,13 +36,13 @@ pub(super) struct TraceAddresses {
     pub(super) external: bool,
 }
 
-/// Time for which a new machine may reject the credentials: some receive the user's key only after they answer.
+/// Time for which a new machine may reject the credentials, because some machines receive the user's key only after they start to answer.
 pub(super) const NEW_MACHINE_AUTH_GRACE: Duration = Duration::from_secs(120);
 
 /// Opens a session with an instance, using the connection details of its plugin.
 ///
-/// `is_new` is true before the first job. Details may be valid for a minute only, and the machine may take longer to answer. Expired
-/// details are therefore requested again, for as long as the connection timeout in them allows.
+/// `is_new` is true before the first job. Connection details may be valid for a minute only, and the machine may take longer to answer.
+/// Expired details are therefore requested again until the connection timeout in them has passed.
 ///
 /// # Errors
 /// [`DeployError`] if there is no session.
@@ -147,7 +147,7 @@ mod tests {
         let requests = std::cell::Cell::new(0);
         let details = || {
             requests.set(requests.get() + 1);
-            // The machine rejects the first two sets of details. The third one leads to another error.
+            // The first two sets of details have expired. The third one leads to another error.
             let (expires, protocol) = if requests.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
             let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
             let internal_addr = closed.clone();

@@ -20,7 +20,7 @@ const OFFERS_POLL_INTERVAL: Duration = Duration::from_secs(300);
 const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const MICROS_PER_UNIT: f64 = 1_000_000.0;
 
-/// Forwards everything that the plugin reports to the scaler, until the plugin is dropped. Cancel-safe.
+/// Forwards all reports of the plugin to the scaler, until the plugin is dropped. Cancel-safe.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: GroupId, runner: &str) {
     let mut wait = RECONNECT_BACKOFF.0;
     loop {
@@ -114,7 +114,7 @@ impl OfferTable {
         self.offers = offers
             .iter()
             .map(|offer| {
-                // The offer can report 0 because this group has all of its machines. Only a notice means that the offer is out of stock.
+                // An offer can report 0 because this group uses all of its machines. Only a notice means that the offer is out of stock.
                 let was_available = before.get(&offer.name).is_none_or(|(available, _)| *available);
                 let available = was_available || offer.available.is_some_and(|count| count > 0);
                 (offer.name.clone(), (available, price(offer)))

@@ -79,7 +79,7 @@ impl From<SettingsError> for StartError {
     }
 }
 
-/// Starts the scaler on the plugins that start. Groups whose plugins do not start are deferred.
+/// Starts the scaler with all plugins that start. Groups whose plugins do not start are deferred.
 async fn start(
     shared: &Arc<ProviderContext>,
     settings: &Arc<AutoscalerSettings>,
@@ -115,7 +115,7 @@ fn spec(
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
 
-/// Starts a plugin. The error names it.
+/// Starts a plugin. The error names the plugin.
 async fn start_plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();
@@ -131,7 +131,7 @@ pub(super) struct GroupPlugin {
 
 enum PluginState {
     Running(Weak<PluginGroup>),
-    /// The plugin did not start and is retried. Has the name of its group.
+    /// The plugin did not start, and is started again later. Contains the name of its group.
     Deferred(Arc<DeferredGroup>, String),
 }
 

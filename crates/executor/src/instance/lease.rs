@@ -20,7 +20,7 @@ use crate::{
 };
 
 const SLOT_RELEASED: &str = "the slot was released";
-const SCALER_ENDED: &str = "the taskscaler has ended";
+pub(super) const SCALER_ENDED: &str = "the scaler has ended";
 
 /// Time without an answer after which an instance is considered lost, whatever its provider reports.
 ///
@@ -48,8 +48,9 @@ enum LeaseUse {
 pub(super) struct HeldLease {
     slot: Option<Slot>,
     lease_use: Mutex<LeaseUse>,
-    /// Both are dropped after the slot, which is therefore free when the next job is requested.
+    /// Dropped after `slot`, which is therefore free when the next job is requested.
     _held_slot: HeldSlot,
+    /// Dropped after `slot`, for the same reason.
     active_job: Option<ActiveJobGuard>,
     record: LeaseRecord,
     /// The job's virtual machine on the instance.
@@ -156,7 +157,7 @@ impl Guard for HeldLeaseGuard {
     }
 }
 
-/// Turns the slot into a job's lease. From now on the slot is held until the job releases it. `active_job` counts the job meanwhile.
+/// Turns the slot into a job's lease. The slot is then held until the job releases it, and `active_job` counts the job until then.
 pub(super) fn into_lease(mut held: HeldLease, active_job: ActiveJobGuard) -> Lease {
     *held.lease_use.get_mut() = LeaseUse::InUse;
     held.active_job = Some(active_job);

@@ -10,7 +10,7 @@ use muster_job::error_chain;
 use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
-/// Delay before a call is repeated that was interrupted by the end of the plugin's process.
+/// Delay before a call that was interrupted by the end of the plugin's process is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Instance group of one plugin process.
@@ -49,12 +49,12 @@ impl PluginGroup {
 
     /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
     ///
-    /// The call is repeated if the plugin went down during the call and is up again. A plugin that is down proves nothing about the
-    /// instance.
+    /// The call is repeated if the plugin went down during the call and is up again, because a plugin that is down proves nothing about
+    /// the instance.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
             Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {
-                tracing::debug!(plugin = self.group.name(), %error, "call is repeated when the plugin is up");
+                tracing::debug!(plugin = self.group.name(), %error, "call to the plugin interrupted, repeating it when the plugin is up");
             }
             answer => return Some(answer.map_err(|error| error_chain(&error))),
         }
@@ -68,7 +68,7 @@ impl PluginGroup {
     }
 }
 
-/// Returns whether the plugin or the instance is the cause of a failed call.
+/// Returns the error of a failed call, which states whether the plugin or the instance is the cause.
 fn unanswered(error: &CallError) -> InstanceCallError {
     let message = error_chain(error);
     match error {

@@ -25,7 +25,7 @@ impl Prepare for InstancePreparer {
             shared.known_hosts().pin(shared.name(&instance.group, instance.id.as_str()).as_str(), &instance.host_keys);
         }
         let dialer = PrepareDialer { shared: &shared, instance: &instance };
-        // Runs only once per instance, because it could disturb jobs of an earlier manager process.
+        // The command runs only once per instance, because it could disturb jobs of an earlier manager process.
         if let Some(command) = self.settings.instance_ready_command.as_ref().filter(|_| !instance.was_ready) {
             run_command(&dialer, command)
                 .await
@@ -49,7 +49,7 @@ struct PrepareDialer<'a> {
 #[async_trait]
 impl Dial for PrepareDialer<'_> {
     async fn dial(&self) -> Result<Dialed, DeployError> {
-        // An instance that was prepared before has its host key.
+        // An instance that was prepared before is not new: its host key is known, and it accepts the credentials.
         let id = (self.instance.group.as_str(), &self.instance.id);
         let (session, addresses) =
             self.shared.dial(id, || self.instance.connect_info(), !self.instance.was_ready).await?;

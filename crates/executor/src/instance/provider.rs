@@ -48,7 +48,7 @@ pub struct InstanceOptions {
     pub name: String,
     /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// Returns how to start the plugin that `plugin` names, or the reason why this is not possible. Called before each attempt.
+    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each attempt.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
     /// Maximum number of job requests in flight.
     pub requests: usize,
@@ -310,7 +310,7 @@ impl InstanceExecutor {
     }
 }
 
-/// Marks a lease of an earlier manager process as claimed, or as no longer needed, when it is dropped.
+/// When dropped, marks a lease of an earlier manager process as claimed, or as no longer needed.
 struct ClaimGuard<'a> {
     shared: &'a ProviderContext,
     task_key: &'a str,
@@ -361,7 +361,7 @@ impl ProviderContext {
     /// Waits until the scaler runs, and returns it. Cancel-safe.
     pub(super) async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
-        // The sender is a field of `self`.
+        // Cannot fail, because the sender is a field of `self`.
         let running = scaler.wait_for(Option::is_some).await.ok().and_then(|scaler| scaler.clone());
         match running {
             Some(scaler) => scaler,

@@ -9,6 +9,7 @@ use muster_taskscaler::operator::{OperatorAction, OperatorError, OperatorOutcome
 use muster_taskscaler::types::GroupId;
 use prometheus::proto::MetricFamily;
 
+use super::lease::SCALER_ENDED;
 use super::plugin_metrics;
 use super::provider::InstanceExecutor;
 
@@ -20,9 +21,8 @@ impl InstanceExecutor {
             Some(scaler) => scaler.status().await,
             None => None,
         };
-        let unavailable_reason = status
-            .is_none()
-            .then(|| requests_paused_reason.clone().unwrap_or_else(|| "the scaler has ended".to_owned()));
+        let unavailable_reason =
+            status.is_none().then(|| requests_paused_reason.clone().unwrap_or_else(|| SCALER_ENDED.to_owned()));
         let groups = status.as_ref().map(|status| status.groups.as_slice()).unwrap_or_default();
         let resources = self.shared.usage.current(&groups.iter().map(|group| group.name.as_str()).collect::<Vec<_>>());
         Report { runner, unavailable_reason, requests_paused_reason, status, resources }

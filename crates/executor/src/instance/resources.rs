@@ -1,6 +1,6 @@
 //! Resource usage of instances, for plugins that can report it.
 //!
-//! It is shown to operators and in metrics; no decision depends on it.
+//! The usage is shown to operators and in metrics. No decision depends on it.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -115,7 +115,7 @@ pub(super) async fn follow(
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
-        // A newer version of the plugin may support this.
+        // Checked for each sample, because the plugin may have been restarted in a newer version that supports this.
         let answer = if ids.is_empty() || !group.features().resource_usage {
             Ok(Vec::new())
         } else {

@@ -8,12 +8,10 @@ use muster_agent_api::result::ResourceUsage;
 use muster_config::settings::{AutoscalerSettings, StickySettings};
 use muster_taskscaler::driver;
 use muster_taskscaler::resources;
-use muster_taskscaler::types::ResourceRequest;
-use muster_taskscaler::types::{JobKind, SlotRequest, StickyContextId, TriedInstance};
+use muster_taskscaler::types::{JobKind, ResourceRequest, SlotRequest, StickyContextId, TriedInstance};
 use sha2::{Digest, Sha256};
 
-use crate::port::SlotKey;
-use crate::port::{EnvironmentRequest, SlotShare, StickyContextSettings};
+use crate::port::{EnvironmentRequest, SlotKey, SlotShare, StickyContextSettings};
 
 /// Directory of sticky contexts, relative to the home directory on the instance.
 const CONTEXTS_DIR: &str = ".muster/contexts";

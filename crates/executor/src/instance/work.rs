@@ -11,6 +11,7 @@ use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::types::TaskKey;
 
 use super::group_plugins;
+use super::lease::SCALER_ENDED;
 use super::provider::{Intake, ProviderContext};
 use super::settings;
 
@@ -27,12 +28,12 @@ pub(super) async fn run(shared: Arc<ProviderContext>) {
     *shared.ledger_lock.lock() = Some(ledger_lock);
     let (scaler, plugins) = group_plugins::start_scaler(&shared).await;
     shared.check_claims();
-    // The first future ends if no plugin reports anything. The second one ends with the scaler.
+    // The first future ends when no plugin can send further reports. The second one ends with the scaler.
     let plugins = plugins.into_iter().map(|plugin| plugin.follow(scaler.clone(), &shared));
     tokio::join!(futures::future::join_all(plugins), maintain_reservations(&shared, &scaler));
 }
 
-/// Keeps as many slots reserved as job requests may be in flight.
+/// Keeps one slot reserved for each job request that may be in flight.
 async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
     let mut refusal: Option<Arc<str>> = None;
     let mut pruned = tokio::time::Instant::now();
@@ -87,7 +88,7 @@ async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<
         match scaler.reserve(new_key()).await {
             Ok(reservation) => shared.reservations.lock().push(reservation),
             Err(refusal) => {
-                let reason = refusal.map_or_else(|| "the taskscaler has ended".to_owned(), |reason| reason.to_string());
+                let reason = refusal.map_or_else(|| SCALER_ENDED.to_owned(), |reason| reason.to_string());
                 let reason: Arc<str> = reason.into();
                 shared.publish(shared.reservations.lock().len(), Some(Arc::clone(&reason)));
                 return Some(reason);

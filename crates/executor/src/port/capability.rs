@@ -13,7 +13,7 @@ use super::LeaseRecord;
 pub trait Elastic: Send + Sync {
     /// Reports that the coordinator answered a job request that the capacity allowed.
     ///
-    /// `at_once` means that the answer was a job, and that the coordinator did not hold the request as it does if there is no job.
+    /// `at_once` means that the answer was a job, and that the coordinator did not hold the request before it answered.
     fn request_answered(&self, at_once: bool);
 
     /// Announces a lease of an earlier manager process. The executor keeps it until it is restored.
@@ -56,7 +56,7 @@ pub trait Replaceable: Send + Sync {
     /// Returns the time after which the job is rescheduled or failed if the environment stops responding.
     fn unresponsive_timeout(&self) -> Duration;
 
-    /// Retires an environment that does not respond, with a reason: no other job gets it.
+    /// Retires an environment that does not respond, for this reason, so that no other job gets it.
     fn retire(&self, reason: &str);
 }
 

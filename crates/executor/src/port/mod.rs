@@ -27,7 +27,7 @@ pub const REQUEST_HELD_AFTER: std::time::Duration = muster_taskscaler::time::HEL
 pub trait Executor: Send + Sync + 'static {
     /// Returns the maximum number of jobs and its changes.
     ///
-    /// Jobs that wait for a lease count. The manager requests no more jobs than this.
+    /// The number includes jobs that wait for a lease. The manager requests no more jobs than this.
     fn capacity(&self) -> watch::Receiver<Capacity>;
 
     /// Acquires a lease for `job`, which belongs to the group `key`. Waits until a slot is free. Cancel-safe.

@@ -14,7 +14,7 @@ use crate::Executor;
 /// Reason why a runner cannot have an executor. Each kind has its own error type.
 pub type ConfigureError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Source of the executors of one name. It may own more than they do: files, machines, a socket.
+/// Source of all executors of one name. It may own files, machines or a socket in addition to the executors.
 #[async_trait]
 pub trait ExecutorKind: Send + Sync + 'static {
     /// Returns the executor of a runner.
@@ -51,14 +51,14 @@ pub trait ExecutorKind: Send + Sync + 'static {
 
 /// Kind whose executors are created by a function of the runner's settings.
 ///
-/// Changed settings create another executor; running jobs keep theirs.
+/// Changed settings create another executor. Running jobs keep the executor with which they started.
 pub(super) struct PerRunner<F> {
     create: F,
-    created: Mutex<BTreeMap<RunnerKey, Created>>,
+    created: Mutex<BTreeMap<RunnerKey, CreatedExecutor>>,
 }
 
 /// An executor, with the settings that it was created from.
-type Created = (Arc<RunnerSettings>, Arc<dyn Executor>);
+type CreatedExecutor = (Arc<RunnerSettings>, Arc<dyn Executor>);
 
 impl<F> PerRunner<F> {
     pub(super) fn new(create: F) -> Self {

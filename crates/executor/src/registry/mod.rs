@@ -50,12 +50,12 @@ use crate::{Capacity, Executor};
 /// All executors, by name and runner.
 pub struct Registry {
     /// Executors that all runners of a name share.
-    shared: BTreeMap<&'static str, Provided>,
+    shared: BTreeMap<&'static str, ProvidedExecutor>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
     /// Further names of registered executors.
     aliases: BTreeMap<&'static str, &'static str>,
     /// Executors of single runners.
-    runners: BTreeMap<(RunnerKey, &'static str), Provided>,
+    runners: BTreeMap<(RunnerKey, &'static str), ProvidedExecutor>,
     /// Configured runners, with the names of their executors.
     configured: Vec<(RunnerKey, &'static str)>,
     /// Removals in progress.
@@ -65,12 +65,12 @@ pub struct Registry {
 }
 
 /// An executor, with the receiver of its capacity.
-struct Provided {
+struct ProvidedExecutor {
     executor: Arc<dyn Executor>,
     capacity: watch::Receiver<Capacity>,
 }
 
-impl Provided {
+impl ProvidedExecutor {
     fn new(executor: Arc<dyn Executor>) -> Self {
         Self { capacity: executor.capacity(), executor }
     }
@@ -109,7 +109,7 @@ impl Registry {
     /// Registers an executor that all runners of this name share.
     #[must_use]
     pub fn register_shared(mut self, name: &'static str, executor: Arc<dyn Executor>) -> Self {
-        self.shared.insert(name, Provided::new(executor));
+        self.shared.insert(name, ProvidedExecutor::new(executor));
         self
     }
 
@@ -120,7 +120,7 @@ impl Registry {
         self
     }
 
-    /// Gives a registered executor another name. Jobs differ by the name, but their environments do not.
+    /// Gives a registered executor another name. Jobs may differ by the name, but both names have the same environments.
     ///
     /// A runner that changes from one name to the other keeps its executor.
     #[must_use]
@@ -144,7 +144,7 @@ impl Registry {
         }
     }
 
-    fn provided(&self, executor: &str, runner: &RunnerKey) -> Option<&Provided> {
+    fn provided(&self, executor: &str, runner: &RunnerKey) -> Option<&ProvidedExecutor> {
         let executor = registered_name(&self.aliases, executor);
         let of_runner = || {
             let (name, _) = self.kinds.get_key_value(executor)?;
@@ -172,7 +172,7 @@ impl Registry {
                     self.configured.push(id.clone());
                     match self.runners.get(&id) {
                         Some(known) if Arc::ptr_eq(&known.executor, &executor) => {}
-                        _ => drop(self.runners.insert(id, Provided::new(executor))),
+                        _ => drop(self.runners.insert(id, ProvidedExecutor::new(executor))),
                     }
                 }
                 Err(error) => {

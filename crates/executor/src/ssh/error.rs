@@ -1,4 +1,4 @@
-//! Errors of the settings of a machine, and on the way to it.
+//! Errors in the settings of a machine, and in connecting to it.
 
 use std::io;
 use std::path::PathBuf;
@@ -25,8 +25,10 @@ pub enum SshError {
         /// Cause.
         source: io::Error,
     },
-    /// The manager's user has no `~/.ssh/known_hosts`.
-    #[error("the manager's user has no home directory with .ssh/known_hosts; set known_hosts_file in [runners.ssh]")]
+    /// No file with host keys is configured, and the manager's user has no home directory with the default one.
+    #[error(
+        "the manager's user has no home directory, and so no .ssh/known_hosts; set known_hosts_file in [runners.ssh]"
+    )]
     NoKnownHosts,
     /// The file with host keys cannot be read.
     #[error(transparent)]
@@ -69,7 +71,7 @@ pub enum SshError {
         entry: String,
     },
     /// The machine cannot be dialed.
-    #[error("{source}; the machine is that of [runners.ssh]")]
+    #[error("failed to connect to the machine of [runners.ssh]")]
     Dial {
         /// Cause.
         source: DialError,

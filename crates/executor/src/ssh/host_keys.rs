@@ -15,7 +15,7 @@ pub(super) enum HostKeys {
     /// Only these keys are accepted.
     Known {
         keys: Vec<HostKey>,
-        /// File that has them.
+        /// File that contains the keys.
         path: PathBuf,
         host: String,
         port: u16,
@@ -47,7 +47,7 @@ impl HostKeys {
         hosts
     }
 
-    /// Adds what an operator can do about a rejected host key.
+    /// Returns the error of a failed connection. If the host key was rejected, the error contains what an operator can do.
     pub(super) fn explain(&self, error: DialError) -> SshError {
         let Self::Known { path, host, port, .. } = self else { return SshError::Dial { source: error } };
         let (path, entry) = (path.clone(), known_hosts_file::entry(host, *port));

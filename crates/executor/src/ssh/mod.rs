@@ -1,4 +1,4 @@
-//! Executor for a machine that exists and is reached by SSH: `executor = "ssh"` with `[runners.ssh]`.
+//! Executor for an existing machine that is reached over SSH: `executor = "ssh"` with `[runners.ssh]`.
 //!
 //! ```text
 //! acquire: slot --> session (host key verified) --> agent on the machine --> lease
@@ -6,7 +6,7 @@
 //! ```
 //!
 //! All jobs of a runner share one session and one agent, as the jobs of an instance do. A session exists only while jobs use it. The
-//! machine is not created or deleted, and no other machine can take its jobs.
+//! manager neither creates nor deletes the machine, and no other machine can take its jobs.
 
 mod error;
 mod host_keys;
@@ -37,7 +37,7 @@ pub use error::SshError;
 /// Name of the executor in the configuration.
 pub const NAME: &str = "ssh";
 
-/// Executors of all runners whose jobs run on a machine that SSH reaches.
+/// Executors of all runners whose jobs run on a machine that is reached over SSH.
 pub struct SshExecutors {
     agents: Arc<Agents>,
     /// Maximum number of concurrent jobs of one runner.
@@ -66,8 +66,11 @@ impl ExecutorKind for SshExecutors {
         let executor = runners.entry(runner.key.clone()).or_insert_with(|| {
             let (agents, slots) = (Arc::clone(&self.agents), Slots::new(self.slots));
             let capacity = watch::Sender::new(Capacity::of(self.slots));
-            let current =
-                Mutex::new(Current { settings: Arc::clone(settings), machine: machine.clone(), used: Weak::new() });
+            let current = Mutex::new(CurrentMachine {
+                settings: Arc::clone(settings),
+                machine: machine.clone(),
+                used: Weak::new(),
+            });
             Arc::new(SshExecutor { agents, slots, capacity, current })
         });
         executor.apply(settings, machine);
@@ -85,11 +88,11 @@ struct SshExecutor {
     agents: Arc<Agents>,
     slots: Slots,
     capacity: watch::Sender<Capacity>,
-    current: Mutex<Current>,
+    current: Mutex<CurrentMachine>,
 }
 
 /// The machine of the newest settings.
-struct Current {
+struct CurrentMachine {
     settings: Arc<SshSettings>,
     machine: SshMachine,
     /// Environment of the jobs that use the machine now. Jobs that started with other settings have another one.
@@ -101,11 +104,11 @@ impl SshExecutor {
     fn apply(&self, settings: &Arc<SshSettings>, machine: SshMachine) {
         let mut current = self.current.lock();
         if current.settings != *settings {
-            *current = Current { settings: Arc::clone(settings), machine, used: Weak::new() };
+            *current = CurrentMachine { settings: Arc::clone(settings), machine, used: Weak::new() };
         }
     }
 
-    /// Returns the environment for a job. Jobs at the same time have the same one.
+    /// Returns the environment for a job. Jobs that run at the same time share it.
     fn environment(&self) -> Arc<SshEnvironment> {
         let mut current = self.current.lock();
         if let Some(used) = current.used.upgrade() {
@@ -146,7 +149,7 @@ impl Executor for SshExecutor {
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let environment = self.environment_named(&record.environment).ok_or_else(|| ExecutorError::Lost {
             environment: format!("machine {}", record.environment),
-            message: "[runners.ssh] has another machine now".to_owned(),
+            message: "[runners.ssh] now names another machine".to_owned(),
         })?;
         let taken = || ExecutorError::SlotTaken { environment: record.environment.clone(), slot: record.slot.id };
         Ok(lease(environment, self.slots.reacquire(&record.slot).ok_or_else(taken)?))

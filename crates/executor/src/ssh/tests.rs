@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-use muster_job::Secret;
+use muster_job::{Secret, error_chain};
 use muster_remote::{DialError, HostKey};
 
 use super::host_keys::HostKeys;
@@ -58,6 +58,12 @@ fn rejected_host_key_is_explained_with_the_commands_to_run() {
     assert!(text.contains("`ssh-keygen -R '[build.example]:2222' -f /k/known_hosts`"), "{text}");
 }
 
+#[test]
+fn failed_connection_error_names_its_cause_once() {
+    let error = error_chain(&HostKeys::Any.explain(DialError::Expired));
+    assert_eq!(error, "failed to connect to the machine of [runners.ssh]: the credentials have expired");
+}
+
 /// Two jobs must not have the same directory, even if the settings changed between them.
 #[tokio::test]
 async fn slots_in_use_stay_in_use_when_the_settings_change() {
@@ -76,5 +82,5 @@ async fn slots_in_use_stay_in_use_when_the_settings_change() {
     assert!(!Arc::ptr_eq(&before, &executor.environment()));
     drop(held);
     let lost = executor.restore(&record).await.unwrap_err().to_string();
-    assert_eq!(lost, "machine ci@build.example:2222 was lost: [runners.ssh] has another machine now");
+    assert_eq!(lost, "machine ci@build.example:2222 was lost: [runners.ssh] now names another machine");
 }

@@ -32,7 +32,7 @@ use crate::{LeaseRecord, VmImage};
 use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
 
-/// A virtual machine could not be created. The text is shown in the job's trace.
+/// Reason why a virtual machine could not be created or deleted. The trace of the job shows why it could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct VmError(pub(super) String);
@@ -46,7 +46,7 @@ impl From<DeployError> for VmError {
 /// Virtual machines of all jobs of a runner. Unused if the jobs run on the instances themselves.
 #[derive(Default)]
 pub(super) struct Isolation {
-    /// Machines that belong to jobs, with the IDs of their instances.
+    /// Machines that belong to jobs: ID of the instance, and ID of the machine.
     owned: Mutex<BTreeSet<(String, String)>>,
     /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
@@ -94,7 +94,7 @@ impl Isolation {
         instance: &str,
     ) -> Result<(), VmError> {
         let mut announced = self.announced.subscribe();
-        // The sender is a field of `self`.
+        // Cannot fail, because the sender is a field of `self`.
         let _ = announced.wait_for(|all| *all).await;
         let host: Arc<dyn Session> = Arc::from(dialer.dial().await?.session);
         let cleared = self.delete_orphans(settings, &host, instance).await;
@@ -169,7 +169,7 @@ impl Isolation {
     /// Waits until no machine is being created or deleted, for at most `timeout`. The next start deletes the rest.
     pub(super) async fn wait_idle(&self, timeout: Duration) {
         let mut busy = self.busy.subscribe();
-        // The sender is a field of `self`.
+        // Cannot fail, because the sender is a field of `self`.
         if tokio::time::timeout(timeout, busy.wait_for(|busy| *busy == 0)).await.is_err() {
             let remaining = *self.busy.borrow();
             tracing::warn!(

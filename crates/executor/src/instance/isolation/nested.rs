@@ -181,7 +181,7 @@ impl NestedMachine {
     /// Waits until the machine is known to be lost while its instance exists, and returns the reason. Cancel-safe.
     pub(in crate::instance) async fn lost(&self) -> String {
         let mut lost = self.lost.subscribe();
-        // The sender is a field of `self`.
+        // Cannot fail, because the sender is a field of `self`.
         let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         match reason {
             Some(reason) => reason,
@@ -250,7 +250,7 @@ impl NestedMachine {
     /// This is necessary, because its address may belong to another job's machine now, and clones of an image have the same host key.
     ///
     /// # Errors
-    /// The machine was lost, or the daemon does not answer.
+    /// [`DeployError`] if the machine was lost or the daemon does not answer.
     async fn verify_exists(&self, host: &Arc<dyn Session>) -> Result<(), DeployError> {
         let listed = async { connect_daemon(&self.settings, host).await?.list().await }.await;
         let (NestedVm { id, .. }, instance) = (&self.machine, &self.instance);
@@ -348,7 +348,7 @@ impl NestedMachine {
     }
 }
 
-/// Returns a hint for errors about the image, which the daemon does not explain.
+/// Returns a hint for an error about the image, because the daemon does not explain such errors.
 fn remedy(error: &NestingError) -> &'static str {
     if error.is_image_error() {
         "; check that the instance has the image and enough resources for another machine"

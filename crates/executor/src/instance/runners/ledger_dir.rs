@@ -183,7 +183,7 @@ impl LedgerDir<'_> {
         }
     }
 
-    /// Deletes all other owner files without a ledger, which a killed manager left.
+    /// Deletes owner files without a ledger that a killed manager left, except those of the runners in `keys`.
     pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
         let configured: BTreeSet<PathBuf> = keys.map(|key| owner_path(&self.ledger(key))).collect();
         let entries = std::fs::read_dir(self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -200,7 +200,7 @@ impl LedgerDir<'_> {
 }
 
 impl RunnerLedger {
-    /// Returns the settings with the prefix of the machines that exist already.
+    /// Returns the settings with the name prefix of the machines that exist already.
     pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
         let mut settings = Arc::clone(settings);
         if settings.has_token_prefix
@@ -217,7 +217,7 @@ fn owner_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("owner")
 }
 
-/// Returns the owner of a ledger. `None` means that the file does not exist or is not readable; it is written again then.
+/// Returns the owner of a ledger. `None` means that the file does not exist or is not readable, so that it must be written again.
 fn read_owner(ledger: &Path) -> Option<Owner> {
     let path = owner_path(ledger);
     let text = match std::fs::read(&path) {
@@ -233,7 +233,7 @@ fn read_owner(ledger: &Path) -> Option<Owner> {
 fn remove_owner(path: &Path) {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            tracing::warn!(path = %path.display(), %error, "failed to delete the owner file of a ledger; it can be deleted");
+            tracing::warn!(path = %path.display(), %error, "failed to delete the owner file of a deleted ledger; delete the file");
         }
         _ => {}
     }

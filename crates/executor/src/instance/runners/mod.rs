@@ -47,7 +47,7 @@ pub struct InstancesOptions {
     pub ledgers: PathBuf,
     /// Executable of the agent on instances.
     pub executable: Arc<Executable>,
-    /// Returns how to start the plugin of this name, or the reason why this is not possible.
+    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
 }
 

@@ -1,7 +1,7 @@
 //! Socket for actions of operators on instances and groups.
 //!
-//! It is in the directory of the ledgers and accepts only root and the user of this process. A request is one line of JSON, and so is its
-//! reply ([`muster_taskscaler::operator`]). An action is in the ledger when the reply is sent.
+//! The socket is in the directory of the ledgers and accepts only root and the user of this process. A request is one line of JSON, and so
+//! is its reply ([`muster_taskscaler::operator`]). An action is in the ledger when the reply is sent.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ impl Drop for OperatorSocket {
 }
 
 impl OperatorSocket {
-    /// Opens the socket in the directory of the ledgers, and serves requests for these fleets until it is dropped.
+    /// Opens the socket in the directory of the ledgers, and serves requests for these fleets until the socket is dropped.
     ///
     /// # Errors
     /// An I/O error, also if another manager listens there.
@@ -138,7 +138,7 @@ async fn operate(fleets: &FleetList, request: &OperatorRequest, user: u32) -> Re
         Some(Ok(outcome)) => Ok(format!("{description}: {outcome}")),
         Some(Err(error)) => Err(format!("{description}: {error}")),
         None => Err(format!(
-            "{description}: the scaler has ended or cannot write its ledger; the action is applied when it can, see `muster fleet status`"
+            "{description}: the scaler has ended or cannot write its ledger; run `muster fleet status` to check whether the action is applied later"
         )),
     }
 }
