@@ -1,6 +1,6 @@
 //! Measures how fast the log of a job with many secrets is masked, and how long that delays other tasks on the same thread.
 //!
-//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints MiB per second and the longest time between two turns of
+//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints MiB per second and the longest time between two polls of
 //! another task, for a log without secrets and for a log with a secret in each line.
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "output of a benchmark")]

@@ -31,9 +31,9 @@ const GRACE: Duration = Duration::from_millis(500);
 struct RunningAgent {
     socket: PathBuf,
     project_dir: PathBuf,
-    /// Connection that was used last. `None` means that there was no connection yet.
+    /// Last connection that was used. `None` means that there was no connection yet.
     connection: Mutex<Option<AgentConnection>>,
-    /// How the process ended. `None` means that it is running.
+    /// Description of the end of the process. `None` means that the process is running.
     ended: watch::Receiver<Option<String>>,
     stop: StopToken,
     watcher: tokio::sync::Mutex<Option<JoinHandle<()>>>,

@@ -49,7 +49,7 @@ const DELEGATED_JOB_ID: &str = "delegated";
 /// Directory of the fetched steps, in the temporary directory of the job.
 const STEPS_DIR: &str = "remote-steps";
 
-/// Callback before the first command of the user runs. The command waits for the result, and does not start after an error.
+/// Callback before the first command of the user. The command waits for the result, and does not start after an error.
 ///
 /// The future may be dropped before it completes, and the callback called again.
 pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
@@ -63,7 +63,7 @@ pub struct AgentResources {
     pub steps: Arc<StepCache>,
     /// Leftovers of earlier jobs, which are removed in the background.
     pub trash: Trash,
-    /// URL and client of the coordinator that was used last. Most agents have jobs of a single coordinator.
+    /// URL and client of the last coordinator that was used. Most agents run jobs of a single coordinator.
     client: Mutex<Option<(String, Client)>>,
 }
 
@@ -92,7 +92,7 @@ impl AgentResources {
     }
 }
 
-/// Returns the limits of a plan, where 0 means the default.
+/// Returns the limits of a plan. 0 means the default.
 fn limits(plan: UnpackLimits) -> Limits {
     let default = Limits::default();
     let or_default = |value: u64, default: u64| if value == 0 { default } else { value };
@@ -135,11 +135,11 @@ pub struct Context {
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a file.
+    /// Receiver of the results of step files. `None` means that `CI_STEPS_DEBUG` determines whether they are written to a file.
     pub on_results: Option<engine::OnResults>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
-    /// What delegated steps used in their environments.
+    /// Resource usage of delegated steps in their environments, and of services.
     pub(crate) delegated_usage: Mutex<Vec<ResourceUsage>>,
 }
 
@@ -255,15 +255,15 @@ impl Context {
         self.variables.environment(self.processes.environment(), &self.temp_dir)
     }
 
-    /// Runs a command and waits until it has ended. Its output goes to the trace.
+    /// Runs a command and waits until it has ended. The output of the command is written to the trace.
     ///
     /// # Errors
-    /// The command could not be started, was stopped, or had another exit status than 0.
+    /// The command could not be started, was stopped, or exited with a status other than 0.
     pub(crate) async fn wait(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // Only steps in a container have no lines of their own at the start and the end of the job.
+                // A bare plan has no header and no last line in the log. Only steps in a container have one.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
@@ -349,11 +349,11 @@ impl engine::Job for Context {
         Ok(RunRequest { id: DELEGATED_JOB_ID.to_owned(), steps, job: Some(job), ..RunRequest::default() })
     }
 
-    /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
     fn add_delegated_usage(&self, usage: &ResourceUsage) {
         self.delegated_usage.lock().push(usage.clone());
     }
 
+    /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
     async fn begin_step(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {
@@ -366,7 +366,7 @@ impl engine::Job for Context {
         .await
     }
 
-    /// Records the start of the user's code in the spool. Fails if that is not possible, or if the job is stopped first.
+    /// Records the start of the user's code in the spool. Fails if it cannot be recorded, or if the job is stopped first.
     async fn wait_until_user_code_may_run(&self, stop: &StopToken) -> Result<(), Failure> {
         let mut started = self.user_code_started.lock().await;
         if *started {

@@ -1,8 +1,8 @@
-//! Built-in steps of Muster: checkout, cache, artifacts and script. [`job`] runs them as the steps of a job.
+//! Built-in steps of Muster, such as checkout, cache, artifacts, script and Docker container. [`job`] runs them as the steps of a job.
 //!
 //! Each step implements `muster_steps::builtin::Builtin` for its inputs, and is listed in [`registry`].
 //!
-//! Invariants: everything that a job prints goes through [`trace::Trace`], so that no masked value reaches the log (J6). An optional stage,
+//! Invariants: everything that a job prints is written through [`trace::Trace`], so that no masked value reaches the log (J6). An optional stage,
 //! such as a cache, never fails the job.
 
 mod agent_process;

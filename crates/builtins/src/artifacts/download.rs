@@ -75,28 +75,30 @@ pub async fn fetch(
     }
 }
 
-/// Makes one attempt. The inner error is one of the network and can be retried; a file that cannot be written is the outer error.
+/// Makes one attempt.
+///
+/// The inner error is that of the request, which may be retried. The outer error means that the archive cannot be written to disk.
 async fn fetch_once(
     context: &dyn TransferContext,
     endpoint: &ArtifactEndpoint,
     direct: bool,
 ) -> Result<Result<File, ClientError>, Failure> {
-    let local = |error: io::Error| Failure::io("failed to write the archive")(error);
+    let write_failed = |error: io::Error| Failure::io("failed to write the archive")(error);
     let mut answer = match endpoint.client.download_artifact(endpoint.job, &endpoint.token, direct).await {
         Ok(answer) => answer,
         Err(error) => return Ok(Err(error)),
     };
-    let mut file = tempfile::tempfile_in(context.staging()).map_err(local)?;
+    let mut file = tempfile::tempfile_in(context.staging()).map_err(write_failed)?;
     let mut meter = context.meter("Downloading artifacts", Some(answer.size).filter(|size| *size > 0));
     while let Some(chunk) = answer.body.next().await {
         match chunk {
             Ok(chunk) => {
-                file.write_all(&chunk).map_err(local)?;
+                file.write_all(&chunk).map_err(write_failed)?;
                 meter(chunk.len());
             }
             Err(error) => return Ok(Err(ClientError::unreachable("artifact download", error.to_string()))),
         }
     }
-    file.rewind().map_err(local)?;
+    file.rewind().map_err(write_failed)?;
     Ok(Ok(file))
 }

@@ -31,7 +31,7 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Writes the statement about `files` to `<name>-metadata.json` in the project directory. Returns the files, including this one.
+    /// Writes the statement about `files` to `<name>-metadata.json` in the project directory. Returns `files` with the new file.
     ///
     /// `name` is a file name without directories. An existing file is replaced; a symbolic link is not followed.
     pub(super) async fn add(
@@ -99,7 +99,7 @@ impl Provenance {
     }
 }
 
-/// Writes the file into the directory, atomically.
+/// Writes the file into the directory, and replaces an existing one atomically.
 fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
     let readable = Permissions::from_mode(0o644);
     let mut temporary = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
@@ -130,7 +130,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &StopToken) -> Result<Vec<Valu
     }
 }
 
-/// Adds a file to the hash. Returns early if the job is stopped, which the caller has to check.
+/// Adds a file to the hash. Returns early if the job is stopped, which the caller must check.
 fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     while stop.cause().is_none() {

@@ -34,9 +34,9 @@ pub enum RetryPolicy {
 pub(super) struct RetryState {
     retry_policy: RetryPolicy,
     backoff: Backoff,
-    /// Time until which transient errors do not count as attempts.
+    /// Time from which transient errors are no longer retried. Used only with [`RetryPolicy::UntilTimeout`].
     deadline: Instant,
-    /// Number of failed attempts that count.
+    /// Number of failed attempts, without those that may be retried until `deadline`.
     attempts: u32,
 }
 
@@ -100,7 +100,7 @@ mod tests {
         }
     }
 
-    fn refused(code: u16) -> ClientError {
+    fn rejected(code: u16) -> ClientError {
         ClientError::Rejected { call: "test", code, message: String::new() }
     }
 
@@ -119,8 +119,8 @@ mod tests {
             total += delay;
         }
         assert!(total >= UNAVAILABLE_TIMEOUT && total < UNAVAILABLE_TIMEOUT + BACKOFF.cap, "{total:?}");
-        assert_eq!(count(RetryPolicy::UntilTimeout, &refused(413)), 1);
-        assert_eq!(count(RetryPolicy::UntilTimeout, &refused(400)), 3);
+        assert_eq!(count(RetryPolicy::UntilTimeout, &rejected(413)), 1);
+        assert_eq!(count(RetryPolicy::UntilTimeout, &rejected(400)), 3);
         let forbidden = ClientError::Forbidden { call: "test", code: 403, status: None, message: String::new() };
         assert_eq!(count(RetryPolicy::UntilTimeout, &forbidden), 1);
     }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(count(counted, &status(503)), 6);
         assert_eq!(count(counted, &status(500)), 3);
         assert_eq!(count(counted, &ClientError::unreachable("test", "no route")), 3);
-        assert_eq!(count(counted, &refused(400)), 3);
-        assert_eq!(count(counted, &refused(413)), 1);
+        assert_eq!(count(counted, &rejected(400)), 3);
+        assert_eq!(count(counted, &rejected(413)), 1);
     }
 }

@@ -63,7 +63,7 @@ fn timeouts(context: &Context) -> UploadTimeouts {
 /// Upload of one artifact.
 #[derive(Debug)]
 pub struct Upload<'a> {
-    /// Files, and name, type and format of the artifact.
+    /// Patterns of the files, and name, type and format of the artifact.
     pub artifact: &'a ArtifactsUpload,
     /// Compression level.
     pub level: Level,
@@ -76,7 +76,7 @@ pub struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// Packs the files and uploads them. If no files match, it prints a message and succeeds.
+    /// Packs the files and uploads them. If no files match, prints a message and succeeds.
     ///
     /// `endpoint` is called only if there is something to upload.
     ///
@@ -208,7 +208,7 @@ fn filename(name: &str, format: Format) -> String {
     format!("{}{}", base(name), format.suffix())
 }
 
-/// Returns the last part of the name. Directories in the name of an artifact are ignored.
+/// Returns the last component of the name. Directories in the name of an artifact are ignored.
 fn base(name: &str) -> &str {
     match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
         "" | "." => "default",

@@ -19,20 +19,20 @@ pub const UP_TO_DATE: &str = "Archive is up to date!";
 /// Message if the patterns match no files.
 pub const NO_FILES: &str = "No files to cache.";
 
-/// Archive of a cache to write.
+/// Archive of a cache that is to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct Archive<'a> {
     /// Files to pack.
     pub files: FileSelection<'a>,
     /// Path of the archive.
     pub file: &'a Path,
-    /// Path at which an earlier job may have stored the archive. It is moved from there.
+    /// Path at which an earlier job may have stored the archive. If `file` does not exist, the archive is moved from there.
     pub alternate: Option<&'a Path>,
     /// Format of the archive.
     pub format: Format,
     /// Compression level.
     pub level: Level,
-    /// Content of `metadata.json` in the same directory. `None` means that the file is not written.
+    /// Content of `metadata.json` in the directory of the archive. `None` means that the file is not written.
     pub metadata: Option<&'a str>,
 }
 
@@ -51,7 +51,7 @@ pub enum ArchiveOutcome {
 }
 
 impl Archive<'_> {
-    /// Packs the files, unless the archive contains exactly these files. The archive is replaced atomically.
+    /// Packs the files, unless the archive already contains exactly these files. The archive is replaced atomically.
     ///
     /// # Errors
     /// [`Failure`] if a file or the directory cannot be used, or the job was stopped.
@@ -92,12 +92,12 @@ impl Archive<'_> {
     }
 }
 
-/// Moves an archive that is stored under the other form of the cache key.
+/// Moves an archive that is stored under the other form of the cache key to the path of the key.
 fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));
     if let Err(error) = moved {
-        tracing::warn!(%error, "failed to move a cache to its key");
+        tracing::warn!(%error, "failed to move the archive of a cache to the path of its key");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Downloads one object of a store into a file: large objects in several ranges at the same time, and after a broken connection from the
-//! byte at which it broke.
+//! Downloads one object of a store into a file. A large object is transferred in several ranges at the same time. After a broken
+//! connection, the transfer continues at the byte at which it broke.
 //!
 //! ```text
 //! response --strong ETag, `Accept-Ranges: bytes`--> ranges --> temporary file --checksum--> done
@@ -27,7 +27,7 @@ const MAX_CONCURRENT: usize = 4;
 /// Number of bytes to read at once for the checksum.
 const CHUNK: usize = 256 * 1024;
 
-/// An object that is written to a file.
+/// Download of one object into a file.
 pub(super) struct Download<'a> {
     remote: &'a Remote,
     context: &'a dyn TransferContext,
@@ -36,7 +36,7 @@ pub(super) struct Download<'a> {
     meter: Mutex<Meter>,
 }
 
-/// Range of bytes that is transferred by one request, and by further ones after a broken connection.
+/// Range of bytes that one request transfers. After a broken connection, further requests transfer the rest.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     /// Position of the next byte.
@@ -59,7 +59,7 @@ impl<'a> Download<'a> {
     /// Writes the object to the file. `response` is the response for the whole object.
     ///
     /// # Errors
-    /// [`RemoteError`], also if the length or the checksum of the content is wrong.
+    /// [`RemoteError`] if the transfer fails, or if the length or the checksum of the content is wrong.
     pub(super) async fn run(&self, response: Response) -> Result<(), RemoteError> {
         let checksum = declared_checksum(response.headers());
         match (resumable_tag(response.headers()), response.content_length()) {

@@ -67,7 +67,7 @@ impl Builtin<Context> for CacheSave {
     }
 }
 
-/// Unpacks the archive of the key, or of the first fallback key that has one.
+/// Restores the cache of the key, or of the first fallback key that has one.
 async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.report(MessageLevel::Notice, "Skipping cache extraction due to empty cache key");
@@ -157,7 +157,7 @@ async fn restore_chunks(
     Ok(false)
 }
 
-/// Downloads the archive of a key to `path` if there is an object store. Returns whether an archive may exist at `path`.
+/// Downloads the archive of a key to `path` if there is an object store. Returns false if the download failed.
 async fn fetch(
     context: &Context,
     cache: &CacheEntry,
@@ -199,7 +199,7 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToke
     .await
 }
 
-/// Saves a cache, unless it has exactly these files already.
+/// Saves a cache, unless it already contains exactly these files.
 async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let Some(path) = archive_path(cache, &cache.key) else {
         context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key");

@@ -39,7 +39,7 @@ pub struct Remote {
 pub struct RemoteObject {
     /// Signed URL for GET.
     pub url: Url,
-    /// Signed URL for HEAD, by which the age of the object is queried. `None` means that it is unknown.
+    /// Signed URL for HEAD, with which the age of the object is queried. `None` means that the age cannot be queried.
     pub head: Option<Url>,
 }
 
@@ -57,7 +57,7 @@ impl Remote {
         Ok(Self { http, retries, delay, range_bytes: RANGE_BYTES })
     }
 
-    /// Downloads the newest one of several objects to `file`, unless the file is as new.
+    /// Downloads the newest of several objects to `file`, unless the file is at least as new.
     ///
     /// If the age of an object cannot be queried, a later object is used only if the earlier ones do not exist.
     ///
@@ -92,7 +92,7 @@ impl Remote {
         result
     }
 
-    /// Returns whether the object of an unchanged archive exists, so that the archive need not be uploaded.
+    /// Returns whether the object of an unchanged archive exists, so that the archive need not be uploaded. Prints the result.
     ///
     /// # Errors
     /// As for [`Self::modified`].
@@ -122,7 +122,7 @@ impl Remote {
         }
     }
 
-    /// Downloads the object at `url` to `file`, unless the file is as new. The file is replaced atomically.
+    /// Downloads the object at `url` to `file`, unless the file is at least as new. The file is replaced atomically.
     ///
     /// # Errors
     /// [`RemoteError`]. The file is then unchanged.
@@ -207,7 +207,7 @@ impl Remote {
         let size = fs::symlink_metadata(file).ok().map(|metadata| metadata.len());
         let meter = Arc::new(Mutex::new(context.meter("Uploading cache", size)));
         let answered = self.put(file, url, headers, meter).await?;
-        // The next download compares the age of the object with that of the file, so both must have the time of the store's clock.
+        // The next download compares the times of the object and the file, so both must come from the store's clock.
         if let Some(time) = answered {
             filetime::set_file_mtime(file, FileTime::from_system_time(time))
                 .map_err(|error| RemoteError::File(format!("set the time of `{}`", file.display()), error))?;
@@ -215,7 +215,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Uploads `file`. Returns the time of the store's clock.
+    /// Uploads `file`. Returns the time of the store's clock. `None` means that the response has no valid date.
     pub(super) async fn put(
         &self,
         file: &Path,
@@ -243,7 +243,7 @@ impl Remote {
         Ok(http_date(&response, header::DATE))
     }
 
-    /// Makes a transfer, and retries it after transient errors.
+    /// Performs a transfer, and retries it after transient errors.
     pub(super) async fn with_retries<T, F: Future<Output = Result<T, RemoteError>>>(
         &self,
         context: &dyn TransferContext,
@@ -281,7 +281,7 @@ pub(super) async fn check_status(response: Response) -> Result<Response, RemoteE
     }
 }
 
-/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. It is empty if there is no code.
+/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. Empty if there is no code.
 async fn reason(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -338,7 +338,7 @@ mod tests {
     use super::*;
     use crate::transfer::test_support::RecordingContext;
 
-    /// Serves a store that closes the connection in the middle of each of `broken` answers, and then answers completely.
+    /// Serves a store that closes the connection in the middle of the first `broken` responses, and sends later ones completely.
     async fn dying_store(broken: usize) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = Url::parse(&format!("http://{}/object", listener.local_addr().unwrap())).unwrap();

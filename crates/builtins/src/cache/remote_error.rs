@@ -5,7 +5,7 @@ use std::io;
 use muster_steps::failure::Failure;
 use reqwest::StatusCode;
 
-/// Error of a transfer.
+/// Reason why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// The object does not exist.
@@ -23,7 +23,7 @@ pub enum RemoteError {
     #[error("{0}")]
     Network(String),
     /// The connection broke again after all retries of a range.
-    #[error("the connection broke at byte {bytes} of {length}, also after retries; check the network to the store")]
+    #[error("the connection broke at byte {bytes} of {length} after all retries; check the network to the store")]
     Interrupted {
         /// Position of the first byte that was not received.
         bytes: u64,
@@ -32,7 +32,7 @@ pub enum RemoteError {
         /// Last error.
         source: Box<RemoteError>,
     },
-    /// The content that was received is not that of the object.
+    /// The received content is not the content of the object.
     #[error("the download of the cache is damaged: {0}")]
     Damaged(String),
     /// The file on this machine cannot be read or written.
@@ -65,7 +65,20 @@ impl From<RemoteError> for Failure {
         match error {
             RemoteError::Stopped(cause) => Self::Stopped(cause),
             RemoteError::File(operation, error) => Self::System(format!("failed to {operation}: {error}")),
-            other => Self::Step(other.to_string()),
+            other => Self::Step(muster_job::error_chain(&other)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failure_of_an_interrupted_transfer_has_the_cause() {
+        let source = Box::new(RemoteError::Network("connection reset".to_owned()));
+        let failure = Failure::from(RemoteError::Interrupted { bytes: 5, length: 9, source });
+        let text = failure.to_string();
+        assert!(text.contains("at byte 5 of 9") && text.ends_with(": connection reset"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! The archive of a job's cache in an object store.
+//! Transfers the archive of a job's cache to and from an object store.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,18 +18,18 @@ const DEFAULT_MINUTES: u64 = 10;
 /// Number of retries of a transfer, and the delay before each.
 const RETRIES: (u32, Duration) = (2, Duration::from_secs(1));
 
-/// The objects of one key.
+/// Objects of one cache key in a store.
 pub(super) struct ObjectStore<'a> {
     /// Object of the key.
     object: &'a CacheObject,
-    /// Object of the other form of the key. Only for downloads.
+    /// Object of the other form of the key. Used only for downloads.
     alternate: Option<&'a CacheObject>,
     max_upload_bytes: u64,
     timeout: Duration,
 }
 
 impl<'a> ObjectStore<'a> {
-    /// Returns the objects from which a key is restored. `None` if there is no store, or the key has no object there.
+    /// Returns the objects from which a key is restored. `None` means that there is no store, or that the key has no object there.
     pub(super) fn for_download(context: &Context, cache: &'a CacheEntry, key: &str) -> Option<Self> {
         let has_download = |object: &&CacheObject| !object.download.expose().is_empty();
         let object = cache.objects.get(key).filter(has_download)?;
@@ -37,7 +37,7 @@ impl<'a> ObjectStore<'a> {
         Some(Self { object, alternate, max_upload_bytes: 0, timeout: timeout(context) })
     }
 
-    /// Returns the object to which the cache is saved. `None` if there is no store.
+    /// Returns the object to which the cache is saved. `None` means that there is no store.
     pub(super) fn for_upload(context: &Context, cache: &'a CacheEntry) -> Option<Self> {
         let object = cache.objects.get(&cache.key).filter(|object| !object.upload.expose().is_empty())?;
         Some(Self { object, alternate: None, max_upload_bytes: cache.max_upload_bytes, timeout: timeout(context) })
@@ -47,7 +47,7 @@ impl<'a> ObjectStore<'a> {
         remote(self.timeout)
     }
 
-    /// Downloads the newest archive of the key to `file`, unless the file is as new.
+    /// Downloads the newest archive of the key to `file`, unless the file is at least as new.
     pub(super) async fn download(&self, context: &Context, file: &Path, stop: &StopToken) -> Result<(), RemoteError> {
         let objects = [self.object].into_iter().chain(self.alternate);
         let objects: Result<Vec<_>, RemoteError> = objects

@@ -143,18 +143,19 @@ mod tests {
         }
     }
 
-    fn each(check: impl Fn(&mut Restored), expected: bool, what: &str) {
+    /// Changes a restored cache of each format, and checks whether it then counts as unchanged.
+    fn check_each_format(change: impl Fn(&mut Restored), expected: bool, description: &str) {
         for format in [ArchiveFormat::Zip, ArchiveFormat::ZipZstd, ArchiveFormat::TarZstd] {
             let mut restored = Restored::new(format);
             assert!(restored.is_unchanged(), "{format:?}: nothing was changed");
-            check(&mut restored);
-            assert_eq!(restored.is_unchanged(), expected, "{format:?}: {what}");
+            change(&mut restored);
+            assert_eq!(restored.is_unchanged(), expected, "{format:?}: {description}");
         }
     }
 
     #[test]
     fn files_that_were_written_again_with_the_same_content_are_unchanged() {
-        each(
+        check_each_format(
             |restored| {
                 fs::write(restored.root().join("d/a"), "first").unwrap();
                 fs::write(restored.root().join("d/large"), vec![7; 3 * PART_BYTES]).unwrap();
@@ -168,8 +169,8 @@ mod tests {
     #[test]
     fn every_other_change_is_found() {
         let root = |restored: &Restored, name: &str| restored.root().join(name);
-        each(|restored| fs::write(root(restored, "d/a"), "other").unwrap(), false, "same size");
-        each(
+        check_each_format(|restored| fs::write(root(restored, "d/a"), "other").unwrap(), false, "same size");
+        check_each_format(
             |restored| {
                 let mut content = vec![7; 3 * PART_BYTES];
                 content[2 * PART_BYTES] = 8;
@@ -178,7 +179,7 @@ mod tests {
             false,
             "one byte in the middle",
         );
-        each(
+        check_each_format(
             |restored| {
                 fs::write(root(restored, "d/a"), "longer").unwrap();
                 set_file_mtime(root(restored, "d/a"), FileTime::from_unix_time(1_700_000_000, 0)).unwrap();
@@ -186,7 +187,7 @@ mod tests {
             false,
             "another size with the old time",
         );
-        each(
+        check_each_format(
             |restored| {
                 fs::remove_file(root(restored, "d/a")).unwrap();
                 restored.files.retain(|file| file != Path::new("d/a"));
@@ -194,7 +195,7 @@ mod tests {
             false,
             "a removed file",
         );
-        each(
+        check_each_format(
             |restored| {
                 fs::write(root(restored, "d/b"), "").unwrap();
                 // gitlab-runner does not find an old file that was added.
@@ -204,7 +205,7 @@ mod tests {
             false,
             "an added file",
         );
-        each(
+        check_each_format(
             |restored| {
                 let mode = fs::Permissions::from_mode(0o700);
                 fs::set_permissions(root(restored, "d/a"), mode).unwrap();
@@ -212,7 +213,7 @@ mod tests {
             false,
             "another mode",
         );
-        each(
+        check_each_format(
             |restored| {
                 fs::remove_file(root(restored, "d/link")).unwrap();
                 symlink("large", root(restored, "d/link")).unwrap();
@@ -220,6 +221,6 @@ mod tests {
             false,
             "another target of a link",
         );
-        each(|restored| fs::write(restored.directory.path().join("cache.zip"), "PK").unwrap(), false, "no archive");
+        check_each_format(|restored| fs::write(restored.directory.path().join("cache.zip"), "PK").unwrap(), false, "no archive");
     }
 }

@@ -14,7 +14,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::removal::remove_tree;
 
-/// Lock files of a killed git, and hooks of an earlier job.
+/// Lock files of a killed git, and the hook of an earlier job, in `.git`.
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
 /// Cleans or removes the checkout after a job, as the plan requires.
@@ -89,7 +89,7 @@ fn remove_below(directory: &Path, is_removed: impl Fn(&str) -> bool) {
 
 /// Removes configuration and hooks, because an earlier job may have changed them to execute its own commands.
 ///
-/// `commondir`, or a `.git` that is a file or a link, would make git use those of another directory.
+/// `commondir`, or a `.git` that is a file or a link, would make git use the configuration and hooks of another directory.
 pub(super) fn remove_config(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     if fs::symlink_metadata(&git).is_ok_and(|found| !found.is_dir()) {

@@ -1,7 +1,7 @@
 //! Git configuration of one job (docs/spec/job-execution.md, sections 2.3 and 2.6).
 //!
-//! It is a file in the job's temporary directory, and is removed with it. The repository only includes the file, so that no credential
-//! is ever written to the repository.
+//! The configuration is a file in the job's temporary directory, and is removed with the directory. The repository only includes the file,
+//! so that no credential is ever written to the repository.
 
 use std::fs;
 use std::io::{self, Write};
@@ -77,7 +77,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
     fs::File::options().write(true).create_new(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }
 
-/// Returns the name by which checkouts present themselves to a server.
+/// Returns the value of the header `User-Agent` for checkouts.
 pub(super) fn user_agent() -> String {
     let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
     format!("gitlab-runner {version} {os}/{arch}")
@@ -129,9 +129,9 @@ pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
     text
 }
 
-/// Returns pairs of a URL with credentials and the URL that git replaces by it (docs/spec/job-execution.md, section 2.6).
+/// Returns pairs of a URL with credentials and the URL that git replaces with it (docs/spec/job-execution.md, section 2.6).
 ///
-/// Each URL is replaced only once; the first matching pair is used.
+/// Of several pairs for the same URL, only the first is returned.
 pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));

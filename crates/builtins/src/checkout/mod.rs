@@ -1,7 +1,7 @@
 //! `builtin://checkout`: checks out a commit in the project directory (docs/spec/job-execution.md, section 2).
 //!
 //! A commit of a repository on this machine is checked out once, as a [`template`], and copied for every job. Any other commit is
-//! fetched by the `git` command ([`remote`]), or by libgit2 where there is no such command ([`embedded`]).
+//! fetched by the `git` command ([`remote`]), or by libgit2 if there is no such command ([`embedded`]).
 
 mod cleanup;
 pub(crate) mod config;
@@ -40,7 +40,7 @@ impl Builtin<Context> for Checkout {
         has_repository.then_some(CLEAR_WORKTREE)
     }
 
-    /// Removes the whole checkout: the state that the first attempt left is unknown.
+    /// Removes the whole checkout, because the state that the first attempt left is unknown.
     async fn clear(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         context.print(&style::info("Deleting tracked and untracked files..."));
         clear(context, stop).await
@@ -110,7 +110,7 @@ async fn clear(context: &Context, stop: &StopToken) -> Result<(), Failure> {
         return Err(Failure::Stopped(cause));
     }
     blocking(context, "emptying the project directory", stop, move || {
-        // A symbolic link in the path must not make this empty another directory.
+        // A symbolic link in the path must not make this call empty another directory.
         extraction.create_parent()?;
         let dir = &extraction.root;
         shared.trash.discard(dir).map_err(Failure::io(format!("failed to empty `{}`", dir.display())))?;

@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::without_credentials;
 
-/// Maximum size of `.gitattributes`. git-lfs does not write that much for any repository.
+/// Maximum size of `.gitattributes`. git-lfs never writes a file of this size.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
 /// Fetches the commit and checks it out in the project directory.
@@ -188,8 +188,8 @@ async fn git_without_lfs(
 /// Warning about LFS files that were not fetched.
 pub(super) const NO_LFS: &str = "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers";
 
-/// Message about a machine without git, on which a local repository cannot be checked out.
-const NO_GIT: &str = "failed to get the sources: there is no `git` in PATH; install it, or set the variable GIT_STRATEGY to `none` or \
+/// Error on a machine without git, which is required to check out a local repository.
+const NO_GIT: &str = "failed to get the sources: `git` is not in PATH; install it, or set the variable GIT_STRATEGY to `none` or \
      `empty` if the job needs no sources";
 
 /// Runs git with the job's environment, except variables that would make git use another repository.

@@ -71,7 +71,7 @@ pub(super) async fn check_out(
     }
 }
 
-/// Returns the template of a commit, and creates it if necessary.
+/// Returns the template of a commit. Creates it if necessary.
 ///
 /// Other jobs that need the same commit wait for the job that creates it. If that job is stopped, the next one creates it.
 async fn template(
@@ -173,7 +173,7 @@ fn tags(repository: &Path) -> String {
     lines
 }
 
-/// Returns whether a ref name is valid by a simple rule, which rejects some unusual names that git permits.
+/// Returns whether a ref name is valid. The rule is simple, and also rejects some unusual names that git permits.
 fn is_plain(name: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
     !name.is_empty()

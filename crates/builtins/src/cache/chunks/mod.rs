@@ -5,8 +5,8 @@
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
-//! With an object store, the manager has read the references, and has signed URLs for the objects that they name. The directory of this
-//! machine then has copies of objects.
+//! With an object store, the manager has read the references and has signed URLs for the objects that they name. The directory on this
+//! machine then contains copies of objects.
 
 mod objects;
 mod restore;
@@ -25,13 +25,13 @@ use crate::context::Context;
 pub(super) use restore::restore;
 pub(super) use save::save;
 
-/// Returns the directory of a cache's chunks.
+/// Returns the chunk store in the directory of a cache.
 fn store(cache: &CacheEntry, chunks: &ChunkCache) -> Result<Store, Failure> {
     let invalid = || Failure::Step(format!("`{}` is not a valid protection level", chunks.level));
     Store::new(Path::new(&cache.cache_dir), &chunks.level).ok_or_else(invalid)
 }
 
-/// Reads the reference of a key that the manager has read.
+/// Parses a reference that the manager has read from the object store.
 fn parse(text: &str, level: &str) -> Result<Reference, ChunkError> {
     let reference = Reference::parse(text.as_bytes())?;
     if reference.level == level {
@@ -56,7 +56,7 @@ fn remote_failure(error: RemoteError) -> Failure {
     }
 }
 
-/// Returns the function with which blocking work checks whether it must end.
+/// Returns a function with which blocking work checks whether it must end.
 fn stopped(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
     let stop = stop.clone();
     move || stop.cause().is_some()
@@ -68,7 +68,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Returns the settings of requests to the store.
+/// Returns the HTTP client for the object store.
 fn client(context: &Context) -> Result<super::remote::Remote, RemoteError> {
     super::store::remote(super::store::timeout(context))
 }

@@ -23,15 +23,15 @@ use crate::transfer::{Meter, TransferContext};
 /// Maximum number of objects or ranges that are transferred at the same time.
 const MAX_CONCURRENT: usize = 8;
 
-/// Objects of a store that a job may read and create.
+/// Objects of a store that a job may download and upload.
 pub(super) struct Objects<'a> {
     pub(super) context: &'a dyn TransferContext,
     pub(super) remote: Remote,
     pub(super) store: &'a Store,
-    /// URLs for GET by the names of objects.
+    /// Signed URLs for GET, by object name.
     pub(super) urls: &'a BTreeMap<String, Secret>,
     pub(super) stop: &'a StopToken,
-    /// Objects that the store does not have, or has with another size.
+    /// Objects that the store does not have, or has with other content.
     pub(super) lost: Mutex<Vec<Object>>,
 }
 
@@ -55,11 +55,11 @@ impl Objects<'_> {
     async fn fetch_with(&self, object: &Object, meter: &Arc<Mutex<Meter>>) -> Result<(), RemoteError> {
         let url = self.url(object)?;
         let fetched = self.remote.with_retries(self.context, self.stop, || self.fetch_once(object, &url, meter)).await;
-        self.note(object, fetched)
+        self.record_loss(object, fetched)
     }
 
-    /// Notes an object that the store has lost.
-    fn note(&self, object: &Object, transferred: Result<(), RemoteError>) -> Result<(), RemoteError> {
+    /// Records an object that is missing or damaged in the store. Returns the result of the transfer.
+    fn record_loss(&self, object: &Object, transferred: Result<(), RemoteError>) -> Result<(), RemoteError> {
         if let Err(RemoteError::Missing | RemoteError::Damaged(_)) = &transferred {
             self.lost.lock().push(object.clone());
         }
@@ -85,9 +85,8 @@ impl Objects<'_> {
 
     /// Downloads the missing parts of packs. Whole packs are kept in the directory of the store.
     pub(super) async fn fetch_chunks(&self, downloads: &[Download]) -> Result<Spool, RemoteError> {
-        let directory = self.store.temporary().map_err(write_failed)?;
-        // The file has no name, so it is removed with its last descriptor.
-        let file = directory.into_file();
+        // Without a name, the file is removed when its last descriptor is closed.
+        let file = self.store.temporary().map_err(write_failed)?.into_file();
         let spool = Mutex::new(Spool::new(file.try_clone().map_err(|error| file_failed("open", error))?));
         let total = downloads.iter().map(Download::bytes).sum();
         let meter = Arc::new(Mutex::new(self.context.meter("Downloading cache", Some(total))));
@@ -108,7 +107,7 @@ impl Objects<'_> {
                 let at = end.fetch_add(range.end - range.start, Ordering::Relaxed);
                 let url = self.url(&pack)?;
                 let transfer = || self.range_once(&url, &range, file, at, meter);
-                self.note(&pack, self.remote.with_retries(self.context, self.stop, transfer).await)?;
+                self.record_loss(&pack, self.remote.with_retries(self.context, self.stop, transfer).await)?;
                 spool.lock().add(number, &range, at);
                 Ok(())
             })
@@ -119,7 +118,7 @@ impl Objects<'_> {
         ))
     }
 
-    /// Writes a range of an object to the position `at` of a file.
+    /// Downloads a range of an object to position `at` of a file, in one attempt.
     async fn range_once(
         &self,
         url: &Url,
@@ -172,7 +171,7 @@ impl Objects<'_> {
     }
 }
 
-/// Returns whether the answer is the range from `first` to `last`.
+/// Returns whether the response is the range from `first` to `last`.
 fn has_range(response: &Response, first: u64, last: u64) -> bool {
     let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     range.is_some_and(|range| range.starts_with(&format!("bytes {first}-{last}/")))

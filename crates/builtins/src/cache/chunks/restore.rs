@@ -17,13 +17,13 @@ use crate::context::Context;
 use crate::extraction::Extraction;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Number of attempts: after the first one, damaged objects of this machine are downloaded again.
+/// Number of attempts with an object store. The second attempt downloads the objects again that were damaged on this machine.
 const ATTEMPTS: usize = 2;
 
 /// Restores the cache of a key. Returns whether the key has a cache.
 ///
 /// # Errors
-/// [`Failure`] if the cache is damaged or cannot be read. Each file then has its old content or that of the cache, or was removed.
+/// [`Failure`] if the cache is damaged or cannot be read. Each file then has its old content, has that of the cache, or was removed.
 pub(in crate::cache) async fn restore(
     context: &Context,
     cache: &CacheEntry,
@@ -47,7 +47,7 @@ pub(in crate::cache) async fn restore(
     let attempts = if chunks.store.is_some() { ATTEMPTS } else { 1 };
     for _ in 1..attempts {
         match restoring.attempt().await {
-            // The damaged objects of this machine were removed.
+            // The damaged objects on this machine were removed.
             Err(_) if !restoring.damaged.is_empty() => restoring.damaged.clear(),
             restored => return restored.map(|()| true),
         }
@@ -107,11 +107,11 @@ impl Restoring<'_> {
         if self.chunks.store.is_some() {
             line.push_str(&format!(", {} were downloaded", megabytes(self.downloaded)));
         }
-        line.push_str("; the files had the rest already");
+        line.push_str("; the rest was already in place");
         self.context.report(MessageLevel::Plain, &line);
     }
 
-    /// Returns the index. It is downloaded if this machine has no copy.
+    /// Returns the index. Downloads it if this machine has no copy.
     async fn index(&mut self) -> Result<Index, Failure> {
         let object = self.reference.index.clone();
         if self.chunks.store.is_some() && !self.store.has(&object) {
@@ -169,7 +169,7 @@ impl Restoring<'_> {
         Ok(Objects { context: self.context, remote, store: &self.store, urls, stop: self.stop, lost: Mutex::default() })
     }
 
-    /// Removes damaged objects of this machine. The next save then stores their chunks again.
+    /// Removes damaged objects from this machine. The next save then stores their chunks again.
     fn remove(&mut self, damaged: Vec<Object>) {
         for object in &damaged {
             tracing::warn!(object = object.name, "object of a cache is damaged, removing it");
@@ -180,7 +180,7 @@ impl Restoring<'_> {
         self.damaged = damaged;
     }
 
-    /// Keeps the next save of this machine from using objects that are damaged in the object store.
+    /// Records the objects that are damaged in the object store, so that no later save on this machine uses them.
     fn distrust(&self) {
         for object in &self.damaged {
             if let Err(error) = self.store.distrust(&object.name) {

@@ -24,17 +24,17 @@ use crate::files::format::Level;
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Size in bytes from which a pack is complete. Larger packs need fewer requests, but the unused parts of a pack are kept with it.
+/// Size in bytes at which a pack is complete. Larger packs need fewer requests, but a pack is kept with its unused parts.
 const PACK_BYTES: u64 = 16 << 20;
-/// Maximum number of packs of a save on this machine.
+/// Maximum number of packs per save without an object store.
 const MAX_PACKS: usize = 4096;
-/// Maximum number of references whose chunks are not stored again.
+/// Maximum number of recent references whose chunks are reused.
 const MAX_REFERENCES: usize = 8;
 
 /// Saves the cache, and prints what was stored.
 ///
 /// # Errors
-/// [`Failure`]. The key then keeps the cache that it had before.
+/// [`Failure`] if the cache cannot be stored or the job was stopped. The key then keeps its previous cache.
 pub(in crate::cache) async fn save(
     context: &Context,
     cache: &CacheEntry,
@@ -57,14 +57,14 @@ struct Saving<'a> {
     context: &'a Context,
     cache: &'a CacheEntry,
     store: Arc<Store>,
-    /// Object store. `None` means that the cache stays on this machine.
+    /// Object store, and its URLs for uploads. `None` means that the cache is stored only on this machine.
     remote: Option<(&'a ChunkStore, &'a ChunkUpload)>,
     stop: &'a StopToken,
 }
 
 impl Saving<'_> {
     async fn run(&self, files: Vec<PathBuf>, chunks: &ChunkCache) -> Result<(), Failure> {
-        // Marks must be read before references: see the collection of unused objects.
+        // The marks must be read first: an object that is marked later is not deleted before this save has set its reference.
         let mut marked: Vec<String> = self.store.marks().names().map(str::to_owned).collect();
         marked.extend(self.remote.iter().flat_map(|(remote, _)| remote.marked.iter().cloned()));
         let mut references = self.references(&chunks.level).await?;
@@ -79,7 +79,7 @@ impl Saving<'_> {
             self.context.report(MessageLevel::Plain, UP_TO_DATE);
         }
         let max = self.cache.max_upload_bytes;
-        let what = match self.remote {
+        let verb = match self.remote {
             Some(_) if max != 0 && new > max => {
                 let message = format!(
                     "Cache archive size ({new}) is too big (Limit is set to {max}). Cache will be stored only locally."
@@ -102,13 +102,13 @@ impl Saving<'_> {
             store.set_reference(&reference).map_err(|error| chunk_failure(&error))
         })
         .await?;
-        let moved = if is_new { new + size } else { 0 };
-        let line = format!("Cache of {}: {} were {what}", megabytes(bytes), megabytes(moved));
+        let stored = if is_new { new + size } else { 0 };
+        let line = format!("Cache of {}: {} were {verb}", megabytes(bytes), megabytes(stored));
         self.context.report(MessageLevel::Plain, &line);
         Ok(())
     }
 
-    /// Returns the references of caches that may share chunks with this one. A damaged one is left out.
+    /// Returns the references of caches that may share chunks with this one. Damaged references are skipped.
     async fn references(&self, level: &str) -> Result<Vec<Reference>, Failure> {
         if let Some((remote, _)) = self.remote {
             let parsed = remote.references.values().filter_map(|text| parse(text, level).ok());
@@ -129,7 +129,7 @@ impl Saving<'_> {
         .await
     }
 
-    /// Downloads the indexes that this machine does not have. Without an index, its chunks are stored again.
+    /// Downloads the indexes that this machine does not have. If an index cannot be downloaded, its chunks are stored again.
     async fn fetch_indexes(&self, references: &[Reference]) -> Result<(), Failure> {
         let Some((remote, _)) = self.remote else { return Ok(()) };
         let objects = self.objects(&remote.downloads)?;
@@ -138,7 +138,7 @@ impl Saving<'_> {
                 if let Failure::Stopped(cause) = remote_failure(error) {
                     return Err(Failure::Stopped(cause));
                 }
-                tracing::info!(index = reference.index.name, "index of a cache cannot be downloaded");
+                tracing::info!(index = reference.index.name, "failed to download the index of a cache, storing its chunks again");
             }
         }
         Ok(())
@@ -171,7 +171,7 @@ impl Saving<'_> {
         };
         let (is_remote, stop, token) = (self.remote.is_some(), stopped(self.stop), self.stop.clone());
         blocking(self.context, "storing the cache", self.stop, move || {
-            // The object store has the objects that references name.
+            // The object store has every object that a reference names.
             let is_usable = |pack: &Object| {
                 !marked.contains(&pack.name) && store.trusts(&pack.name) && (is_remote || store.has(pack))
             };
@@ -221,7 +221,7 @@ impl Saving<'_> {
             Ok(file)
         });
         let file = written.map_err(|error| chunk_failure(&error))?;
-        // An unchanged reference is uploaded, too, so that its age shows that it is in use.
+        // An unchanged reference is uploaded again, so that its age shows that it is in use.
         for url in [&upload.reference, &upload.last] {
             let upload = Upload { file: file.path().to_owned(), url };
             objects.upload(vec![upload], &headers).await.map_err(remote_failure)?;
@@ -230,7 +230,7 @@ impl Saving<'_> {
     }
 }
 
-/// Returns the chunks that need not be stored again, and the index of the key.
+/// Returns the chunks that need not be stored again, and the index of the key if all its packs can be used.
 fn known(
     store: &Store,
     references: &[Reference],
@@ -245,7 +245,7 @@ fn known(
             continue;
         };
         known.add_index(&index, &is_usable);
-        // With an object that is not usable, the key needs a new index.
+        // If one of its packs is not usable, the key needs a new index.
         if reference.key == key && index.packs().iter().all(&is_usable) {
             current = Some(index);
         }
@@ -253,7 +253,7 @@ fn known(
     (known, current)
 }
 
-/// Returns the size of packs with which the files fit into the maximum number of packs.
+/// Returns the pack size in bytes with which the files fit into `max_packs` packs.
 fn pack_bytes(root: &Path, files: &[PathBuf], max_packs: usize) -> u64 {
     let sizes = files.iter().filter_map(|file| root.join(file).symlink_metadata().ok()).map(|found| found.len());
     let packs = u64::try_from(max_packs.max(1)).unwrap_or(1);

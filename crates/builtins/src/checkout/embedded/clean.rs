@@ -9,20 +9,20 @@ use git2::{Pathspec, PathspecFlags, Repository, Status, StatusOptions};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-/// What GIT_CLEAN_FLAGS says.
+/// Parsed value of `GIT_CLEAN_FLAGS`.
 #[derive(Debug, PartialEq, Eq)]
 struct Flags {
     /// `-d`: directories without tracked files are removed, too.
     directories: bool,
-    /// `-x`: files that `.gitignore` names are removed, too.
+    /// `-x`: files that `.gitignore` excludes are removed, too.
     ignored: bool,
-    /// `-X`: only those files are removed.
+    /// `-X`: only files that `.gitignore` excludes are removed.
     only_ignored: bool,
-    /// `-e`: patterns of files that stay.
+    /// `-e`: patterns of files that are kept.
     excluded: Vec<String>,
 }
 
-/// Reads flags. The error is the flag that is not supported.
+/// Parses flags. The error is the first flag that is not supported.
 fn parse(flags: &[String]) -> Result<Flags, &str> {
     let mut parsed = Flags { directories: false, ignored: false, only_ignored: false, excluded: Vec::new() };
     let mut flags = flags.iter().map(String::as_str);
@@ -67,7 +67,7 @@ pub(super) fn clean(
     };
     let mut options = StatusOptions::new();
     options.include_untracked(true).include_ignored(flags.ignored || flags.only_ignored).exclude_submodules(true);
-    // A directory that is untracked as a whole is one entry, unless a file in it may have to stay.
+    // A directory that is untracked as a whole is one entry, unless a file in it may have to be kept.
     options.recurse_untracked_dirs(flags.directories && (!flags.ignored || !flags.excluded.is_empty()));
     options.recurse_ignored_dirs(flags.directories && !flags.excluded.is_empty());
     let excluded = Pathspec::new(flags.excluded.iter().flat_map(|pattern| pathspecs(pattern)))?;
@@ -81,9 +81,9 @@ pub(super) fn clean(
             status => status.contains(Status::IGNORED),
         };
         let path = Path::new(OsStr::from_bytes(entry.path_bytes()));
-        let stays = !flags.excluded.is_empty() && excluded.matches_path(path, PathspecFlags::DEFAULT);
+        let is_excluded = !flags.excluded.is_empty() && excluded.matches_path(path, PathspecFlags::DEFAULT);
         let is_kept_directory = !flags.directories && entry.path_bytes().ends_with(b"/");
-        if !is_removed || stays || is_kept_directory {
+        if !is_removed || is_excluded || is_kept_directory {
             continue;
         }
         let target = root.join(path);
@@ -106,7 +106,9 @@ pub(super) fn clean(
     Ok(())
 }
 
-/// Returns pathspecs for what a pattern of `.gitignore` matches: at every level unless it has a slash, and with everything in a directory.
+/// Returns the pathspecs for a pattern of `.gitignore`.
+///
+/// A pattern without a slash matches at every level. A directory matches with everything in it.
 fn pathspecs(pattern: &str) -> Vec<String> {
     let name = pattern.trim_end_matches('/');
     let at_every_level = !name.contains('/');

@@ -1,7 +1,7 @@
-//! Checks out a commit where there is no `git` command, such as in most images: with libgit2, over HTTP.
+//! Checks out a commit with libgit2, over HTTP. Used if there is no `git` command, as in most images.
 //!
-//! The result is the checkout that the `git` command makes, so that a later job may continue with either. Only what needs another program
-//! is missing: LFS files stay pointers, and a hook of the repository is not executed.
+//! The result equals a checkout by the `git` command, so that a later job may continue with either. Only features that need another program
+//! are missing: LFS files remain pointers, and hooks of the repository are not executed.
 
 mod clean;
 mod credentials;
@@ -29,15 +29,15 @@ use crate::context::Context;
 use crate::git_http::{self, Clients, Session, without_credentials};
 use credentials::credentials;
 
-/// Time for a connection to be established.
+/// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time without a byte from the server, which may prepare a large repository for long.
+/// Maximum time without a byte from the server, which may need minutes to prepare a large repository.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum number of files that libgit2 writes before a stop is noticed.
 const PART_FILES: usize = 1000;
-/// Explanation of a refused access.
+/// Explanation for the user if the server refuses access.
 const ACCESS: &str = "the job's token has no access to this repository";
-/// Depth that libgit2 takes for "all commits" of a repository that has only some.
+/// Depth with which libgit2 fetches all commits into a shallow repository.
 const UNSHALLOW: i32 = i32::MAX;
 
 /// Fetches the commit and checks it out in the project directory.
@@ -146,8 +146,8 @@ impl Work<'_> {
             if is_new || error.class() == git2::ErrorClass::Net || self.session.stop.cause().is_some() {
                 return Err(error);
             }
-            // What an earlier job left may be unusable.
-            self.print("Failed to fetch into the existing repository, which is replaced by a fresh one");
+            // An earlier job may have damaged the repository.
+            self.print("Failed to fetch into the existing repository, replacing it with a new one");
             drop(repository);
             std::fs::remove_dir_all(project.join(".git")).map_err(|error| git2::Error::from_str(&error.to_string()))?;
             repository = self.open(project, true)?;
@@ -183,7 +183,7 @@ impl Work<'_> {
         self.context.print(&style::info(line));
     }
 
-    /// Opens the repository, or creates it. Its configuration is that of [`config::write_template`].
+    /// Opens the repository, or creates it with the configuration of [`config::write_template`].
     fn open(&self, directory: &Path, is_new: bool) -> Result<Repository, git2::Error> {
         let mut options = RepositoryInitOptions::new();
         options.external_template(true).template_path(&self.template).initial_head("none");
@@ -210,7 +210,7 @@ impl Work<'_> {
         repository.remote_anonymous(url)?.fetch(&refspecs, Some(&mut self.fetch_options(repository, depth)), None)
     }
 
-    /// Returns the options of a fetch, with GIT_FETCH_EXTRA_FLAGS. Other flags than those for tags and pruning are of no use here.
+    /// Returns the options of a fetch. Of GIT_FETCH_EXTRA_FLAGS, only the flags for tags and pruning have an effect.
     fn fetch_options(&self, repository: &Repository, depth: i64) -> FetchOptions<'_> {
         let has = |names: [&str; 2]| self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()));
         let mut callbacks = RemoteCallbacks::new();
@@ -232,9 +232,9 @@ impl Work<'_> {
     }
 }
 
-/// Makes the files those of the commit. Files that the commit does not have stay, if an earlier commit did not have them either.
+/// Writes the files of the commit, and removes files that only the previous commit has. Untracked files are kept.
 ///
-/// No callback can end libgit2 while it writes files, so it writes a part of them at a time. `is_stopped` is asked before each part.
+/// No callback can interrupt libgit2 while it writes files, so it writes them in parts. `is_stopped` is called before each part.
 fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
     let commit = repository.find_commit(sha).map_err(|error| match error.code() {
         ErrorCode::NotFound => git2::Error::from_str(&format!("the server has no commit {sha}")),
@@ -251,15 +251,16 @@ fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> 
         repository.checkout_tree(commit.as_object(), Some(&mut options))?;
     }
     fail_if(is_stopped)?;
-    // This removes the files that the commit does not have. It finds all others unchanged.
+    // This call removes the files that the commit does not have. The others are unchanged by now.
     repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
     fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
-    // libgit2 does not create a file in the place of a directory that an earlier job has removed. It does if only the file is missing.
+    // If the commit has a file in place of a directory that an earlier job has removed, the calls above do not create the file. This one does,
+    // because now only a file of HEAD is missing.
     repository.checkout_head(Some(&mut checkout_options(is_stopped)))
 }
 
-/// Reverts the changes of files.
+/// Reverts the changes to tracked files.
 fn check_out_head(repository: &Repository, stop: &StopToken) -> Result<(), git2::Error> {
     let sha = repository.head()?.peel_to_commit()?.id();
     check_out_commit(repository, sha, &|| stop.cause().is_some())
@@ -290,7 +291,7 @@ fn fail_if(is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
     if is_stopped() { Err(git2::Error::from_str("stopped")) } else { Ok(()) }
 }
 
-/// Fails if the repository names another work tree, which an earlier job may have done: its files would be overwritten and deleted.
+/// Fails if the repository names another work tree, whose files would be overwritten and deleted. An earlier job may have set it.
 fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2::Error> {
     let found = repository.workdir().and_then(|found| found.canonicalize().ok());
     if found.is_some() && found == directory.canonicalize().ok() {
@@ -302,7 +303,7 @@ fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2
     )))
 }
 
-/// Sets the only value of a key. An earlier job may have left several, with which setting one fails.
+/// Sets the only value of a key. An earlier job may have left several values, and setting one would then fail.
 pub(super) fn replace_all(config: &mut Config, key: &str, value: &str) -> Result<(), git2::Error> {
     match config.remove_multivar(key, ".*") {
         Err(error) if error.code() != ErrorCode::NotFound => return Err(error),

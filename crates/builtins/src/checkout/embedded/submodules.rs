@@ -22,7 +22,7 @@ pub(super) fn update(work: &Work<'_>, repository: &Repository, recursive: bool) 
     Ok(())
 }
 
-/// `paths` are those of GIT_SUBMODULE_PATHS, and empty for all submodules.
+/// Updates the submodules of one repository. `paths` is `GIT_SUBMODULE_PATHS`; empty selects all submodules.
 fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &[String]) -> Result<(), git2::Error> {
     let selected = Selection::new(paths)?;
     for mut submodule in repository.submodules()? {
@@ -34,11 +34,11 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         let failed = |error: git2::Error| {
             git2::Error::new(error.code(), error.class(), format!("submodule `{name}`: {}", error.message()))
         };
-        // libgit2 has no transport for SSH addresses of the coordinator, which git replaces by URLs, too.
+        // libgit2 has no transport for SSH, so addresses of the coordinator are replaced with HTTP URLs, as the `git` command does.
         let mut config = repository.config()?;
         let key = format!("submodule.{name}.url");
         let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));
-        // libgit2 has other transports, too, which no stop would interrupt.
+        // A stop would not interrupt the other transports of libgit2.
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(failed(git2::Error::from_str(&format!(
                 "the URL {url} requires the `git` command, but `git` is not in PATH; use an image that has git"
@@ -48,7 +48,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
         submodule.reload(true)?;
         let Some(sha) = submodule.index_id() else { continue };
         let inner = submodule.open().or_else(|_| submodule.repo_init(true)).map_err(failed)?;
-        // The configuration may have been removed with that of the checkout.
+        // The configuration of the submodule may have been removed together with that of the checkout.
         let mut inner_config = inner.config()?;
         replace_all(&mut inner_config, "remote.origin.url", &url)?;
         replace_all(&mut inner_config, "remote.origin.fetch", ALL_BRANCHES)?;
@@ -62,7 +62,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
     Ok(())
 }
 
-/// Fetches the commit of a submodule unless an earlier job has: by its hash, or with all branches from a server that does not permit this.
+/// Fetches the commit of a submodule, unless an earlier job has fetched it. If the server rejects the hash, fetches all branches.
 fn fetch(work: &Work<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
     let is_missing = || repository.find_commit(sha).is_err();
     let depth = work.checkout.submodule_depth;

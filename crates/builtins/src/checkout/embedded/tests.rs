@@ -1,4 +1,4 @@
-//! Stops of checkouts, and who gets the job's client certificate.
+//! Tests that a checkout can be stopped, and that only the coordinator gets the job's client certificate.
 
 use std::fs;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl ClientCertVerifier for AnyClient {
     }
 }
 
-/// A Git server with TLS. It counts the connections with and without a client certificate.
+/// A Git server with TLS, which counts the connections with and without a client certificate.
 struct Server {
     url: String,
     with: Arc<AtomicUsize>,
@@ -117,7 +117,7 @@ struct Server {
 }
 
 impl Server {
-    /// `redirect` is the URL to which all requests are redirected.
+    /// Starts the server. `redirect` is the URL to which it redirects all requests; `None` means no redirects.
     async fn start(redirect: Option<String>) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
