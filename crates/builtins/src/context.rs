@@ -263,7 +263,7 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // A bare plan has no header and no last line in the log. Only steps in a container have one.
+                // The steps of a job in a container have a bare plan. All other bare plans are for steps without a job.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

@@ -27,7 +27,7 @@ pub enum LimitsFrom {
 pub struct Extraction {
     /// Directory that archives are unpacked into. It is created if it does not exist.
     pub root: PathBuf,
-    /// How far the path of the directory is trusted: which of its components a job could have replaced by a link.
+    /// Components of the path that are trusted. A job could have replaced any other component with a link.
     pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,
@@ -45,7 +45,8 @@ impl Extraction {
     /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were skipped.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the archive is invalid, [`Failure::System`] if the disk or the system failed, [`Failure::Stopped`] if `stop` was triggered.
+    /// [`Failure::Step`] if the archive is invalid or exceeds a limit, [`Failure::System`] if a file cannot be read or written, or
+    /// [`Failure::Stopped`].
     pub fn run(&self, mut archive: File, stop: &StopToken) -> Result<SkippedEntries, Failure> {
         let mut head = [0; 4];
         let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
@@ -80,7 +81,7 @@ impl Extraction {
         Self { root: parent.to_owned(), ..self.clone() }.open_root().map(drop)
     }
 
-    /// Returns the failure of a step whose archive was not unpacked.
+    /// Returns the failure of a step for an archive that was not unpacked.
     pub(crate) fn failure(&self, error: &UnpackError, stop: &StopToken) -> Failure {
         if let Some(cause) = stop.cause() {
             return Failure::Stopped(cause);

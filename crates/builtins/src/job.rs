@@ -1,4 +1,4 @@
-//! `builtin://job`: runs a whole job, with everything that comes before and after its steps.
+//! `builtin://job`: runs a whole job, including everything before and after its steps.
 //!
 //! ```text
 //! header -> steps -> last line -> result
@@ -26,7 +26,7 @@ use crate::context::Context;
 use crate::service;
 use crate::share::{self, JobResources};
 
-/// Maximum time to remove the job's temporary files. Only a file system that does not respond takes longer.
+/// Maximum time to remove the job's temporary files. Only a file system that does not respond needs longer.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Result of a job whose trace is closed.
@@ -65,9 +65,12 @@ pub async fn run(
         resources.end(&context, &mut used).await;
     }
     let cleanup_stop = cancellation.stop.child();
-    let limit = Instant::now().checked_add(CLEANUP_TIMEOUT);
-    let cleared =
-        cleanup_stop.stop_on(wait_until(limit), TerminationCause::TimedOut, context.clear_files(&cleanup_stop));
+    let cleanup_deadline = Instant::now().checked_add(CLEANUP_TIMEOUT);
+    let cleared = cleanup_stop.stop_on(
+        wait_until(cleanup_deadline),
+        TerminationCause::TimedOut,
+        context.clear_files(&cleanup_stop),
+    );
     if let Err(failure @ Failure::System(_)) = cleared.await {
         context.print(&style::warning(&failure.to_string()));
     }
@@ -128,15 +131,16 @@ fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Res
 async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
-        let created = fs::create_dir_all(&dir).and_then(|()| take(&dir));
+        let created = fs::create_dir_all(&dir).and_then(|()| take_ownership(&dir));
         created.map_err(Failure::io("failed to create the job's directory"))
     })
     .await
 }
 
-/// Makes root the owner of a directory, if this process runs as root. A later job whose user is not root sees by the owner that it must change
-/// the owner of all files.
-fn take(directory: &Path) -> io::Result<()> {
+/// Makes root the owner of a directory, if this process runs as root.
+///
+/// From the owner, a later job whose user is not root detects that it must change the owner of all files.
+fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {
         std::os::unix::fs::lchown(directory, Some(own.as_raw()), None)?;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-/// Removes a directory if it exists, even if a job removed write permissions (docs/spec/job-execution.md, section 4.3).
+/// Removes a directory if it exists, even if a job has removed write permissions (docs/spec/job-execution.md, section 4.3).
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
     match muster_files::remove_tree(dir) {
         Ok(()) => Ok(()),

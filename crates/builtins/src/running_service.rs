@@ -1,4 +1,4 @@
-//! A service of a job that was started on this machine, and the end of its output.
+//! A service of a job on this machine, and the end of its output.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct RunningService {
     /// Description of the end of the process. `None` means that the process is running.
     pub(crate) ended: watch::Receiver<Option<String>>,
     pub(crate) watcher: JoinHandle<()>,
-    /// Whether the step has reported that the service failed.
+    /// Whether the step that started the service has already reported that it failed.
     pub(crate) is_reported: bool,
 }
 

@@ -1,10 +1,10 @@
-//! `builtin://service`: starts a process of the operator that serves the job, such as a database, on the machine of the job.
+//! `builtin://service`: starts a service for the job, such as a database, on the machine of the job. The operator sets its command.
 //!
 //! ```text
 //! port is free -> process starts in an empty directory -> port accepts a connection -> the job's steps -> process terminated
 //! ```
 //!
-//! Its processes are a separate set that is recorded with the job, so the next agent terminates them if this one is killed.
+//! The processes of a service are a separate set that is recorded with the job, so the next agent terminates them if this one is killed.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -98,7 +98,7 @@ impl Start for HostService {
         if self.port == 0 {
             return Ok(());
         }
-        let limit = Duration::from_millis(self.timeout_ms);
+        let timeout = Duration::from_millis(self.timeout_ms);
         let connected = async {
             while !self.accepts_connection().await {
                 tokio::time::sleep(CONNECT_RETRY_DELAY).await;
@@ -109,10 +109,10 @@ impl Start for HostService {
             biased;
             cause = stop.stopped() => Err(Failure::Stopped(cause)),
             end = service.end() => failed(&end),
-            ready = tokio::time::timeout(limit, connected) => match ready {
+            ready = tokio::time::timeout(timeout, connected) => match ready {
                 Ok(()) => Ok(()),
                 Err(_) => {
-                    failed(&format!("it did not accept a connection on port {} within {} s", self.port, limit.as_secs()))
+                    failed(&format!("it did not accept a connection on port {} within {} s", self.port, timeout.as_secs()))
                 }
             },
         }
@@ -123,7 +123,7 @@ impl Start for HostService {
     }
 }
 
-/// Terminates the services of a job. A service that ended before its job is a warning in the log.
+/// Terminates the services of a job. Prints a warning for each service that ended before the job.
 pub(crate) async fn terminate(context: &Context) {
     let services = std::mem::take(&mut *context.services.lock());
     for service in services {

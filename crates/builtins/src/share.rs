@@ -16,7 +16,7 @@ use crate::sticky::StickyDir;
 /// Variable with the path of the job's sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
 
-/// Maximum time that the end of a job waits for the removal of old sticky contexts.
+/// Maximum time that a job waits at its end for the removal of old sticky contexts.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Sticky context of a running job, and the measurement of its resource usage.
@@ -27,7 +27,7 @@ pub(crate) struct JobResources {
     sticky: Option<StickyDir>,
 }
 
-/// Gives the job's processes their share of the machine. Returns the reason if the system does not permit it.
+/// Gives the job's processes their share of the machine. Returns an error message if the system does not permit it.
 #[must_use]
 pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
     if share.cgroup.is_empty() {
@@ -44,7 +44,7 @@ pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<S
 }
 
 impl JobResources {
-    /// Opens the sticky context and starts measuring. If the context cannot be opened, prints a warning; the job runs without it.
+    /// Opens the sticky context and starts the measurement. If the context cannot be opened, prints a warning, and the job runs without it.
     pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &StopToken) -> Self {
         let mut resources = Self { stalled: PressureStall::of_machine(), measure: share.measure, sticky: None };
         let Some(settings) = share.context.clone() else { return resources };
@@ -68,7 +68,7 @@ impl JobResources {
         resources
     }
 
-    /// Closes the sticky context, and adds the times that the job waited for resources to `used`.
+    /// Closes the sticky context, and adds the times for which the job waited for resources to `used`.
     ///
     /// All processes of the job must have ended.
     pub(crate) async fn end(self, context: &Context, used: &mut ResourceUsage) {

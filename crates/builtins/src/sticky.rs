@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::removal::remove_tree;
 
 const LOCK_SUFFIX: &str = ".lock";
-/// Maximum time to wait for the lock of a context that is being removed.
+/// Maximum time to wait for the lock of a context, which is held exclusively while the context is removed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two attempts to take the lock. flock can only wait by blocking a thread, so the lock is polled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -42,7 +42,8 @@ impl StickyDir {
     /// Opens the context of a job, and creates it if it does not exist.
     ///
     /// # Errors
-    /// The error of the system, and [`io::ErrorKind::TimedOut`] if a process holds the lock for longer than [`LOCK_TIMEOUT`].
+    /// The error of the system, [`io::ErrorKind::InvalidInput`] if the name is invalid, or [`io::ErrorKind::TimedOut`] if a process holds the
+    /// lock for longer than [`LOCK_TIMEOUT`].
     pub(crate) async fn open(settings: StickyContext) -> io::Result<Self> {
         if !is_valid_name(&settings.name) {
             return Err(io::Error::new(
@@ -74,7 +75,7 @@ impl StickyDir {
         &self.dir
     }
 
-    /// Returns the line for the trace.
+    /// Returns the line about the context for the trace.
     pub(crate) fn description(&self) -> String {
         match self.last_use {
             None => "Sticky context: new".to_owned(),
@@ -163,8 +164,8 @@ fn remove(root: &Path, name: &str) -> bool {
 
 /// Takes the shared lock, which is held while a job uses the context.
 ///
-/// Muster takes the lock exclusively only for as long as it removes the context. A process that holds it for longer was started by a
-/// job, and must not delay other jobs.
+/// Muster holds the lock exclusively only while it removes the context. A process that holds it for longer was started by a job, and must
+/// not delay other jobs.
 async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {

@@ -29,7 +29,7 @@ pub struct Trash {
 
 #[derive(Debug)]
 struct Worker {
-    /// Directories to remove. There are never more than there are workspaces.
+    /// Directories to remove. One directory can be queued several times.
     queue: Sender<PathBuf>,
     thread: JoinHandle<()>,
 }
@@ -38,7 +38,7 @@ impl Trash {
     /// Moves or removes the file or directory at `path`, if it exists.
     ///
     /// # Errors
-    /// It can neither be moved nor removed.
+    /// The file or directory can neither be moved nor removed.
     pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
         self.discard_from(path, path)
     }
@@ -73,7 +73,7 @@ impl Trash {
         remove_tree(path)
     }
 
-    /// Lets the thread remove the directory. If the thread cannot be started, removes it in the calling thread.
+    /// Queues the directory for the thread. If the thread cannot be started, removes the directory in the calling thread.
     fn remove_later(&self, trash_dir: PathBuf) -> io::Result<()> {
         let mut worker = self.worker.lock();
         if worker.is_none() {
@@ -87,7 +87,7 @@ impl Trash {
         }
     }
 
-    /// Waits until everything is removed. Blocks.
+    /// Waits until all leftovers are removed. Blocks the calling thread.
     pub fn close(&self) {
         let worker = self.worker.lock().take();
         if let Some(Worker { queue, thread }) = worker {
@@ -106,7 +106,7 @@ fn remove_all(queued: &Receiver<PathBuf>) {
     }
     for trash_dir in queued {
         match remove_tree(&trash_dir) {
-            // Another leftover was moved here in the meantime, and is next in the queue.
+            // Another leftover was moved to this directory in the meantime, so the directory is also next in the queue.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => tracing::warn!(%error, path = %trash_dir.display(), "failed to remove an old workspace"),
             Ok(()) => {}

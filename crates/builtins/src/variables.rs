@@ -1,4 +1,4 @@
-//! Variables of a job, and how they reach its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
+//! Variables of a job, and their form in its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::removal::remove_tree;
 
-/// Name of the file in the temporary directory in which a job passes variables to its later stages.
+/// Name of the file in the temporary directory with which a job passes variables to its later stages.
 const ENV_FILE: &str = "gitlab_runner_env";
 const ENV_FILE_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later stages in files of the project" };
@@ -143,7 +143,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks.
+    /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks the calling thread.
     ///
     /// # Errors
     /// The file cannot be read. It is not an error if it does not exist.
@@ -200,7 +200,7 @@ impl Variables {
         env
     }
 
-    /// Returns the variables that the script has to export itself, because they must not be in the environment of the shell.
+    /// Returns the variables that the script must export, because they must not be in the environment of the shell.
     ///
     /// These are variables that are too large, and those that would make the shell execute something at its start.
     #[must_use]
@@ -345,7 +345,7 @@ mod tests {
         for change in changes {
             variables.write_files(&temp, &Root::Chosen).unwrap();
             change();
-            // If a job of another project puts a symbolic link here, no cleanup removes it.
+            // A symbolic link is not cleaned up here, as if a job of another project had created it.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
             }

@@ -260,7 +260,7 @@ async fn failures_name_their_cause_and_no_secret() {
     for (url, message) in [
         (fixture.server.url("wrong", "bare.git"), "failed to get the sources: the server answered 401 Unauthorized"),
         (fixture.server.url(TOKEN, "missing.git"), "failed to get the sources: the server answered 404 Not Found"),
-        (fixture.server.url(TOKEN, "html.git"), "the answer is not that of a Git server"),
+        (fixture.server.url(TOKEN, "html.git"), "the response is not from a Git server"),
         (format!("http://gitlab-ci-token:{TOKEN}@127.0.0.1:1/bare.git"), "Connection refused"),
     ] {
         let log = fixture.fail(Checkout { repo_url: url, ..fixture.checkout() }).await;

@@ -221,6 +221,10 @@ mod tests {
             false,
             "another target of a link",
         );
-        check_each_format(|restored| fs::write(restored.directory.path().join("cache.zip"), "PK").unwrap(), false, "no archive");
+        check_each_format(
+            |restored| fs::write(restored.directory.path().join("cache.zip"), "PK").unwrap(),
+            false,
+            "no archive",
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! The volume with the agent's executable, from which every job container of an engine starts its agent.
 //!
 //! The name of the volume contains the hash of the executable, and the volume is filled once. The executable is copied through a
-//! container that is never started, which also works for an engine on another machine. The name of this container is a lock: at most one
-//! agent fills the volume.
+//! container that is never started, which also works for an engine on another machine. The name of this container serves as a lock, so that
+//! at most one agent fills the volume.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -24,7 +24,7 @@ use tokio_util::io::ReaderStream;
 use super::create::MANAGED;
 use super::engine::{failed, is_conflict, is_not_found};
 
-/// Path of this process's executable. The path still leads to it after the file on disk has been replaced.
+/// Path of this process's executable, which is valid even after the file on disk was replaced.
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
 /// Name of the executable in the volume.
 const FILE_NAME: &str = "muster-agent";
@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serializes the jobs of this process that find an empty volume.
 static FILLING: Mutex<()> = Mutex::const_new(());
-/// Identities of the volumes that are known to be complete. To ask the engine takes as long as to create a container.
+/// Identities of the volumes that are known to be complete. Querying the engine takes as long as creating a container.
 static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 /// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();
@@ -60,12 +60,12 @@ struct Executable {
 pub(super) struct AgentVolume {
     /// Name of the volume.
     pub(super) name: String,
-    /// The engine, the name, and the time of the creation. Another volume with the same name was created at another time.
+    /// Engine, name and creation time. A volume that is created again with the same name has another identity.
     identity: String,
     bytes: u64,
 }
 
-/// Creates the volume of the engine at `host` unless it exists. It may be empty.
+/// Creates the volume at the engine `host` unless it exists. The volume may be empty or incomplete.
 pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, Failure> {
     let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let name = format!("muster-agent-{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
@@ -77,7 +77,7 @@ pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, F
     Ok(AgentVolume { name, identity, bytes: own.bytes })
 }
 
-/// Forgets which volumes are complete. If a job cannot start, the reason may be that a volume has changed.
+/// Forgets which volumes are complete. Called if a job cannot start, because a changed volume may be the reason.
 pub(super) fn verify_again() {
     COMPLETE.lock().clear();
 }
@@ -92,8 +92,9 @@ async fn read_own() -> io::Result<Executable> {
 }
 
 impl AgentVolume {
-    /// Fills the volume unless it is complete. `container` must mount the volume, so that the engine does not remove it. `image` may be any
-    /// image that the engine has.
+    /// Fills the volume unless it is complete.
+    ///
+    /// `container` must mount the volume, so that the engine does not remove it. `image` is any image that the engine has.
     pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         if COMPLETE.lock().contains(&self.identity) {
             return Ok(());
@@ -118,7 +119,7 @@ impl AgentVolume {
             if found != progress.0 {
                 progress = (found, Instant::now());
             }
-            match engine.create_container(Some(named(&filler)), self.filler(image)).await {
+            match engine.create_container(Some(with_name(&filler)), self.filler(image)).await {
                 Ok(_) => {
                     let sent = self.send(engine, &filler).await;
                     remove(engine, &filler).await;
@@ -140,7 +141,7 @@ impl AgentVolume {
         }
     }
 
-    /// Returns the size of the executable in the volume. `None` means that there is no such file.
+    /// Returns the size in bytes of the executable in the volume. `None` means that the file does not exist.
     async fn found_bytes(&self, engine: &Docker, container: &str) -> Result<Option<u64>, Failure> {
         let options = ContainerArchiveInfoOptions { path: EXECUTABLE.to_owned() };
         match engine.get_container_archive_info(container, Some(options)).await {
@@ -172,7 +173,7 @@ impl AgentVolume {
     }
 }
 
-/// Returns an archive with this process's own executable.
+/// Returns a tar archive with this process's own executable, whose size is `bytes`.
 async fn archive(bytes: u64) -> io::Result<ReaderStream<impl tokio::io::AsyncRead>> {
     let mut header = tar::Header::new_ustar();
     header.set_path(FILE_NAME)?;
@@ -187,7 +188,7 @@ async fn archive(bytes: u64) -> io::Result<ReaderStream<impl tokio::io::AsyncRea
     Ok(ReaderStream::with_capacity(start.chain(file).chain(tokio::io::repeat(0).take(padding)), 256 * 1024))
 }
 
-fn named(name: &str) -> CreateContainerOptions {
+fn with_name(name: &str) -> CreateContainerOptions {
     CreateContainerOptions { name: Some(name.to_owned()), ..CreateContainerOptions::default() }
 }
 

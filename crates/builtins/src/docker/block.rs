@@ -1,7 +1,7 @@
-//! Keeps the containers of a job from addresses (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
+//! Blocks addresses for the containers of a job (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
 //!
-//! The first process of each container is the agent's gate. It runs the entrypoint of the image only after a second container in the same
-//! network has made the addresses unreachable, so no code of the job or of its images runs before.
+//! The first process of each container is the agent's gate. The gate runs the entrypoint of the image only after a second container in the
+//! same network has made the addresses unreachable. Before that, no code of the job or of its images runs.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     let command = nonempty(body.cmd.take());
     // As in the engine, an entrypoint that replaces that of the image also replaces its command.
     let command = command.or_else(|| of_image.and_then(|config| config.cmd.clone()).filter(|_| !replaces_entrypoint));
-    // An entrypoint of one empty word means that there is no entrypoint.
+    // An entrypoint that is one empty word removes the entrypoint.
     let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
     let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
     let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
@@ -49,7 +49,7 @@ fn no_health_check() -> HealthConfig {
     HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }
 }
 
-/// Mounts the agent's executable in a container that has it only for the gate. Does nothing if there are no blocked addresses.
+/// Mounts the agent's executable in a container that needs it only for the gate. Does nothing if there are no blocked addresses.
 pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody, agent: &AgentVolume) {
     if !job.blocked_addresses.is_empty() {
         let binds = body.host_config.get_or_insert_default().binds.get_or_insert_default();
@@ -62,7 +62,7 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 /// A second container does this. It has only the network and the volumes of the first one, and the one capability that it needs.
 ///
 /// # Errors
-/// [`Failure`] if that is not possible. The container must be removed: its gate waits.
+/// [`Failure`] if the addresses cannot be blocked. The caller must then remove the container, whose gate still waits.
 pub(super) async fn enforce(engine: &Docker, job: &DockerContainer, container: &str) -> Result<(), Failure> {
     if job.blocked_addresses.is_empty() {
         return Ok(());
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_runs_what_the_engine_would_run() {
+    fn gate_runs_the_command_that_the_engine_would_run() {
         assert_eq!(gated(None, None), words("/entry serve"));
         assert_eq!(gated(None, Some(words("other"))), words("/entry other"));
         assert_eq!(gated(Some(words("/bin/sh -c")), None), words("/bin/sh -c"));

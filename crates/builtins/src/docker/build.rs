@@ -1,4 +1,4 @@
-//! The build container: its entrypoint starts the agent, which runs the steps of the job.
+//! Creates and starts the build container, whose entrypoint starts the agent that runs the steps of the job.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,13 +23,13 @@ use super::target::{Container, End};
 use super::{block, create, network};
 use crate::context::Context;
 
-/// Maximum time until the entrypoint of the image has started the agent, and the agent accepts connections.
+/// Maximum time from the start of the container until its agent accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
 /// Advice for an image whose entrypoint does not run its arguments.
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
-/// Creates the build container, and returns its ID. Its agent creates `directories`.
+/// Creates the build container, and returns its ID. The agent in the container creates `directories`; `None` means none.
 pub(super) async fn create(
     engine: &Docker,
     job: &DockerContainer,
@@ -58,7 +58,7 @@ pub(super) async fn create(
     create::container(engine, &job.build, body).await
 }
 
-/// Starts the build container, and waits until its agent answers. Prints what the entrypoint of the image prints before it starts the agent.
+/// Starts the build container, and waits until its agent answers. Prints the output of the image's entrypoint until the agent starts.
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,

@@ -13,12 +13,12 @@ use tokio::time::{Instant, sleep, timeout};
 use super::engine::{is_answer, is_conflict, is_not_found, reason};
 use super::{create, directories, network};
 
-/// Maximum time for everything, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
+/// Maximum time for the whole cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Delay before objects that are left are removed again.
+/// Delay before the next attempt to remove the remaining objects.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Number of attempts after which an error of the engine is final. An object that is being removed, and an engine that does not answer, do
-/// not count.
+/// Number of rejected attempts after which the cleanup fails. An attempt does not count if the engine does not answer, or if an object is
+/// already being removed.
 const MAX_REJECTIONS: u32 = 10;
 
 /// Names of the objects that exist only for one job.
@@ -34,9 +34,9 @@ impl Objects {
     /// Returns the objects that the step with these inputs may have created.
     ///
     /// # Errors
-    /// [`Failure::Configuration`] if a name is not one that engines accept. Such a name could address another object: names are parts of the
-    /// paths of requests.
-    pub(super) fn of(job: &DockerContainer) -> Result<Self, Failure> {
+    /// [`Failure::Configuration`] if engines do not accept a name. Names are parts of the paths of requests, so such a name could address
+    /// another object.
+    pub(super) fn from_job(job: &DockerContainer) -> Result<Self, Failure> {
         let services = job.services.iter().map(|service| service.container.name.clone());
         let temporary = job.volumes.iter().filter(|volume| volume.temporary && create::is_named(volume));
         let objects = Self {
@@ -57,11 +57,12 @@ impl Objects {
         }
     }
 
-    /// Removes the objects. An object that does not exist is not an error. Waits for an engine that does not answer, for example because it
-    /// is restarting.
+    /// Removes the objects. An object that does not exist is not an error.
+    ///
+    /// If the engine does not answer, for example because it is restarting, this waits for it.
     ///
     /// # Errors
-    /// [`Failure`] with the objects that are left.
+    /// [`Failure`] with the objects that remain.
     pub(super) async fn remove(&self, engine: &Docker) -> Result<(), Failure> {
         let start = Instant::now();
         let mut rejected = 0;
@@ -89,14 +90,14 @@ impl Objects {
         }
     }
 
-    /// Removes the objects. Logs an error.
+    /// Removes the objects, and logs an error if that fails.
     pub(super) async fn remove_or_log(&self, engine: &Docker) {
         if let Err(error) = self.remove(engine).await {
             tracing::error!(%error, "failed to clean up after a job in containers");
         }
     }
 
-    /// Tries to remove each object. Returns those that are left.
+    /// Tries to remove each object. Returns the objects that remain.
     async fn remove_once(&self, engine: &Docker) -> Vec<RemovalFailure> {
         let options =
             RemoveContainerOptions { force: true, v: !self.keep_volumes, ..RemoveContainerOptions::default() };
@@ -145,14 +146,14 @@ mod tests {
             let build = ContainerSpec { name: "job-build".to_owned(), ..ContainerSpec::default() };
             DockerContainer { build, services: vec![service], ..DockerContainer::default() }
         };
-        Objects::of(&with_service("job-web.2_a-0")).unwrap();
+        Objects::from_job(&with_service("job-web.2_a-0")).unwrap();
         for name in [r"job-x\..\victim?-0", "job-x/../victim", "..", "a?b", "a#b", "a%2e", "a b", "", "-a", "a\n"] {
-            let failure = Objects::of(&with_service(name)).unwrap_err();
+            let failure = Objects::from_job(&with_service(name)).unwrap_err();
             assert!(matches!(failure, Failure::Configuration(_)), "{name:?}: {failure}");
         }
         let mut with_volume = with_service("job-web-0");
         with_volume.volumes =
             vec![DockerVolume { source: "a?b".to_owned(), temporary: true, ..DockerVolume::default() }];
-        Objects::of(&with_volume).unwrap_err();
+        Objects::from_job(&with_volume).unwrap_err();
     }
 }

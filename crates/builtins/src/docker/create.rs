@@ -22,12 +22,12 @@ pub(super) fn run_volume(job: &DockerContainer) -> String {
     format!("{}-agent", job.build.name)
 }
 
-/// Returns whether the volume has a name, and not a path or no source at all.
+/// Returns whether the source of the volume is a name, and not a path or empty.
 pub(super) fn is_named(volume: &DockerVolume) -> bool {
     !volume.source.is_empty() && !volume.source.starts_with('/')
 }
 
-/// Creates the named volumes of a job. A volume that exists stays as it is. Returns the directory of the run volume on the engine's machine.
+/// Creates the named volumes of a job. Existing volumes are not changed. Returns the directory of the run volume on the engine's machine.
 pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<PathBuf, Failure> {
     let mut directory = PathBuf::new();
     let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
@@ -57,7 +57,7 @@ pub(super) fn labels<'a>(
     std::iter::once(managed).chain(given).collect()
 }
 
-/// Returns the description of a container with the job's volumes. The caller adds what differs.
+/// Returns the description of a container with the job's volumes. The caller adds what is specific to the container.
 pub(super) fn body(job: &DockerContainer, spec: &ContainerSpec, image: &str) -> Result<ContainerCreateBody, Failure> {
     let invalid = |error| Failure::Configuration(format!("invalid settings of the container {}: {error}", spec.name));
     let settings: HostConfig = serde_json::from_value(Value::Object(spec.host_config.clone())).map_err(invalid)?;
@@ -85,7 +85,7 @@ fn bind(volume: &DockerVolume) -> String {
     format!("{}:{}{mode}", volume.source, volume.destination)
 }
 
-/// Creates a container, and returns its ID. A container of the same name, which an earlier attempt left, is removed.
+/// Creates a container, and returns its ID. Removes a container with the same name that an earlier attempt left.
 pub(super) async fn container(
     engine: &Docker,
     spec: &ContainerSpec,
@@ -100,6 +100,9 @@ pub(super) async fn container(
         created = engine.create_container(Some(options()), body).await;
     }
     let created = created.map_err(failed(format!("failed to create the container {}", spec.name)))?;
-    created.warnings.iter().for_each(|warning| tracing::info!(container = spec.name, warning, "warning of the engine"));
+    created
+        .warnings
+        .iter()
+        .for_each(|warning| tracing::info!(container = spec.name, warning, "engine returned a warning"));
     Ok(created.id)
 }

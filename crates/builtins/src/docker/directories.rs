@@ -1,6 +1,7 @@
-//! Directories in the build container, writable for every user. The agent in the container creates them, or they are created before it starts.
+//! Creates directories in the build container that every user can write to. Either the agent in the container creates them, or they are
+//! created before it starts.
 //!
-//! In the latter case they are sent as an archive: no container must run for this, and the engine resolves their paths inside the container.
+//! In the latter case, they are sent as an archive: no container must run for this, and the engine resolves their paths inside the container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +16,7 @@ use super::engine::failed;
 use super::images::ResolvedImage;
 use super::{create, owner};
 
-/// Mode of the directories of a job, as those that gitlab-runner creates.
+/// Mode of the directories of a job, as in gitlab-runner.
 const MODE: u32 = 0o777;
 /// Mode of the directory with the agent's files.
 const RUN_DIR_MODE: u32 = 0o1777;
@@ -25,10 +26,10 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
     format!("{}-setup", job.build.name)
 }
 
-/// Returns the directories that the agent in the build container can create, which takes much less time than a call of the engine.
+/// Returns the directories that the agent in the build container can create, which is much faster than a call of the engine.
 ///
-/// `None` means that they must be created before the container starts: the agent is not root, an entrypoint may give up the rights of root,
-/// or the root directory is read-only.
+/// `None` means that they must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
+/// root, or the root directory is read-only.
 pub(super) fn left_to_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
     let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
@@ -70,8 +71,8 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
 
 /// Returns the directories to create, or to make writable, with their modes.
 ///
-/// In a volume, only its root is made writable: the agent in the container creates the rest, because jobs can write there. A directory of
-/// the engine's machine keeps its mode.
+/// In a volume, only the root directory is made writable. The agent in the container creates the rest, because jobs can write there. A
+/// directory of the engine's machine keeps its mode.
 fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {

@@ -19,16 +19,16 @@ const MAX_MESSAGES: u32 = 10;
 /// Maximum number of bytes of such a message that are logged.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Result of a command.
+/// Result of a command that has ended.
 #[derive(Debug)]
-pub(super) struct Finished {
+pub(super) struct ExecResult {
     /// Whether the command exited with status 0.
     pub(super) succeeded: bool,
     /// Both output streams. Output beyond [`MAX_OUTPUT_BYTES`] is missing.
     pub(super) output: Vec<u8>,
 }
 
-/// Starts a command, and returns its stdin and stdout as one stream. What it writes to stderr is logged.
+/// Starts a command, and returns its stdin and stdout as one stream. Its stderr is logged.
 pub(super) async fn connect(
     engine: &Docker,
     container: &str,
@@ -47,7 +47,7 @@ pub(super) async fn connect(
                 // Every process in the container can write to this stream.
                 if messages <= MAX_MESSAGES {
                     let message = String::from_utf8_lossy(message.get(..MAX_MESSAGE_BYTES).unwrap_or(&message));
-                    tracing::warn!(message = message.trim(), "message of a connection to the agent in a container");
+                    tracing::warn!(message = message.trim(), "connection to the agent in a container wrote to stderr");
                 }
                 None
             }
@@ -57,13 +57,13 @@ pub(super) async fn connect(
     Ok(tokio::io::join(StreamReader::new(Box::pin(stdout.map_err(io::Error::other))), input))
 }
 
-/// Runs a command to its end, as `user`. Empty means the user of the container.
+/// Runs a command to its end, as `user`. An empty `user` means the user of the container.
 pub(super) async fn run(
     engine: &Docker,
     container: &str,
     user: &str,
     command: Vec<String>,
-) -> Result<Finished, ApiError> {
+) -> Result<ExecResult, ApiError> {
     let user = Some(user.to_owned()).filter(|user| !user.is_empty());
     let options = CreateExecOptions { cmd: Some(command), user, ..attached() };
     let exec = engine.create_exec(container, ExecConfig::from(options)).await?;
@@ -72,10 +72,10 @@ pub(super) async fn run(
     };
     let output = collect(output).await?;
     let ended = engine.inspect_exec(&exec.id).await?;
-    Ok(Finished { succeeded: ended.exit_code == Some(0), output })
+    Ok(ExecResult { succeeded: ended.exit_code == Some(0), output })
 }
 
-/// Collects the output of a container or a command.
+/// Collects the output of a container or a command. Output beyond [`MAX_OUTPUT_BYTES`] is dropped.
 pub(super) async fn collect(
     mut output: impl futures::Stream<Item = Result<LogOutput, ApiError>> + Unpin,
 ) -> Result<Vec<u8>, ApiError> {

@@ -8,8 +8,8 @@
 //! The agent in the build container runs all steps. No other container runs code of Muster, and nothing on the engine's side follows
 //! paths in a directory that a job can write to.
 //!
-//! All names of a job's objects follow from the inputs of the step. So an agent that finds the inputs in its spool can remove what a
-//! killed agent left.
+//! All names of a job's objects are derived from the inputs of the step. So an agent that finds the inputs in its spool can remove the
+//! objects that a killed agent left.
 
 mod agent_volume;
 mod block;
@@ -51,7 +51,7 @@ use target::Container;
 #[async_trait]
 impl DelegateTarget<Context> for DockerContainer {
     async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
-        let objects = Objects::of(self)?;
+        let objects = Objects::from_job(self)?;
         self.lines.iter().for_each(|line| context.print(&styled(line)));
         let engine = stoppable(stop, async { Ok(engine::connect(&self.engine).await?) }).await?;
         match create_all(self, &objects, &engine, context, stop).await {
@@ -65,7 +65,7 @@ impl DelegateTarget<Context> for DockerContainer {
     }
 
     async fn remove_leftovers(&self) -> Result<(), Failure> {
-        let objects = Objects::of(self)?;
+        let objects = Objects::from_job(self)?;
         objects.remove(&engine::connect(&self.engine).await?).await
     }
 }
@@ -116,8 +116,9 @@ fn styled(line: &LogLine) -> String {
     }
 }
 
-/// Returns the result of `work`, unless the step is stopped first. The work is dropped then, so it must not create anything that the
-/// cleanup does not know.
+/// Returns the result of `work`, unless the step is stopped first.
+///
+/// A stop drops the work, so it must not create anything that the cleanup does not remove.
 async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         biased;

@@ -17,7 +17,7 @@ const MTU: &str = "com.docker.network.driver.mtu";
 /// Networks that exist on every engine and do not resolve the names of containers.
 const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 
-/// Creates the network of the job, if it has its own.
+/// Creates the network of the job, if the job has a separate one.
 pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
     let DockerNetwork::PerJob { name, ipv6, mtu } = &job.network else { return Ok(()) };
     // Engines accept a second network with the same name. An earlier attempt may have left one.
@@ -38,12 +38,12 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(),
 /// Removes a network, with all containers that are still attached to it. A network that does not exist is not an error.
 ///
 /// # Errors
-/// The network is left.
+/// The engine's error. The network still exists.
 pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> {
     match engine.remove_network(name).await {
         Ok(()) => return Ok(()),
         Err(error) if is_not_found(&error) => return Ok(()),
-        // Containers are attached to it.
+        // The engine refuses, because containers are attached to the network.
         Err(error) if is_answer(&error) => {}
         Err(error) => return Err(error),
     }
@@ -72,7 +72,7 @@ pub(super) fn mode(network: &DockerNetwork) -> Option<String> {
     }
 }
 
-/// Returns whether the containers find each other by names that the engine resolves.
+/// Returns whether the engine resolves the names of the containers in this network.
 fn resolves_names(network: &DockerNetwork) -> bool {
     match network {
         DockerNetwork::Bridge => false,
@@ -95,7 +95,7 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
     *network == DockerNetwork::Mode("host".to_owned())
 }
 
-/// Returns how a container is attached to its network. `None` means without names and settings of its own.
+/// Returns the settings with which a container is attached to its network. `None` means that it needs no names or other settings.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

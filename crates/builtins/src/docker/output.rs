@@ -1,4 +1,4 @@
-//! Output of the build container: first of the image's entrypoint, which the job's log shows, then of the agent.
+//! Output of the build container: first that of the image's entrypoint, which is written to the job's log, then that of the agent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const TAIL_BYTES: usize = 2048;
 /// Maximum length of a line in which a mark is searched, in bytes. Longer lines are passed on in pieces.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
-/// How far the build container has started.
+/// Progress of the start of a build container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Progress {
     /// The entrypoint of the image runs.
@@ -63,14 +63,14 @@ impl Output {
         Ok(Self { progress, tail, reading })
     }
 
-    /// Waits until the container has started this far. Never returns if it ends before. Cancel-safe.
+    /// Waits until the start has made this progress. Never returns if the container ends before that. Cancel-safe.
     pub(super) async fn wait_for(&self, progress: Progress) {
         if self.progress.clone().wait_for(|reached| *reached >= progress).await.is_err() {
             std::future::pending().await
         }
     }
 
-    /// Returns how far the container has started.
+    /// Returns the progress of the start.
     pub(super) fn progress(&self) -> Progress {
         *self.progress.borrow()
     }
@@ -88,7 +88,7 @@ struct Reader {
     tail: Arc<Mutex<Vec<u8>>>,
 }
 
-/// One of the two streams.
+/// Lines of one of the two streams.
 #[derive(Default)]
 struct Lines {
     incomplete: Vec<u8>,
@@ -110,7 +110,7 @@ impl Reader {
             }
         }
         for lines in [stdout, stderr] {
-            self.take(&lines.incomplete, lines.from_agent);
+            self.handle_line(&lines.incomplete, lines.from_agent);
         }
     }
 
@@ -126,7 +126,7 @@ impl Reader {
                 } else if lines.from_agent && text == READY.as_bytes() {
                     self.advance(Progress::Ready);
                 } else {
-                    self.take(&line, lines.from_agent);
+                    self.handle_line(&line, lines.from_agent);
                 }
             }
         }
@@ -140,7 +140,8 @@ impl Reader {
         });
     }
 
-    fn take(&self, line: &[u8], from_agent: bool) {
+    /// Writes a line of the entrypoint to the job's log, and keeps a line of the agent for the message about its end.
+    fn handle_line(&self, line: &[u8], from_agent: bool) {
         if !from_agent {
             self.context.log().write(Stream::Output, line);
             return;

@@ -10,11 +10,12 @@ use super::exec;
 use super::images::ResolvedImage;
 use crate::context::Context;
 
-/// Root, without asking the image for its name.
+/// User and group ID of root, for which no name must exist in the image.
 const ROOT: &str = "0:0";
 
-/// Makes the job's directories usable for a user other than root. If that fails, the job goes on with a warning: the user may own the
-/// directories already.
+/// Makes the job's directories usable for a user other than root.
+///
+/// If that fails, the job continues with a warning, because the user may already own the directories.
 pub(super) async fn adopt(
     engine: &Docker,
     job: &DockerContainer,

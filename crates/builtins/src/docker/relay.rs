@@ -1,4 +1,4 @@
-//! Relay from the build container to an address on this machine, such as that of `muster ci`, whose coordinator listens on a loopback address.
+//! Relay from the build container to an address on this machine, such as the loopback address of the coordinator of `muster ci`.
 //!
 //! ```text
 //! container: connection to 127.0.0.1:PORT --> agent in the container --> RELAY_SOCKET --mounted--> this agent --> 127.0.0.1:PORT
@@ -27,12 +27,12 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 pub(super) struct Relay {
     dir: TempDir,
     address: String,
-    /// Has the task that accepts connections.
+    /// Task that accepts connections.
     _serving: JoinSet<()>,
 }
 
 impl Relay {
-    /// Starts the relay of a job. `None` means that the job needs none. `is_local` tells whether the engine is on this machine.
+    /// Starts the relay of a job. `None` means that the job needs no relay. `is_local` means that the engine is on this machine.
     ///
     /// # Errors
     /// [`Failure`] if the engine is on another machine, where it cannot mount a socket of this machine, or the socket cannot be created.
@@ -74,7 +74,7 @@ impl Relay {
     }
 }
 
-/// Accepts connections until the task is aborted, and their copying with it.
+/// Accepts connections and copies their content, until the task is aborted.
 async fn accept(listener: UnixListener, address: String) {
     let mut connections = JoinSet::new();
     loop {
@@ -88,7 +88,7 @@ async fn accept(listener: UnixListener, address: String) {
                             tokio::io::copy_bidirectional(&mut inside, &mut outside).await
                         };
                         if let Err(error) = copied.await {
-                            tracing::debug!(%error, address, "a connection of a container ended");
+                            tracing::debug!(%error, address, "connection of a container ended with an error");
                         }
                     });
                 }

@@ -1,4 +1,4 @@
-//! Search for an engine of this machine, for programs that can do without one.
+//! Searches for an engine on this machine, for programs that can work without one.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::engine::{self, EngineError};
 /// Maximum time for one engine to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Error of a machine on which no engine answers.
+/// Error if no engine on this machine answers.
 #[derive(Debug, thiserror::Error)]
 #[error("no Docker or Podman engine of this machine answers ({})", tried.join("; "))]
 pub struct NoEngine {
@@ -18,11 +18,12 @@ pub struct NoEngine {
     tried: Vec<String>,
 }
 
-/// Returns the URL of the first engine of this machine that answers: that of `DOCKER_HOST`, or else of the usual sockets, also those of
-/// rootless engines.
+/// Returns the URL of the first engine on this machine that answers.
+///
+/// Tries `DOCKER_HOST` if it is set. Otherwise, tries the usual sockets, including those of rootless engines.
 ///
 /// # Errors
-/// [`NoEngine`] names what was tried.
+/// [`NoEngine`] with the addresses that were tried.
 pub async fn find_engine() -> Result<String, NoEngine> {
     let mut tried = Vec::new();
     for url in engine::candidates() {

@@ -143,8 +143,9 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container. A service that does not is a warning in the log. Returns the
-/// services with the result.
+/// Waits until each service accepts a connection from the build container. Returns the services with the result.
+///
+/// A service that does not accept a connection causes a warning in the log.
 pub(super) async fn wait_until_healthy(
     engine: &Docker,
     job: &DockerContainer,
@@ -207,7 +208,7 @@ impl Service {
         if let Some(code) = self.exited {
             return Err(exited(code));
         }
-        // Without an address, the service is in a network that the build container cannot reach, as configured.
+        // A service without an address is configured to be in a network that the build container cannot reach.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(
@@ -236,7 +237,7 @@ impl Service {
         }
     }
 
-    /// Waits until the service has exited. Never returns if that cannot be known.
+    /// Waits until the service has exited. Returns its exit code, or never returns if the engine cannot report it.
     async fn wait_for_exit(&self, engine: &Docker) -> i64 {
         use bollard::errors::Error::DockerContainerWaitError;
         match engine.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
@@ -246,7 +247,7 @@ impl Service {
         }
     }
 
-    /// Returns the node of the service in the result tree. A service that failed has the end of its output as message.
+    /// Returns the node of the service in the result tree. If the service failed, the message contains the end of its output.
     pub(super) async fn node(&self, engine: &Docker) -> StepNode {
         let inspected = tokio::time::timeout(REPORT_TIMEOUT, engine.inspect_container(&self.id, None)).await;
         let state = inspected.ok().and_then(Result::ok).and_then(|found| found.state).unwrap_or_default();
@@ -276,7 +277,7 @@ impl Service {
     }
 }
 
-/// Returns the last lines of a text.
+/// Returns the end of a text, at most 2000 bytes.
 fn end_of(text: &str) -> &str {
     const MAX_BYTES: usize = 2000;
     let start = text.len().saturating_sub(MAX_BYTES);

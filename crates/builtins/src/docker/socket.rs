@@ -1,7 +1,7 @@
-//! Connections to the agent in a container by its socket, without a process in the container for each of them.
+//! Connections to the agent in a container through its socket, without a process in the container for each connection.
 //!
-//! This works if the engine keeps its volumes on this machine, and this process may open them: an agent that runs as root beside the engine, or
-//! as the user of a rootless engine. In all other cases the agent is reached by `exec`.
+//! This works if the volumes of the engine are on this machine and this process may open them, because it runs as root or as the user of a
+//! rootless engine. In all other cases, the agent is reached by `exec`.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,10 +19,10 @@ impl RunDirectory {
     /// Connects to the agent.
     ///
     /// # Errors
-    /// The socket cannot be opened here, or no agent listens.
+    /// The socket cannot be opened by this process, or no agent listens.
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
         let directory = open(&self.0, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        // A job can replace the socket by a link to a socket of this machine.
+        // A job can replace the socket with a link to another socket of this machine.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let socket = openat(&directory, SOCKET_NAME, flags, Mode::empty())?;
         if FileType::from_raw_mode(fstat(&socket)?.st_mode) != FileType::Socket {

@@ -1,4 +1,4 @@
-//! A running build container: connections to its agent, and its end.
+//! Running build container, with the connections to its agent and the detection of its end.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +30,9 @@ use super::socket::RunDirectory;
 
 /// Delay between two attempts to query the state of a container.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
-/// Time without an answer of the engine, or of the agent in the container, after which the container is considered lost. An engine that
-/// restarts without its containers (`live-restore`) does not answer for some seconds.
+/// Time without an answer of the engine, or of the agent in the container, after which the container is considered lost.
+///
+/// An engine that restarts while its containers continue (`live-restore`) does not answer for some seconds.
 const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Maximum time from the end of a killed process to the engine's report.
@@ -44,9 +45,9 @@ const MEMORY_REMEDY: &str = "raise `memory` in [runners.docker], or let the job 
 /// How a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its first process exited. `None` means that the code is not known.
+    /// The first process exited. `None` means that the exit code is unknown.
     Exited { code: Option<i64>, out_of_memory: bool },
-    /// It was removed by someone else.
+    /// Another program removed the container.
     Removed,
     /// The engine no longer answers.
     EngineLost(String),
@@ -58,7 +59,7 @@ pub(super) struct Container {
     engine: Docker,
     id: String,
     name: String,
-    /// Image of the container, as the job names it.
+    /// Image of the container, as written in the job.
     pub(super) image: String,
     project_dir: PathBuf,
     /// Memory limit in bytes. `None` means no limit.
@@ -66,7 +67,7 @@ pub(super) struct Container {
     objects: Objects,
     /// Output of the container.
     pub(super) output: Output,
-    /// Connection that was used last. `None` means that there was no connection yet.
+    /// Last connection that was used. `None` means that there was no connection yet.
     connection: Mutex<Option<AgentConnection>>,
     /// How the container ended. `None` means that it runs.
     ended: watch::Receiver<Option<End>>,
@@ -77,9 +78,9 @@ pub(super) struct Container {
     pub(super) services: Vec<Service>,
     /// Tasks that copy the output of services to the log of the job.
     service_logs: JoinSet<()>,
-    /// Connections of the container to this machine. `None` if the job needs none.
+    /// Relay for connections of the container to this machine. `None` means that the job needs no relay.
     relay: Option<Relay>,
-    /// Directory with the socket of the agent. `None` if the engine is on another machine.
+    /// Directory with the socket of the agent. `None` means that the engine is on another machine.
     run_dir: Option<RunDirectory>,
 }
 
@@ -134,7 +135,7 @@ impl Container {
         end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
     }
 
-    /// Keeps what belongs to the container until its end: the tasks that copy the output of services to the log of the job, and the relay.
+    /// Adds what exists until the container ends: the tasks that copy the output of services to the log of the job, and the relay.
     pub(super) fn with_helpers(mut self, service_logs: JoinSet<()>, relay: Option<Relay>) -> Self {
         (self.service_logs, self.relay) = (service_logs, relay);
         self
@@ -152,7 +153,7 @@ impl Container {
         let _ = (&mut self.watching).await;
     }
 
-    /// Connects to the socket of the agent. `None` if that is not possible from here.
+    /// Connects to the socket of the agent. `None` means that this process cannot use the socket.
     async fn direct(&self) -> Option<UnixStream> {
         match self.run_dir.as_ref()?.connect().await {
             Ok(socket) => Some(socket),
@@ -185,7 +186,7 @@ impl Container {
     }
 }
 
-/// Watches whether the kernel kills a process of a container because of the memory limit.
+/// Watch for a report that the kernel killed a process of a container because of the memory limit.
 #[derive(Debug)]
 struct OutOfMemory {
     reported: watch::Receiver<bool>,
@@ -213,7 +214,7 @@ impl OutOfMemory {
         Self { reported, watching }
     }
 
-    /// Returns whether a process was killed. The engine may report that a moment later than the agent.
+    /// Returns whether a process was killed. Waits for a moment, because the engine may report it later than the agent.
     async fn is_reported(&self) -> bool {
         let mut reported = self.reported.clone();
         let waiting = reported.wait_for(|reported| *reported);
@@ -230,8 +231,8 @@ fn mebibytes(bytes: u64) -> String {
 async fn wait_for_end(engine: &Docker, id: &str) -> End {
     let mut answered = Instant::now();
     loop {
-        // The engine answers this call when the container ends. The answer may be lost, and a call to Podman may time out before the end. So the
-        // state is queried after each call.
+        // The engine answers this call when the container ends. But the answer may be lost, and a call to Podman may time out earlier.
+        // The state is therefore queried after each call.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
         match engine.inspect_container(id, None).await {
             Ok(found) => {

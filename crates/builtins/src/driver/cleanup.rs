@@ -1,4 +1,4 @@
-//! `builtin://driver/cleanup`: cleans the environment of a driver up.
+//! `builtin://driver/cleanup`: cleans up the environment of a driver.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Builtin<Context> for DriverCleanup {
     }
 
     async fn run(&self, context: &Arc<Context>, _: &StopToken) -> Result<(), Failure> {
-        // A driver whose preparation failed was cleaned up then.
+        // There is no driver if its preparation failed, because the preparation then cleaned up.
         let session = context.driver.lock().take();
         if let Some(session) = session
             && let Err(failure) = session.clean_up(context).await

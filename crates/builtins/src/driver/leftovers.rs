@@ -1,4 +1,4 @@
-//! The variables of `cleanup_exec`, with which a later agent cleans up the environment of a driver if this agent is killed.
+//! Stores the variables of `cleanup_exec`, so that a later agent can clean up the environment of a driver if this agent is killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,14 +22,14 @@ use crate::driver_state::DriverState;
 
 /// Name of the file with the environment, in the driver's directory.
 const FILE: &str = "cleanup_environment.json";
-/// Limit of the file, which contains the variables of the job at most twice.
+/// Size limit of the file, which contains the variables of the job at most twice.
 const LIMIT: Limit =
     Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean up the driver's environment by hand" };
 /// Variable with the status of the job.
 const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
 
 impl DriverState {
-    /// Stores the environment of `cleanup_exec` as it is now.
+    /// Stores the current environment of `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure::System`] if the file cannot be written.
@@ -42,7 +42,7 @@ impl DriverState {
     }
 }
 
-/// Replaces the file, so that it is always complete.
+/// Replaces the file atomically, so that it is always complete.
 fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
     let new = dir.join(format!("{FILE}.new"));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -51,7 +51,7 @@ fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
     std::fs::rename(new, dir.join(FILE))
 }
 
-/// Returns whether a driver was used, and not cleaned up.
+/// Returns whether a driver was used whose environment was not cleaned up.
 pub(super) fn exist(temp_dir: &Path) -> bool {
     temp_dir.join(DIRECTORY).join(FILE).exists()
 }

@@ -29,7 +29,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // A program of the driver may not be repeatable, so the job counts as started.
+        // It may not be safe to run a program of the driver twice, so the job counts as started.
         context.wait_until_user_code_may_run(stop).await?;
         let mut attempt = 1;
         loop {
@@ -40,7 +40,7 @@ impl Builtin<Context> for DriverPrepare {
                 }
                 Err(failure) => failure,
             };
-            // Only a failure of the environment may be temporary.
+            // Only a system failure may be temporary.
             if attempt >= ATTEMPTS || !matches!(failure, Failure::System(_)) {
                 return Err(failure);
             }
@@ -63,7 +63,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 }
 
-/// Prepares the environment once. After a failure, it is cleaned up.
+/// Prepares the environment once. Cleans it up after a failure.
 async fn attempt_to_prepare(
     inputs: &DriverPrepare,
     context: &Arc<Context>,

@@ -27,12 +27,12 @@ pub(super) struct ProgramRun<'a> {
     /// Key of the program in `[runners.custom]`.
     pub(super) key: &'static str,
     pub(super) program: &'a DriverProgram,
-    /// Arguments after those of the configuration.
+    /// Arguments after the arguments in the configuration.
     pub(super) args: Vec<OsString>,
     pub(super) env: Vec<(OsString, OsString)>,
-    /// Working directory, and directory of the files that the program may write.
+    /// Working directory, in which the program may write files.
     pub(super) dir: &'a Path,
-    /// File for standard output. `None` means that it goes to `log`.
+    /// File for standard output. `None` means that standard output is written to `log`.
     pub(super) stdout: Option<Arc<File>>,
     pub(super) log: Arc<dyn Log>,
     /// Time between TERM and KILL when the program is stopped.
@@ -80,7 +80,7 @@ impl ProgramRun<'_> {
 }
 
 async fn remove_exit_code(dir: &Path) {
-    // A missing file is the usual case, and a file that cannot be removed is reported when it is read.
+    // Usually there is no file. A file that cannot be removed is reported when it is read.
     let _ = tokio::fs::remove_file(ProgramRun::exit_code_file(dir)).await;
 }
 
@@ -99,7 +99,7 @@ async fn interpret(status: ExitStatus, dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the exit code of the job: the number in the first line of the file, or the usual one if there is no file.
+/// Returns the exit code of the job: the number in the first line of the file, or [`BUILD_FAILURE`] if there is no file.
 async fn exit_code(dir: &Path) -> Result<i32, Failure> {
     let path = ProgramRun::exit_code_file(dir);
     let text = match muster_files::read(path.clone(), EXIT_CODE_LIMIT).await {

@@ -1,4 +1,4 @@
-//! The programs of a driver, with their environment and their directory.
+//! Runs the programs of a driver, with their environment and their directory.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -53,7 +53,7 @@ impl DriverState {
         })
     }
 
-    /// Runs `config_exec`. Its standard output is returned, and its standard error output goes to the log.
+    /// Runs `config_exec`, and returns its standard output. Its standard error is written to the log.
     ///
     /// # Errors
     /// [`Failure`] of the program.
@@ -90,7 +90,7 @@ impl DriverState {
         ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
     }
 
-    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Nothing stops it but its timeout.
+    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Only its timeout can stop `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure`] of the program.
@@ -120,7 +120,7 @@ impl DriverState {
         ProgramRun { key, program, args: Vec::new(), env, dir: &self.dir, stdout: None, log: context.log(), grace }
     }
 
-    /// Returns the environment of a program. Before the configuration stage has ended, it has no variables with open directories.
+    /// Returns the environment of a program. Variables with placeholders for directories are missing until the configuration stage has ended.
     fn env(&self, context: &Context) -> Vec<(OsString, OsString)> {
         with_base(&context.processes, self.own_env(context))
     }
@@ -139,7 +139,7 @@ impl DriverState {
             own.insert(format!("CUSTOM_ENV_{key}"), value);
         }
         own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
-        // No environment can represent these.
+        // These cannot be represented in an environment.
         own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
         own
     }
@@ -157,7 +157,7 @@ impl DriverState {
     }
 }
 
-/// Returns the environment of a program: that of the processes of the job, and these variables.
+/// Returns the environment of a program: the environment of the job's processes, and these variables.
 pub(super) fn with_base(processes: &Processes, own: BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
     let base = processes.environment().iter().cloned();
     base.chain(own.into_iter().map(|(key, value)| (key.into(), value.into()))).collect()
@@ -172,7 +172,7 @@ fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
     file?.write_all(payload.as_bytes())
 }
 
-/// Log of the cleanup: the log of the agent, because the log of the job is for its author.
+/// Writes the output of the cleanup to the agent's log, because the job's log is for the author of the job.
 pub(super) struct AgentLog;
 
 impl Log for AgentLog {

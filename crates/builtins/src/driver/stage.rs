@@ -1,4 +1,4 @@
-//! `builtin://driver/stage`: runs a stage of the job by a generated script.
+//! `builtin://driver/stage`: runs a stage of the job with a generated script.
 
 use std::fs::DirBuilder;
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::driver_state::DriverState;
 
-/// Message about the stage whose name differs from GitLab's.
+/// Warning about the stage that drivers get under its old name.
 const OLD_NAME: &str =
     "the driver gets the stage `step_script` under its deprecated name `build_script`; it should accept both names";
 
@@ -88,7 +88,7 @@ async fn run_script(
     session.stage(context, &path, name, stop).await
 }
 
-/// Writes a script to a file of its own directory, so that the driver can mount the directory. Returns the path of the file.
+/// Writes a script to a file in a separate directory, so that the driver can mount the directory. Returns the path of the file.
 fn write(dir: &Path, text: &str) -> std::io::Result<PathBuf> {
     let dir = dir.join(format!("script{:016x}", rand::random::<u64>()));
     DirBuilder::new().mode(0o700).create(&dir)?;

@@ -1,5 +1,4 @@
-//! Replaces the placeholders for directories in a plan with the paths that the driver reported, or that the configuration
-//! sets.
+//! Replaces the placeholders for directories in a plan with the paths that the driver reported, or that the configuration sets.
 
 use muster_agent_api::builtin::{DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT, DriverDirectories};
 use muster_steps::failure::Failure;
@@ -16,10 +15,10 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// Returns the directories that apply: those that the driver reported, and otherwise those of the configuration.
+    /// Returns the directories that the driver reported, or else those of the configuration.
     ///
     /// # Errors
-    /// [`Failure::Configuration`] if a directory is set nowhere, or if it is not an absolute path.
+    /// [`Failure::Configuration`] if a directory is not set, or if it is not an absolute path.
     pub(crate) fn new(configured: &DriverDirectories, reported: &ConfigOutput) -> Result<Self, Failure> {
         let directory = |name: &str, reported: &Option<String>, configured: &str| {
             let path = reported.as_deref().filter(|path| !path.is_empty()).unwrap_or(configured);

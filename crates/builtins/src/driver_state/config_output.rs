@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What a driver reports about its environment. `None` means that the configuration of the runner applies.
+/// Settings of its environment that a driver reports. `None` means that the configuration of the runner applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct ConfigOutput {
@@ -36,7 +36,7 @@ impl ConfigOutput {
         if output.trim_ascii().is_empty() {
             return Ok(Self::default());
         }
-        // Without this step, a list would be accepted, too.
+        // If the type were parsed directly, a list would be accepted, too.
         let members: Map<String, Value> = serde_json::from_slice(output)?;
         serde_json::from_value(Value::Object(members))
     }

@@ -15,11 +15,11 @@ pub(crate) use config_output::ConfigOutput;
 #[derive(Debug)]
 pub(crate) struct DriverState {
     pub(crate) driver: Driver,
-    /// Directory of the programs, for their files.
+    /// Working directory of the programs, which contains their files.
     pub(crate) dir: PathBuf,
     /// Output of the configuration stage.
     pub(crate) output: ConfigOutput,
-    /// Directories of the job. `None` until the configuration stage has ended.
+    /// Directories of the job. `None` means that the configuration stage has not ended.
     pub(crate) binding: Option<Binding>,
     /// Processes of the preparation, which may run until the cleanup has ended.
     pub(crate) prepared: Processes,

@@ -11,7 +11,7 @@ use crate::transfer::{MessageLevel, TransferContext};
 /// Unpacks an archive into the root of `context`, and prints a warning for each entry that is skipped.
 ///
 /// # Errors
-/// As for [`Extraction::run`].
+/// As for [`Extraction::run`](crate::Extraction::run).
 pub async fn extract(context: &dyn TransferContext, archive: File, stop: &StopToken) -> Result<(), Failure> {
     let (extraction, watch) = (context.extraction(), stop.clone());
     let skipped = blocking(context, "unpacking an archive", stop, move || extraction.run(archive, &watch)).await?;

@@ -37,7 +37,7 @@ pub(crate) fn pack(
     }
 }
 
-/// Calls `add` for each file. Skips files that were removed since they were found, such as temporary files.
+/// Calls `add` for each file. Skips files that were removed after they were found, such as temporary files.
 fn for_each_file(
     files: &[PathBuf],
     stop: &StopToken,
@@ -54,7 +54,7 @@ fn for_each_file(
 
 /// Result of packing one file.
 pub(super) trait PathFailure<T> {
-    /// Returns `None` if the file was removed since it was found.
+    /// Returns `None` if the file was removed after it was found.
     ///
     /// # Errors
     /// [`Failure`] with the path of the file.
@@ -83,7 +83,7 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
     let failed = || Failure::io("failed to write the archive");
     let mut out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
-    // The library divides the content into blocks that do not depend on the number of threads.
+    // The number of threads does not change the result, because the library divides the content into the same blocks.
     out.multithread(u32::try_from(threads).unwrap_or(1)).map_err(failed())?;
     let mut tar = tar::Builder::new(out);
     tar.follow_symlinks(false);
@@ -106,14 +106,14 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
         let content = UntilStopped { content: muster_files::open(&path)?, stop };
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
-        // A file may grow or shrink while it is packed. Its length in the archive must be that of the header.
+        // A file may grow or shrink while it is packed, but its content must have the length that the header has.
         tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeros).take(metadata.len()))
     })?;
     let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());
     finished.map_err(failed())
 }
 
-/// Endless zeros, for the missing end of a file that shrank while it was packed.
+/// Endless zeros, in place of the end of a file that shrank while it was packed.
 struct Zeros;
 
 impl Read for Zeros {

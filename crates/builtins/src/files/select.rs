@@ -143,7 +143,7 @@ impl<'a> Search<'a> {
         self.found.insert(relative);
     }
 
-    /// Removes paths that lead through a link that is packed, because an archive cannot contain both.
+    /// Removes paths through a symbolic link that is itself packed, because an archive cannot contain both.
     fn remove_paths_through_links(&mut self) {
         if self.links.is_empty() {
             return;
@@ -176,7 +176,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Patterns of files to exclude, with the number of files that each excluded. A pattern without a matcher is invalid.
+/// Patterns of files to exclude, each with the number of files that it excluded. A pattern without a matcher is invalid.
 struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
 
 impl Excludes {
@@ -212,7 +212,7 @@ fn glob(pattern: &str) -> Option<GlobMatcher> {
     GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build().ok().map(|g| g.compile_matcher())
 }
 
-/// Returns the pattern relative to the root. `None` means that it points outside the root.
+/// Returns the pattern relative to the root. `None` means that it points outside the root or is not valid UTF-8.
 fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     let path = Path::new(text.trim());
     let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };

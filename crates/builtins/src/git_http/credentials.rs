@@ -3,14 +3,14 @@
 use reqwest::RequestBuilder;
 use url::Url;
 
-/// Rules for the URLs of a job.
+/// Rules that replace URLs of a job with URLs that contain credentials.
 #[derive(Debug)]
 pub(crate) struct Credentials {
     /// Replacements, each with the URL or the beginning of a URL that it replaces. The first match is used.
     rewrites: Vec<(String, String)>,
 }
 
-/// A repository as it is requested.
+/// A repository, with the credentials for requests.
 pub(crate) struct Repository {
     /// URL without credentials.
     pub(crate) url: String,
@@ -18,7 +18,7 @@ pub(crate) struct Repository {
 }
 
 impl Credentials {
-    /// `rewrites` are pairs of a URL with credentials and the beginning of a URL that it replaces.
+    /// Returns the rules. `rewrites` are pairs of a URL with credentials and the beginning of the URLs that it replaces.
     pub(crate) fn new(rewrites: Vec<(String, String)>) -> Self {
         Self { rewrites }
     }
@@ -73,7 +73,7 @@ impl Repository {
 /// Returns a URL without user and password, so that it can be written to a file or the trace.
 pub(crate) fn without_credentials(url: &str) -> String {
     match url.split_once("://") {
-        // The user of an SSH URL is not secret, and required.
+        // The user of an SSH URL is required, and is not secret.
         Some((scheme @ ("http" | "https"), rest)) => {
             let end = rest.find('/').unwrap_or(rest.len());
             let (authority, path) = rest.split_at(end);

@@ -1,4 +1,4 @@
-//! HTTP requests of libgit2, made by the HTTP client of this crate.
+//! Sends the HTTP requests of libgit2 with the HTTP client of this crate.
 //!
 //! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. The session is
 //! therefore stored in a thread-local variable while a fetch runs ([`Session::enter`]).
@@ -22,10 +22,10 @@ use url::{Origin, Url};
 
 pub(crate) use credentials::{Credentials, without_credentials};
 
-/// Maximum size of a request: the commits that the job wants and those that it has.
+/// Maximum size of a request in bytes. A request lists the commits that the job needs and those that it has.
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
-/// End of the URL of the list of a repository's refs.
+/// Path and query, after the URL of a repository, that request the list of its refs.
 const LIST_REFS: &str = "/info/refs?service=git-upload-pack";
 /// Maximum number of redirects within one server.
 const MAX_REDIRECTS: usize = 10;
@@ -34,7 +34,7 @@ thread_local! {
     static SESSION: RefCell<Option<Arc<Session>>> = const { RefCell::new(None) };
 }
 
-/// What the requests of one fetch have in common.
+/// Settings that the requests of one fetch share.
 pub(crate) struct Session {
     pub(crate) clients: Clients,
     pub(crate) credentials: Credentials,
@@ -44,7 +44,7 @@ pub(crate) struct Session {
     pub(crate) access: &'static str,
 }
 
-/// HTTP clients. Only the coordinator gets the job's client certificate, and is trusted because of the job's certificate authority.
+/// HTTP clients. The certificates of the job, including its certificate authority, are used only for the coordinator.
 pub(crate) struct Clients {
     coordinator: Option<Origin>,
     own: reqwest::Client,
@@ -52,7 +52,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// `own` has the certificates of the job, and `other` those of the system.
+    /// Returns the clients. `own` has the certificates of the job, and `other` has those of the system.
     pub(crate) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
         Self { coordinator: origin(coordinator), own, other }
     }
@@ -84,7 +84,7 @@ pub(crate) fn same_server() -> Policy {
 impl Session {
     /// Runs `work` on this thread, with this session for its requests.
     pub(crate) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
-        /// Removes the session, also if the work panics.
+        /// Removes the session, even if the work panics.
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -101,7 +101,7 @@ impl Session {
         let repository = self.credentials.apply(url);
         let url = format!("{}{LIST_REFS}", repository.url);
         let response = self.send(repository.authorize(self.clients.get(&url).get(&url)))?;
-        let response = match elsewhere(&response) {
+        let response = match other_server(&response) {
             // The other server must get neither the credentials nor the certificates.
             Some(url) => self.send(self.clients.get(url.as_str()).get(url))?,
             None => response,
@@ -110,12 +110,12 @@ impl Session {
         Ok(response)
     }
 
-    /// Sends a request and checks its answer.
+    /// Sends a request, and checks the status of the response.
     fn send(&self, request: RequestBuilder) -> io::Result<Response> {
         let response = self.wait(async { request.send().await.map_err(network_error) })?;
         match response.status() {
             StatusCode::OK => Ok(response),
-            _ if elsewhere(&response).is_some() => Ok(response),
+            _ if other_server(&response).is_some() => Ok(response),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("the server answered {status}: {}", self.access),
@@ -198,7 +198,7 @@ impl SmartSubtransport for Http {
 }
 
 /// Returns the URL of a redirect to another server, which [`same_server`] does not follow.
-fn elsewhere(response: &Response) -> Option<Url> {
+fn other_server(response: &Response) -> Option<Url> {
     let location = response.headers().get(LOCATION).filter(|_| response.status().is_redirection())?;
     response.url().join(location.to_str().ok()?).ok()
 }
@@ -208,24 +208,24 @@ fn expect_type(response: &Response, expected: &str) -> io::Result<()> {
     if found == expected {
         return Ok(());
     }
-    Err(io::Error::other(format!("the answer is not that of a Git server: its type is `{found}`, not `{expected}`")))
+    Err(io::Error::other(format!("the response is not from a Git server: its type is `{found}`, not `{expected}`")))
 }
 
 /// Maximum size of a server's list of refs in bytes. libgit2 keeps it in memory.
 const MAX_REFS_BYTES: u64 = 256 * 1024 * 1024;
 
-/// One request, and its response.
+/// One request of libgit2, and its response.
 struct Stream {
     session: Arc<Session>,
     state: State,
-    /// Maximum number of further bytes of the response.
+    /// Number of bytes of the response that may still be received.
     left: u64,
 }
 
 enum State {
     /// libgit2 writes the body of the request.
     Request(Option<RequestBuilder>, Vec<u8>),
-    /// libgit2 reads the response. The bytes are the rest of its last chunk.
+    /// libgit2 reads the response. The bytes are the unread rest of the last chunk.
     Response(Response, Bytes),
 }
 

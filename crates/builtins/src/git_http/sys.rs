@@ -4,9 +4,9 @@
 use git2::Remote;
 use git2::transport::Transport;
 
-/// Registers the transport for HTTP, and makes libgit2 open repositories whoever owns them, as `safe.directory` does for git.
+/// Registers the transport for HTTP, and makes libgit2 open repositories of any owner, as `safe.directory = *` does for git.
 ///
-/// It must be called once, before any other use of libgit2.
+/// This function must be called once, before any other use of libgit2.
 pub(super) fn register(transport: fn(&Remote<'_>) -> Result<Transport, git2::Error>) -> Result<(), git2::Error> {
     for scheme in ["http", "https"] {
         // SAFETY: `register` of this module calls this once and before this crate creates any transport, and nothing else in the process uses libgit2.

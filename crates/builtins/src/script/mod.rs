@@ -1,8 +1,8 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
 //! The commands are inside the same script frame as in gitlab-runner. The shell reads the script from standard input, so that no part
-//! of it is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
-//! environment of the shell. The profile of a login shell could overwrite them, so the script sets them again.
+//! of the script is in an argument list (J6), and so that the shell does nothing before it is in its cgroup. Variables are in the
+//! environment of the shell. The profile of a login shell could overwrite them, so its script sets them again.
 
 pub(crate) mod posix;
 mod powershell;
@@ -30,7 +30,7 @@ use crate::variables::ResolvedVariable;
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
 
-/// Prefix of the section names of some commands, and the commands.
+/// Commands of a script, after the prefix of their section names.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
@@ -129,8 +129,7 @@ struct ScriptFrame<'a> {
 }
 
 impl ScriptFrame<'_> {
-    /// Returns the variables that the script sets: those of the job, without those that it may not have, and those that only this script
-    /// has.
+    /// Returns the variables that the script sets: those of the job, except those that this script must not have, and its own.
     fn exports<'b>(&'b self, of_job: Vec<ResolvedVariable<'b>>) -> Vec<ResolvedVariable<'b>> {
         let of_job = of_job.into_iter().filter(|(key, _)| !self.script.by_operator || !selects_programs(key));
         of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()

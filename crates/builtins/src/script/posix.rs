@@ -16,7 +16,7 @@ use crate::variables::ResolvedVariable;
 
 /// Read-only variables of bash.
 const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
-/// Sets `pipefail` if the shell supports it. It is tried in a subshell, because a failure would end the shell.
+/// Command that sets `pipefail` if the shell supports it. The subshell is needed because a failure would end the shell.
 pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipefail";
 /// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
 const EXIT_CODE_CHECK: &str =
@@ -53,7 +53,7 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     found.ok_or_else(|| not_found("neither bash nor sh"))
 }
 
-/// Adds the commands of blocks, each after a line that shows it.
+/// Adds the commands of blocks, each after a command that prints it.
 pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
     for (section, command) in commands(blocks) {
         match command {
@@ -72,8 +72,8 @@ pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[Script
 pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // The shell parses the text for `eval` twice. Variables are set before `eval`, which saves time. A traced shell must set them in
-    // the text, so that it prints them.
+    // The shell parses the text for `eval` twice, so variables are set before `eval` to save time. A traced shell must set them in the
+    // text, so that it prints them.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");

@@ -1,6 +1,6 @@
-//! Content of remote steps, by digest, shared by the jobs of an agent.
+//! Cache of the content of remote steps, by digest. The jobs of an agent share it.
 //!
-//! Content is written under a temporary name, and then renamed. So an entry is always complete, even if the agent is killed.
+//! Content is written under a temporary name and then renamed. So an entry is always complete, even if the agent is killed.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use walkdir::WalkDir;
 
 use crate::removal::remove_tree;
 
-/// Maximum size of all entries in bytes. The entries that were not used for the longest time are removed first.
+/// Maximum size of all entries in bytes. The least recently used entries are removed first.
 const MAX_BYTES: u64 = 4 * 1024 * 1024 * 1024;
 /// Name of the directory for incomplete entries.
 const INCOMPLETE: &str = ".incomplete";
@@ -23,16 +23,16 @@ const INCOMPLETE: &str = ".incomplete";
 /// Cache of the content of remote steps.
 #[derive(Debug, Default)]
 pub struct StepCache {
-    /// `None` means that nothing is cached.
+    /// Directory of the entries. `None` means that nothing is cached.
     directory: Option<PathBuf>,
     max_bytes: u64,
     /// Locks of the entries that are being fetched.
     entries: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Held while entries are used, and exclusively while entries are removed.
+    /// Held shared while an entry is used, and exclusively while entries are removed.
     users: Arc<RwLock<()>>,
 }
 
-/// Right to use one entry. No other job fetches it, and it is not removed, as long as this exists.
+/// Right to use one entry. While it is held, no other job fetches the entry, and the entry is not removed.
 #[derive(Debug)]
 pub(super) struct EntryGuard {
     /// Path of the entry. It may not exist yet.
@@ -71,14 +71,13 @@ impl StepCache {
         let (path, incomplete) = (root.join(key), root.join(INCOMPLETE));
         fs::create_dir_all(&incomplete)?;
         if path.exists() {
-            // Its modification time is the time of its last use.
+            // The modification time of an entry is the time of its last use.
             let _ = File::open(&path).and_then(|file| file.set_modified(now()));
         }
         Ok(EntryGuard { path, incomplete, _temporary: temporary, _lock: lock, _user: user })
     }
 
-    /// Removes the entries that were not used for the longest time, until the others are smaller than the limit. Does nothing while an entry is
-    /// used.
+    /// Removes the least recently used entries until the others fit into the limit. Does nothing while an entry is used.
     pub(super) fn prune(&self) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let Ok(_exclusive) = self.users.try_write() else { return Ok(()) };
@@ -104,13 +103,13 @@ impl StepCache {
 }
 
 impl EntryGuard {
-    /// Puts complete content, a file or a directory, into the cache.
+    /// Moves complete content, which is a file or a directory, into the cache.
     pub(super) fn complete(&self, content: &Path) -> io::Result<()> {
         remove(&self.path)?;
         fs::rename(content, &self.path)
     }
 
-    /// Removes content that is not what its digest says.
+    /// Removes content that does not match its digest.
     pub(super) fn discard(&self) -> io::Result<()> {
         remove(&self.path)
     }

@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 use super::{StepFetcher, entry_name, system};
 use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
 
-/// Time for a connection to be established.
+/// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
@@ -27,7 +27,7 @@ const MAX_BYTES: usize = 1024 * 1024 * 1024;
 const MIN_HASH_DIGITS: usize = 8;
 /// Reference to the fetched commit in a repository of the cache.
 const FETCHED: &str = "refs/muster/step";
-/// Explanation of a refused access.
+/// Explanation for the user if the server refuses access.
 const ACCESS: &str = "check the name of the repository. On the GitLab server of the job, the job's token must have access to the repository. \
      For another server, write a user and a token into the URL: https://USER:TOKEN@HOST/PATH";
 
@@ -43,13 +43,13 @@ const MAX_FILES: u64 = 200_000;
 /// Maximum size of the files of a commit in bytes.
 const MAX_FILE_BYTES: u64 = 8 << 30;
 
-/// Connection with a server, on a thread that may block.
+/// Connection to a server, for a thread that may block.
 struct Connection {
     url: String,
     session: Arc<Session>,
 }
 
-/// Fetches a repository's revision.
+/// Fetches a revision of a repository.
 pub(super) async fn fetch(
     fetcher: &StepFetcher,
     url: &str,
@@ -164,12 +164,13 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 }
 
 impl Connection {
-    /// Asks the server which commit the revision denotes. A pin replaces the revision, but the server is asked anyway: it decides whether the
-    /// job may read the repository.
+    /// Queries the server for the commit that the revision denotes.
+    ///
+    /// A pin replaces the revision. The server is queried anyway, because it decides whether the job may read the repository.
     fn resolve(&self, revision: &str, pin: Option<&str>) -> Result<Resolved, git2::Error> {
         let references = self.session.enter(|| self.references())?;
         if let Some(pin) = pin {
-            // The lock file comes from the repository of the job.
+            // The pin comes from a lock file in the repository of the job, so it is not trusted.
             if pin.len() != 40 || !pin.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
                 return Err(not_found(pin));
             }

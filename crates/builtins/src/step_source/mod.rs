@@ -1,12 +1,12 @@
-//! Fetches remote steps: implements [`muster_steps::remote::StepSource`] for Git repositories and OCI registries.
+//! Fetches remote steps. Implements [`muster_steps::remote::StepSource`] for Git repositories and OCI registries.
 //!
 //! ```text
 //! source --server, with the job's credentials--> digest --cache, or server--> verified content --> directory of the job
 //! ```
 //!
-//! Every job asks the server once for each source. So a job never gets content that its credentials cannot read, and a branch or tag is never
-//! stale. The content itself comes from the [`StepCache`] of the agent if an earlier job has fetched it. It is verified against its digest
-//! each time it is read, and each job gets separate files, which it may change.
+//! Every job queries the server once for each source. So a job never gets content that its credentials cannot read, and a branch or tag is
+//! never stale. The content itself comes from the [`StepCache`] of the agent if an earlier job has fetched it. The content is verified against
+//! its digest each time it is read, and each job gets its own copy of the files, which it may change.
 
 mod cache;
 mod git;
@@ -30,13 +30,13 @@ pub use oci::{LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
 pub struct StepFetcher {
     /// Content that earlier jobs have fetched.
     pub cache: Arc<StepCache>,
-    /// Directory for the content of this job. It is created, and may have files of the job.
+    /// Directory for the content of this job. It is created if necessary, and may contain files of the job.
     pub directory: PathBuf,
     /// URLs of the job's own GitLab server. Only their hosts get the token of the job.
     pub servers: Vec<String>,
     /// Certificates for the job's own server. The client certificate is only sent there.
     pub tls: TlsFiles,
-    /// Docker's configuration of the user, for a command. `None` means that only `DOCKER_AUTH_CONFIG` has credentials of registries.
+    /// Docker configuration of the user, for a command. `None` means that only variables of the job have credentials of registries.
     pub docker: Option<DockerConfig>,
 }
 
@@ -48,7 +48,7 @@ impl StepFetcher {
         Self { cache, directory, servers, tls, docker }
     }
 
-    /// Creates an empty directory for the content of a source. Its name is random, so that a job cannot put files into it before.
+    /// Creates an empty directory for the content of a source. Its name is random, so that a job cannot put files into it in advance.
     fn new_directory(&self) -> Result<PathBuf, FetchError> {
         let create = || {
             std::fs::create_dir_all(&self.directory)?;
@@ -58,8 +58,9 @@ impl StepFetcher {
     }
 }
 
-/// Returns the name of content in the cache. Content of another source has another name, because the server of a source decides who may read
-/// it.
+/// Returns the name of content in the cache.
+///
+/// The name depends on the source, because the server of each source decides who may read its content.
 fn entry_name(source: &Source, digest: &str) -> String {
     format!(
         "{}-{}",

@@ -1,6 +1,6 @@
-//! Fetches an image of a registry with steps (docs/spec/steps.md, section 2.8).
+//! Fetches an image with steps from a registry (docs/spec/steps.md, section 2.8).
 //!
-//! The cache has the layers. Each is verified while it is unpacked.
+//! The cache contains the layers. Each layer is verified whenever it is unpacked.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -24,7 +24,7 @@ use super::{StepFetcher, entry_name, system};
 pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 /// Type of the document with the notices about a published step.
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
-/// Operating system of an image for every platform.
+/// Operating system in the platform of an image that is for every platform.
 const GENERIC: &str = "generic";
 /// Maximum size of all compressed layers in bytes.
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
@@ -140,7 +140,7 @@ pub fn notice_annotation(kind: NoticeKind) -> String {
     format!("io.muster.step.{}", kind.name())
 }
 
-/// Unpacks a layer into the directory of the step, and downloads it before if no earlier job did.
+/// Unpacks a layer into the directory of the step. Downloads it first if the cache does not have it.
 async fn fetch_layer(
     fetcher: &StepFetcher,
     registry: &Registry,
@@ -195,7 +195,7 @@ async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop:
     })
 }
 
-/// Copies a layer to a private file while its digest is computed, and unpacks the copy. So what is unpacked is what was verified.
+/// Copies a layer to a private file, verifies the digest of the copy, and unpacks the copy. A job cannot change the copy in between.
 fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
     let io = |error: io::Error| LayerError::Failed(FetchError::System(format!("failed to unpack a layer: {error}")));
     let mut layer = muster_files::open(path).map_err(|_| LayerError::Changed)?;

@@ -1,4 +1,4 @@
-//! Cache of work trees of commits, for checkouts of repositories on this machine. Each is read once and copied for every job.
+//! Cache of work trees of commits, for checkouts of repositories on this machine. Each work tree is read once and copied for every job.
 
 mod restore;
 mod tree;
@@ -37,11 +37,11 @@ pub(crate) struct Template {
     /// Number that is unique in this process.
     number: u64,
     tree: Tree,
-    /// Removes the directory that the tree was read from.
+    /// Directory that the tree was read from. It is removed together with the template.
     _directory: tempfile::TempDir,
 }
 
-/// Template that exists, or that is being created by the first job that needs it.
+/// A template, which may still be created by the first job that needs it.
 pub(crate) type Cell = Arc<OnceCell<Arc<Template>>>;
 
 /// Templates of an agent.
@@ -74,7 +74,7 @@ impl Templates {
         Ok(Self { directory, ..Self::default() })
     }
 
-    /// Restores a project directory to the state of the template. If that fails, the directory is removed and filled again.
+    /// Restores a project directory to the state of the template. If that fails, removes the directory and fills a new one.
     pub(crate) fn restore(
         &self,
         template: &Template,

@@ -21,7 +21,7 @@ use crate::trash::Trash;
 /// Time within which two changes can have the same ctime. The kernel's clock for it has a resolution of up to 10 ms.
 const CTIME_RESOLUTION: Duration = Duration::from_millis(20);
 
-/// Identity and ctime of a file or directory, from which a later change can be recognized.
+/// Identity and ctime of a file or directory, with which a later change can be detected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -35,7 +35,7 @@ impl FileStamp {
         Self { device: metadata.dev(), inode: metadata.ino(), changed }
     }
 
-    /// Returns whether every change after `now` will have another ctime.
+    /// Returns whether every change after `now` gets another ctime.
     fn is_stable(&self, now: SystemTime) -> bool {
         let limit = now.checked_sub(CTIME_RESOLUTION).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
         let limit = limit.unwrap_or_default();
@@ -73,7 +73,7 @@ impl Restore<'_> {
             RestoreRun { uid: rustix::process::geteuid().as_raw(), stamps: FileStamps(stamps), restore: self };
         run.directory(0, run.restore.target.to_owned(), run.restore.tree.mode, false)?;
         let (mut stamps, time) = (run.stamps, SystemTime::now());
-        // So far only this restore has changed files, so that their ctimes are known to belong to the right content.
+        // Until now, only this restore has changed the files, so their ctimes belong to the right content.
         for stamp in &mut stamps.0 {
             *stamp = stamp.filter(|stamp| stamp.is_stable(time));
         }
@@ -172,8 +172,9 @@ impl RestoreRun<'_> {
         Ok(true)
     }
 
-    /// Returns whether everything except the content is as in the tree. False for a file with several hard links, because it can be
-    /// changed through another path.
+    /// Returns whether everything except the content is as in the tree.
+    ///
+    /// False for a file with several hard links, because it can be changed through another path.
     fn has_same_metadata(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1
@@ -240,7 +241,7 @@ impl RestoreRun<'_> {
     }
 }
 
-/// Returns whether a path is part of a checkout without files.
+/// Returns whether a path is part of a bare checkout, which has only the repository without its index.
 fn is_repository(path: &Path) -> bool {
     path.starts_with(".git") && path != Path::new(".git/index")
 }

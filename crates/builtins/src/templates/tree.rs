@@ -1,7 +1,6 @@
 //! Directory tree from which checkouts are copied. It is read once and written many times.
 //!
-//! Small files are cached in memory, so that writing one takes only four system calls. [`super::restore`] restores directories that
-//! were filled before.
+//! Small files are cached in memory, so that writing one takes only four system calls. [`super::restore`] writes the files.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,9 +10,9 @@ use std::path::{Path, PathBuf};
 use muster_files::{Limit, open, read_open};
 use rustix::fs::{Timespec, Timestamps};
 
-/// Maximum size of a file to keep in memory.
+/// Maximum size in bytes of a file to keep in memory.
 const MAX_CACHED_FILE_BYTES: u64 = 64 * 1024;
-/// Maximum total size of the files of a tree to keep in memory.
+/// Maximum total size in bytes of the files of a tree to keep in memory.
 const MAX_CACHED_BYTES: u64 = 16 * 1024 * 1024;
 /// Number of bytes to compare at once.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -52,7 +51,7 @@ pub(super) struct Content {
     pub(super) mode: u32,
     pub(super) modified: Timespec,
     pub(super) size: u64,
-    /// Content. `None` means that it has to be read from the template.
+    /// Content in memory. `None` means that the content must be read from the template.
     cached: Option<Box<[u8]>>,
 }
 

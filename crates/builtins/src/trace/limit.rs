@@ -8,7 +8,7 @@ const REPLACEMENT: &[u8] = "\u{fffd}".as_bytes();
 pub(super) struct SizeLimiter {
     limit: u64,
     size: u64,
-    /// First bytes of an incomplete character, at most 3.
+    /// First bytes of a character whose other bytes are missing, at most 3.
     incomplete: Vec<u8>,
     truncated: bool,
 }
@@ -19,7 +19,7 @@ impl SizeLimiter {
         Self { limit, size: initial_length, incomplete: Vec::new(), truncated: initial_length >= limit }
     }
 
-    /// Returns whether the limit was reached. Then all further output is dropped.
+    /// Returns whether the limit was reached, so that all further output is dropped.
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
     }

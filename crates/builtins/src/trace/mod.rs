@@ -1,4 +1,4 @@
-//! Writer of a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
+//! Writes a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
 //!
 //! The sink at the end receives the trace, byte for byte.
 
@@ -16,7 +16,7 @@ use timestamps::LineTimestamper;
 
 /// Storage for the bytes of a trace.
 pub trait Sink: Send {
-    /// Appends `bytes`. If the disk is full, appends as many as possible and fails.
+    /// Appends `bytes`. If the disk is full, appends as many bytes as possible, and fails.
     ///
     /// # Errors
     /// The bytes cannot be written.
@@ -105,7 +105,7 @@ impl Trace {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
         if inner.faulted {
-            // The callback has freed space for this.
+            // The fault callback has freed space for this text.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
             result = result.and_then(|()| inner.write(Stream::Runner, last)).and_then(|()| inner.flush());

@@ -138,7 +138,10 @@ impl Saving<'_> {
                 if let Failure::Stopped(cause) = remote_failure(error) {
                     return Err(Failure::Stopped(cause));
                 }
-                tracing::info!(index = reference.index.name, "failed to download the index of a cache, storing its chunks again");
+                tracing::info!(
+                    index = reference.index.name,
+                    "failed to download the index of a cache, storing its chunks again"
+                );
             }
         }
         Ok(())

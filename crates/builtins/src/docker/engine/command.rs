@@ -13,11 +13,11 @@ use tokio::task::JoinHandle;
 /// Maximum number of bytes of the command's messages that are kept.
 const MAX_MESSAGE: usize = 2048;
 
-/// Connection through a running command. The command ends when the connection is dropped.
+/// Connection through a running command. Dropping it kills the command.
 pub(super) struct CommandStream {
     stdin: ChildStdin,
     stdout: ChildStdout,
-    /// Reads the messages of the command, and returns their end.
+    /// Task that reads the messages of the command, and returns the last of them.
     messages: JoinHandle<String>,
     /// Whether the other end has sent anything.
     has_received: bool,
@@ -47,10 +47,10 @@ impl Drop for CommandStream {
     }
 }
 
-/// Reads to the end, and returns the last bytes on one line.
+/// Reads the messages to the end, and returns the last bytes on one line.
 async fn read_end(mut stderr: ChildStderr) -> String {
     let mut end = Vec::new();
-    // An error ends the messages, too.
+    // An error is treated as the end of the messages.
     while let Ok(1..) = stderr.read_buf(&mut end).await {
         end.drain(..end.len().saturating_sub(MAX_MESSAGE));
     }

@@ -1,4 +1,4 @@
-//! Where an engine is: from its URL, or from the variables and sockets of this machine.
+//! Address of an engine, from its URL or from the variables and sockets of this machine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -122,7 +122,7 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     if !is_plain(host) || url.password().is_some() || !matches!(url.path(), "" | "/") {
         return None;
     }
-    // Nobody can answer a question about a password or a host key.
+    // No user is present to answer a prompt for a password or a host key.
     let mut command = vec!["ssh".to_owned(), "-T".to_owned(), "-o".to_owned(), "BatchMode=yes".to_owned()];
     command.extend(["-o".to_owned(), "ConnectTimeout=30".to_owned()]);
     if !url.username().is_empty() {
@@ -135,7 +135,7 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     Some(command.into_iter().map(OsString::from).collect())
 }
 
-/// Returns the addresses of engines without settings: that of the variable, or else the usual sockets.
+/// Returns the addresses at which an engine may be found without settings: that of `DOCKER_HOST`, or else the usual sockets.
 pub(super) fn candidates(variables: &Variables) -> Vec<String> {
     if !variables.host.is_empty() {
         return vec![variables.host.clone()];
@@ -149,8 +149,9 @@ fn local_socket(variables: &Variables) -> PathBuf {
     local_sockets(variables).into_iter().find(accepts).unwrap_or_else(|| DOCKER_SOCKET.into())
 }
 
-/// Returns the usual sockets of engines on this machine. An engine of this user comes before Podman as root, because Podman's service is
-/// often enabled without being used.
+/// Returns the usual sockets of engines on this machine, in the order in which they are tried.
+///
+/// An engine of this user comes before a Podman that runs as root, whose service is often enabled without being used.
 fn local_sockets(variables: &Variables) -> Vec<PathBuf> {
     let of_user = |name: &str| Path::new(&variables.runtime_dir).join(name);
     let mut sockets = vec![PathBuf::from(DOCKER_SOCKET)];

@@ -61,7 +61,7 @@ impl From<EngineError> for Failure {
     }
 }
 
-/// Returns a client of the engine, after the engine has answered.
+/// Returns a client of the engine, once the engine has answered.
 ///
 /// # Errors
 /// [`EngineError`] if the settings are wrong or the engine does not answer.
@@ -87,7 +87,7 @@ fn check_platform(location: String, os: Option<String>, architecture: Option<Str
     }
 }
 
-/// Returns the name that engines have for the architecture of this agent.
+/// Returns the architecture of this agent, as engines name it.
 fn own_architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -135,7 +135,7 @@ pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError)
     }
 }
 
-/// Returns whether the engine answered. Otherwise, it could not be reached, or the answer was lost.
+/// Returns whether the error is an answer of the engine. Otherwise, the engine could not be reached, or its answer was lost.
 pub(crate) fn is_answer(error: &ApiError) -> bool {
     matches!(error, ApiError::DockerResponseServerError { .. })
 }

@@ -30,8 +30,9 @@ impl std::fmt::Debug for TlsEndpoint {
     }
 }
 
-/// Returns an endpoint with TLS. `cert_path` is the directory with the files; empty means that there are none. Without `verify`, any
-/// certificate of the engine is accepted.
+/// Returns an endpoint with TLS.
+///
+/// `cert_path` is the directory with the files; empty means that there are none. Without `verify`, any certificate of the engine is accepted.
 ///
 /// # Errors
 /// [`EngineError::Certificate`] if one of the files is invalid, [`EngineError::Address`] if the host has no valid name.
@@ -107,7 +108,7 @@ fn incomplete(path: PathBuf, missing: &str) -> EngineError {
     EngineError::Certificate { path, message: format!("{missing} is missing beside it") }
 }
 
-/// Accepts every certificate, as `tls_verify = false` demands. The connection is encrypted, but may lead to another machine.
+/// Accepts every certificate, for `tls_verify = false`. The connection is encrypted, but may lead to another machine.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

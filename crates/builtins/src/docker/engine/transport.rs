@@ -1,4 +1,4 @@
-//! HTTP connections to an engine. They are kept open between calls; a stream to a container takes one over.
+//! HTTP connections to an engine. A connection is kept open between calls, unless it becomes a stream to a container.
 
 use std::io;
 use std::pin::Pin;
@@ -39,12 +39,13 @@ pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<Docker, Api
         let request = without_version(request);
         async move { http.request(request).await.map_err(|error| ApiError::from(io::Error::other(error))) }
     };
-    // The host is only the value of a header: the connector has the address.
+    // This host is only the value of a header. The connector has the address.
     Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)
 }
 
-/// Removes the version of the API from the request for the engine's version. The engine would reject a version that it does not know,
-/// and the answer to this request says which versions it knows.
+/// Removes the version of the API from the request for the engine's version.
+///
+/// The engine would reject a version that it does not support, and only the answer to this request contains the supported versions.
 fn without_version(mut request: BollardRequest) -> BollardRequest {
     const VERSION: &str = "/version";
     if request.uri().path().ends_with(VERSION) && request.uri().path().matches('/').count() == 2 {
@@ -103,7 +104,7 @@ async fn open(endpoint: &Endpoint) -> io::Result<EngineStream> {
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // A stream to a container can be quiet for hours, and the network on the way forgets quiet connections.
+    // A stream to a container can be silent for hours, and firewalls drop silent connections.
     rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
     Ok(stream)
 }

@@ -19,7 +19,7 @@ pub(super) struct Login {
     registry: String,
 }
 
-/// Reason why a credential helper provided no credentials.
+/// Reason why a credential helper did not provide credentials.
 #[derive(Debug, thiserror::Error)]
 #[error("docker-credential-{helper} for {registry}: {source}{}", cause(.source))]
 pub(super) struct CredentialError {
@@ -28,7 +28,7 @@ pub(super) struct CredentialError {
     source: HelperError,
 }
 
-/// Returns the text of the error that caused another one.
+/// Returns the text of the cause of an error, with a separator. Empty if there is no cause.
 fn cause(error: &HelperError) -> String {
     use std::error::Error as _;
     error.source().map(|cause| format!(": {cause}")).unwrap_or_default()
@@ -53,8 +53,9 @@ impl Login {
     }
 }
 
-/// Returns the credentials whose registry path is the beginning of an image's, the longest path first. Of equal paths, the entry that
-/// is first in the list comes first. A helper without a registry has the path of the image's registry.
+/// Returns the credentials whose registry path is a prefix of the image's path, longest first.
+///
+/// Entries with equal paths keep their order. A helper without a registry counts as an entry for the image's registry.
 pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference) -> Vec<&'a RegistryCredentials> {
     let repository = image.repository();
     let mut found: Vec<(usize, &RegistryCredentials)> = entries
@@ -73,7 +74,7 @@ pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference
     found.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Returns the registry path of an entry: without scheme and slash at the end, and with the host in lower case.
+/// Returns the registry path of an entry: without scheme and trailing slash, and with the host in lower case.
 fn path(registry: &str) -> String {
     let (is_url, rest) = match registry.strip_prefix("https://").or_else(|| registry.strip_prefix("http://")) {
         Some(rest) => (true, rest),

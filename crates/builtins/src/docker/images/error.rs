@@ -1,4 +1,4 @@
-//! Reasons why an image is not available, the failure of the job that follows, and what to try (docs/spec/job-execution.md, section 11.3).
+//! Reasons why an image is not available, the resulting failure of the job, and remedies (docs/spec/job-execution.md, section 11.3).
 
 use bollard::errors::Error;
 use muster_job::{TerminationCause, error_chain};
@@ -7,13 +7,13 @@ use muster_steps::failure::Failure;
 /// Reason why a pull policy did not provide an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ImageError {
-    /// The engine has answered a request with an error, which often is the registry's.
+    /// The engine has answered a request with an error, which is often that of the registry.
     #[error("Error response from daemon: {0}")]
     Answer(String),
     /// The engine has reported an error during the pull.
     #[error("{0}")]
     Pull(String),
-    /// The engine does not have the image, and the policy forbids to pull it.
+    /// The engine does not have the image, and the policy forbids pulling it.
     #[error("Error response from daemon: No such image: {0}")]
     NotPresent(String),
     /// The image is for another platform.
@@ -32,7 +32,7 @@ pub(super) enum ImageError {
     /// The engine cannot be reached, or its answer is invalid.
     #[error("no valid answer from the container engine: {0}")]
     Engine(String),
-    /// The program that has the credentials cannot be used.
+    /// The credentials cannot be used.
     #[error("{0}")]
     Credentials(String),
     /// The job was stopped.
@@ -40,7 +40,7 @@ pub(super) enum ImageError {
     Stopped(TerminationCause),
 }
 
-/// What an engine's message means.
+/// Class of a failure, by the message of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
     /// A registry, or the network on the way to it, does not work.
@@ -74,7 +74,7 @@ const DENIED: [&str; 6] = [
     "authentication required",
 ];
 
-/// What to try if a registry does not answer.
+/// Remedy if a registry does not answer.
 const UNREACHABLE: &str = "Check the name of the registry, and that the machine of the container engine can reach it.";
 
 impl ImageError {
@@ -119,7 +119,7 @@ impl ImageError {
         }
     }
 
-    /// Returns what the user can do about the error. `None` means that the message says everything.
+    /// Returns what the user can do about the error. `None` means that there is no advice beyond the message.
     pub(super) fn remedy(&self) -> Option<&'static str> {
         match self {
             Self::NotPresent(_) => {

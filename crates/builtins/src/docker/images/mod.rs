@@ -30,13 +30,13 @@ use platform::Platform;
 use progress::PullProgress;
 use reference::Reference;
 
-/// Maximum time for the engine to describe an image that it has.
+/// Maximum time for the engine to describe an image.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time without any message of the engine during a pull.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum number of attempts to pull an image from a registry that cannot be reached.
 const MAX_ATTEMPTS: u32 = 3;
-/// Range of the delay between two attempts.
+/// Range of the random delay between two attempts.
 const RETRY_DELAY: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(10);
 /// Header with the credentials of a pull.
 const AUTH_HEADER: &str = "x-registry-auth";
@@ -50,7 +50,7 @@ pub(crate) struct ResolvedImage {
     pub(crate) inspect: ImageInspect,
 }
 
-/// Images of one job. Remembers which ones the job has used.
+/// Images of one job. An image that the job has already used is not pulled again.
 pub(crate) struct Images<'a> {
     engine: &'a Docker,
     credentials: &'a [RegistryCredentials],
@@ -126,7 +126,7 @@ impl ImageRequest {
 }
 
 impl<'a> Images<'a> {
-    /// Returns the images of a job. `print` gets the lines for the log, each with a line break at its end.
+    /// Returns the images of a job. `print` receives the lines for the log, each with a line break at its end.
     pub(crate) fn new(
         engine: &'a Docker,
         credentials: &'a [RegistryCredentials],
@@ -140,7 +140,7 @@ impl<'a> Images<'a> {
     /// Makes sure that the engine has an image, by the first pull policy that succeeds.
     ///
     /// # Errors
-    /// [`Failure`] by docs/spec/job-execution.md, section 11.3. What to try has been printed.
+    /// [`Failure`] as in docs/spec/job-execution.md, section 11.3. The remedies have been printed.
     pub(crate) async fn ensure(&self, spec: &ImageSpec) -> Result<ResolvedImage, Failure> {
         let wanted = ImageRequest::new(spec)?;
         let name = wanted.name();
@@ -148,7 +148,7 @@ impl<'a> Images<'a> {
             self.warn(&format!("the operating system of the platform {platform} of image {name} is unknown"));
         }
         let list = wanted.policy_list();
-        self.say(&format!("Using effective pull policy of [{list}] for container {name}"));
+        self.print_plain(&format!("Using effective pull policy of [{list}] for container {name}"));
         let (mut last, mut remedies) = (None, Vec::new());
         for (index, policy) in wanted.policies.iter().enumerate() {
             if index > 0 {
@@ -169,7 +169,7 @@ impl<'a> Images<'a> {
             }
         }
         for remedy in remedies {
-            self.say(remedy);
+            self.print_plain(remedy);
         }
         let error = last.unwrap_or_else(|| ImageError::NotPresent(name.to_owned()));
         let message = format!("failed to pull image {name:?} with specified policies [{list}]: {error}");
@@ -188,7 +188,7 @@ impl<'a> Images<'a> {
             // An image that is named by its ID cannot be pulled.
             (Ok(image), _) if self.was_used(wanted, &image) || image.id == name => return Ok(image),
             (Ok(image), PullPolicy::IfNotPresent) => {
-                self.say("Using locally found image version due to \"if-not-present\" pull policy");
+                self.print_plain("Using locally found image version due to \"if-not-present\" pull policy");
                 return Ok(image);
             }
             (Err(error), PullPolicy::Never) => {
@@ -201,12 +201,12 @@ impl<'a> Images<'a> {
         check_platform(wanted, self.inspect(name).await?.ok_or_else(missing)?)
     }
 
-    /// Pulls an image. Tries again if the registry cannot be reached.
+    /// Pulls an image. Retries if the registry cannot be reached.
     async fn pull(&self, wanted: &ImageRequest) -> Result<(), ImageError> {
         let login = self.login(&wanted.reference).await?;
         let (name, platform) = (wanted.name(), wanted.platform());
         let of_platform = if platform.is_empty() { String::new() } else { format!(" for platform {platform}") };
-        self.say(&format!("Pulling docker image {name}{of_platform} ..."));
+        self.print_plain(&format!("Pulling docker image {name}{of_platform} ..."));
         let mut attempt = 1;
         loop {
             match self.pull_once(wanted, login.as_ref()).await {
@@ -227,7 +227,7 @@ impl<'a> Images<'a> {
             let mut header = HeaderValue::try_from(login.to_header())
                 .map_err(|_| ImageError::Credentials("the credentials cannot be sent to the engine".to_owned()))?;
             header.set_sensitive(true);
-            // The client itself would encode the credentials with the alphabet that engines do not accept.
+            // The client itself would encode the credentials in an alphabet that engines do not accept.
             engine = engine.with_request_modifier(move |mut request| {
                 request.headers_mut().insert(AUTH_HEADER, header.clone());
                 request
@@ -246,18 +246,18 @@ impl<'a> Images<'a> {
             });
             let Some(event) = next.await? else { return Ok(()) };
             if let Some(line) = progress.on_event(&event, Instant::now().into_std()) {
-                self.say(&format!("Pulling {}: {line}", wanted.name()));
+                self.print_plain(&format!("Pulling {}: {line}", wanted.name()));
             }
         }
     }
 
-    /// Returns the credentials for the registry of an image. `None` means that the image is pulled without.
+    /// Returns the credentials for the registry of an image. `None` means that the image is pulled without credentials.
     async fn login(&self, image: &Reference) -> Result<Option<Login>, ImageError> {
         for entry in credentials::matching(self.credentials, image) {
             let found = async { Ok(credentials::login(entry, image, self.helper_path.as_ref()).await) };
             match self.unless_stopped(found).await? {
                 Ok(Some(login)) => {
-                    self.say(&format!("Authenticating with credentials from {}", entry.source));
+                    self.print_plain(&format!("Authenticating with credentials from {}", entry.source));
                     return Ok(Some(login));
                 }
                 Ok(None) => {}
@@ -268,7 +268,7 @@ impl<'a> Images<'a> {
         Ok(None)
     }
 
-    /// Returns an image of the engine. `None` means that the engine does not have it.
+    /// Returns the image with this name. `None` means that the engine does not have it.
     async fn inspect(&self, name: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let inspect = async {
             let no_answer = |_| ImageError::Engine(format!("no answer within {} s", INSPECT_TIMEOUT.as_secs()));
@@ -304,7 +304,7 @@ impl<'a> Images<'a> {
             Some(digest) => format!(" with digest {digest}"),
             None => String::new(),
         };
-        self.say(&format!("Using docker image {} for {name}{digest} ...", image.id));
+        self.print_plain(&format!("Using docker image {} for {name}{digest} ...", image.id));
     }
 
     /// Waits for `work`, unless the job is stopped.
@@ -316,7 +316,7 @@ impl<'a> Images<'a> {
         }
     }
 
-    fn say(&self, line: &str) {
+    fn print_plain(&self, line: &str) {
         (self.print)(&style::plain(line));
     }
 
@@ -325,8 +325,9 @@ impl<'a> Images<'a> {
     }
 }
 
-/// Returns the image if it is for the platform that the job requires. Some engines pull an image for another platform if there is no
-/// other.
+/// Returns the image if it is for the platform that the job requires.
+///
+/// Some engines pull an image for another platform if there is none for the required one.
 fn check_platform(wanted: &ImageRequest, image: ResolvedImage) -> Result<ResolvedImage, ImageError> {
     let ImageInspect { os, architecture, variant, .. } = &image.inspect;
     let [os, architecture, variant] = [os, architecture, variant].map(|value| value.as_deref().unwrap_or_default());

@@ -1,6 +1,6 @@
 //! Platforms of images: `os[/architecture[/variant]]`.
 
-/// Operating systems that engines have images for.
+/// Operating systems for which images exist.
 const SYSTEMS: [&str; 3] = ["linux", "windows", "freebsd"];
 
 /// Platform of an image.
@@ -19,7 +19,7 @@ pub(super) struct Platform {
 pub(super) struct PlatformError(String);
 
 impl Platform {
-    /// Parses a platform. Without an operating system, it is a platform of Linux.
+    /// Parses a platform. The default operating system is Linux.
     ///
     /// # Errors
     /// [`PlatformError`].
@@ -45,13 +45,15 @@ impl Platform {
         Ok(Self { os: os.to_ascii_lowercase(), architecture, variant: variant.to_ascii_lowercase() })
     }
 
-    /// Returns whether engines have images for the operating system.
+    /// Returns whether images for the operating system exist.
     pub(super) fn has_known_os(&self) -> bool {
         SYSTEMS.contains(&self.os.as_str())
     }
 
-    /// Returns whether an image runs on this platform. An empty value of the image is unknown and matches. A lower variant matches, too:
-    /// a registry without an image for `arm/v7` provides the one for `arm/v6`.
+    /// Returns whether an image runs on this platform.
+    ///
+    /// An empty value of the image is unknown, and matches. A lower variant matches, too: a registry without an image for `arm/v7` provides
+    /// the one for `arm/v6`.
     pub(super) fn matches(&self, os: &str, architecture: &str, variant: &str) -> bool {
         let matches = |own: &str, image: &str| own.is_empty() || image.is_empty() || own == image;
         let number = |variant: &str| variant.trim_start_matches('v').parse::<u32>().ok();

@@ -8,7 +8,7 @@ use bollard::models::CreateImageInfo;
 /// Minimum time before the first line and between two lines.
 const INTERVAL: Duration = Duration::from_secs(3);
 
-/// Maximum number of layers to count. Docker allows 127, but the IDs come from the engine, which may send any number.
+/// Maximum number of layers to count. Docker allows 127, but an engine may send any number of IDs.
 const MAX_LAYERS: usize = 1000;
 
 /// Progress of one layer.
@@ -38,7 +38,7 @@ impl PullProgress {
 
     /// Records an event from the engine. Returns a line for the log if one is due and has changed.
     pub(super) fn on_event(&mut self, event: &CreateImageInfo, now: Instant) -> Option<String> {
-        self.note(event);
+        self.record(event);
         if now.duration_since(self.last) < INTERVAL {
             return None;
         }
@@ -51,7 +51,7 @@ impl PullProgress {
         Some(line)
     }
 
-    fn note(&mut self, event: &CreateImageInfo) {
+    fn record(&mut self, event: &CreateImageInfo) {
         let (Some(id), Some(status)) = (event.id.as_deref(), event.status.as_deref()) else { return };
         if self.layers.len() >= MAX_LAYERS && !self.layers.contains_key(id) {
             return;
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_have_a_minimum_distance_and_appear_only_after_a_change() {
+    fn lines_have_a_minimum_interval_and_appear_only_after_a_change() {
         let start = Instant::now();
         let at = |milliseconds: u64| start + Duration::from_millis(milliseconds);
         let mut progress = PullProgress::new(start);

@@ -34,7 +34,7 @@ fn credentials(registry: &str, password: &str) -> RegistryCredentials {
 }
 
 impl Fixture {
-    /// Starts both, and pushes the image. The engine does not have it afterwards.
+    /// Starts an engine and a registry, and pushes the image. The engine itself does not have the image afterwards.
     async fn start(login: bool) -> Option<Self> {
         Self::with(DockerEngine::start(&[])?, login).await
     }
@@ -75,7 +75,7 @@ impl Fixture {
         self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await.unwrap();
     }
 
-    /// Ensures images, in one job, and returns the result for the last one.
+    /// Ensures images in one job. Returns the result for the last one.
     async fn ensure(
         &self,
         credentials: &[RegistryCredentials],

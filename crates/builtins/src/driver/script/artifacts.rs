@@ -1,6 +1,6 @@
 //! Commands that transfer artifacts with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 9).
 //!
-//! The URL and the token are in the environment of the program, so that no argument list shows the token.
+//! The URL and the token are in the environment of the program, so that the token is not visible in its argument list.
 
 use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList};
 use muster_agent_api::plan::ArtifactEndpoint;
@@ -9,8 +9,9 @@ use super::frame::{Body, command};
 use super::{Target, begin_transfer, end_transfer};
 use crate::script::posix::quote;
 
-/// Default timeouts of an upload and of its response, in milliseconds.
+/// Default timeout of an upload in milliseconds.
 const UPLOAD_TIMEOUT_MS: u64 = 3_600_000;
+/// Default timeout of the response to an upload in milliseconds.
 const RESPONSE_TIMEOUT_MS: u64 = 600_000;
 
 /// Adds the commands that download the archives of other jobs.

@@ -1,6 +1,6 @@
 //! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 10).
 //!
-//! Only flags that old versions know are used, because the program may be of any version. So the other form of a key is not tried.
+//! The program may have any version, so only flags of old versions are used. Therefore the other form of a cache key is not tried.
 
 use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave};
 
@@ -42,7 +42,7 @@ pub(super) fn save(body: &mut Body, target: &Target<'_>, caches: &CacheSave) {
     end_transfer(body, "Creating cache");
 }
 
-/// Adds commands that try the keys in order, until the archive of one is extracted.
+/// Adds commands that try the keys in order until an archive is extracted.
 fn restore_one(body: &mut Body, cache: &CacheEntry) {
     body.line("_runner_extracted=");
     for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {

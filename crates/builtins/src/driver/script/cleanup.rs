@@ -14,8 +14,8 @@ const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext
 pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, variables: &[Variable]) {
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
-    // First what is secret: a command that fails ends the script.
-    // A key that is not a name would be the path of another file.
+    // Secrets are removed first, because a command that fails ends the script.
+    // A key that is not a valid name could be the path of another file.
     let files = variables.iter().filter(|variable| variable.file && can_be_set(&variable.key));
     let files = files.map(|variable| variable.key.as_str());
     let mut words = ["rm", "-f"].map(str::to_owned).to_vec();
@@ -46,7 +46,7 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, vari
         body.line("cd /\nfi");
     }
     body.run(&["rmdir", &target.temp_dir.to_string_lossy()]);
-    // The job may have left files of its own.
+    // `rmdir` fails if the job has left other files in the directory.
     if let Some(line) = body.text.strip_suffix('\n') {
         body.text = format!("{line} 2>/dev/null || true\n");
     }

@@ -1,4 +1,4 @@
-//! The frame of a script: variables, options of the shell, and the body.
+//! Frame of a script: options of the shell, variables, and the body.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::driver_state::DriverState;
 use crate::script::posix::{PIPEFAIL, can_be_set, print, push_quoted, quote};
 
-/// Commands that export the variables in the file `GITLAB_ENV`, each of which is one line. A line that no shell can export is ignored.
+/// Commands that export the variables in the file `GITLAB_ENV`, one per line. A line that the shell cannot export is ignored.
 const READ_GITLAB_ENV: &str = r#"if [ -f "$GITLAB_ENV" ]; then
 while IFS= read -r _runner_line || [ -n "$_runner_line" ]; do
 case $_runner_line in
@@ -21,7 +21,7 @@ done <"$GITLAB_ENV"
 fi
 "#;
 
-/// What a script does with the file variables of the job.
+/// Handling of the job's file variables by a script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobFiles {
     /// Writes the files, and sets the variables to their paths.

@@ -1,4 +1,4 @@
-//! Generates the scripts of the stages, which do the work of the built-in steps with the programs of the environment.
+//! Generates the scripts of the stages, which do the work of the built-in steps with the programs in the environment.
 //!
 //! ```text
 //! inputs of a built-in step --prepare | sources | commands | caches | artifacts | cleanup--> body --frame--> script
@@ -30,7 +30,7 @@ use crate::script::posix::{print, push_commands};
 use frame::{Body, JobFiles};
 use muster_steps::style;
 
-/// What all scripts of a job have in common.
+/// Directories of the job in the environment of the driver.
 struct Target<'a> {
     project_dir: &'a Path,
     temp_dir: &'a Path,
@@ -39,7 +39,7 @@ struct Target<'a> {
 /// Generates the script that does the work of a built-in step.
 ///
 /// # Errors
-/// [`Failure::System`] if the inputs are invalid, and [`Failure::Configuration`] if no script can do the work.
+/// [`Failure::System`] if the inputs are invalid or no script can do the work, and [`Failure::Step`] if a submodule strategy is invalid.
 pub(super) fn generate(
     session: &DriverState,
     context: &Context,
@@ -105,11 +105,11 @@ fn parse<I: Inputs>(inputs: Value) -> Result<I, Failure> {
     })
 }
 
-/// Adds the commands that prepare the job's temporary directory, and that name the host.
+/// Adds the commands that clear files in the job's temporary directory and print the name of the host.
 fn prepare(body: &mut Body, session: &DriverState, target: &Target<'_>) {
-    let is_named = session.output.hostname.as_ref().filter(|name| !name.is_empty());
+    let name = session.output.hostname.as_ref().filter(|name| !name.is_empty());
     body.run(&["rm", "-f", &path(target.temp_dir, "gitlab_runner_env"), &path(target.temp_dir, "masking.db")]);
-    match is_named {
+    match name {
         Some(name) => print(&mut body.text, &format!("Running on {name} via {}...", session.host_name)),
         None => body.text.push_str("printf 'Running on %s...\\n' \"$(uname -n)\"\n"),
     }
@@ -127,13 +127,13 @@ fn commands(body: &mut Body, target: &Target<'_>, script: &Script) {
     push_commands(&mut body.text, script, &blocks);
 }
 
-/// Begins commands that only the program `gitlab-runner` can do.
+/// Begins commands that require the program `gitlab-runner`.
 fn begin_transfer(body: &mut Body, target: &Target<'_>) {
     body.run(&["cd", &target.project_dir.to_string_lossy()]);
     body.line("if gitlab-runner --version >/dev/null 2>&1; then\n:");
 }
 
-/// Ends commands that only the program `gitlab-runner` can do. Without the program, the stage succeeds with a warning.
+/// Ends commands that require the program `gitlab-runner`. Without the program, the stage succeeds with a warning.
 fn end_transfer(body: &mut Body, action: &str) {
     body.line("else");
     body.warning(&format!("Missing gitlab-runner. {action} is disabled."));

@@ -17,8 +17,9 @@ const UNSET: &str = "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIREC
 const REMOVE_LEFTOVERS: &str = "rm -f .git/index.lock .git/shallow.lock .git/HEAD.lock .git/hooks/post-checkout .git/config.lock\n\
      if [ -d .git/refs ]; then find .git/refs -name '*.lock' -exec rm -f {} +; fi";
 
-/// Commands that remove configuration and hooks, which an earlier job may have changed to execute its own commands. `commondir`, or a `.git`
-/// that is a file or a link, would make git use those of another directory.
+/// Commands that remove configuration and hooks, which an earlier job may have changed to execute its own commands.
+///
+/// `commondir`, or a `.git` that is a file or a link, would make git use the configuration and hooks of another directory.
 pub(super) const REMOVE_CONFIG: &str = "if [ ! -d .git ] || [ -L .git ]; then rm -f .git; fi\n\
      rm -r -f .git/config .git/config.worktree .git/commondir .git/hooks\n\
      if [ -d .git/modules ]; then\n\
@@ -78,7 +79,7 @@ pub(super) fn clear(body: &mut Body, target: &Target<'_>) {
     body.line("git rm -rf --ignore-unmatch --quiet . || true\ngit clean -ffdx -q || true\nfi");
 }
 
-/// Adds the commands that remove a directory, also one with directories that cannot be written.
+/// Adds the commands that remove a directory, even if it contains directories without write permission.
 pub(super) fn remove(body: &mut Body, directory: &str) {
     let directory = quote(directory);
     body.line(&format!("if [ -e {directory} ]; then chmod -R u+rwX {directory}; rm -r -f {directory}; fi"));
@@ -99,14 +100,14 @@ fn hook(body: &mut Body, project: &str, checkout: &Checkout, hook: (&str, &Vec<S
     push_commands(&mut body.text, &checkout.shell, &[(hook.0, hook.1)]);
 }
 
-/// Writes the git configuration of the job.
+/// Adds the commands that write the git configuration of the job.
 fn configure(body: &mut Body, target: &Target<'_>, checkout: &Checkout) {
     let external = external_path(target.temp_dir).to_string_lossy().into_owned();
     body.write_file(&external, &external_text(target.temp_dir, checkout));
     if checkout.credential_helper {
         let file = path(target.temp_dir, GLOBAL_GIT_CONFIG);
         body.write_file(&file, "");
-        // The user's own configuration comes first. `GIT_CONFIG_GLOBAL` names the new file already.
+        // The user's own configuration comes first. Its files must be named, because `GIT_CONFIG_GLOBAL` already names the new file.
         let file = quote(&file);
         body.line(&format!(
             "for _runner_file in \"$HOME/.config/git/config\" \"$HOME/.gitconfig\"; do\n\

@@ -1,4 +1,4 @@
-//! Generated commands, checked and executed by real shells. The tests of the custom executor in `crates/muster` run whole scripts.
+//! Tests of generated commands in real shells. The tests of the custom executor in `crates/muster` run whole scripts.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -83,7 +83,7 @@ fn checkouts_and_cleanups_are_valid_in_every_shell() {
 const RUNNER: &str =
     "#!/bin/sh\nif [ \"$1\" != --version ]; then printf '<%s>' \"$@\"; echo \" $CI_JOB_ID $CI_JOB_TOKEN\"; fi\n";
 
-/// Runs commands in an empty project directory, with only the program `gitlab-runner` in `PATH`, if it has a text.
+/// Runs commands in a project directory. `PATH` has only the program `gitlab-runner` with this text, or no program if it is `None`.
 fn run_in_project(name: &str, runner: Option<&str>, push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
     let dir = tempfile::tempdir().unwrap();
     if let Some(text) = runner {

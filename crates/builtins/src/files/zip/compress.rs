@@ -8,11 +8,11 @@ use zstd::bulk::Compressor as ZstdCompressor;
 use super::records::Method;
 use crate::files::format::Level;
 
-/// Number of bytes by which the buffer of compressed bytes grows.
+/// Minimum number of bytes by which the buffer of compressed bytes grows.
 const GROWTH: usize = 64 * 1024;
 /// Number of bytes at the start of a block from which its compressibility is estimated.
 const SAMPLE_BYTES: usize = 16 * 1024;
-/// Number of bytes from which the estimate is reliable.
+/// Minimum number of bytes for a reliable estimate.
 const MIN_SAMPLE_BYTES: usize = 4 * 1024;
 
 /// Compression method of an archive, with its level.
@@ -50,6 +50,8 @@ pub(super) enum Compressor {
 }
 
 impl Compressor {
+    /// Returns a compressor.
+    ///
     /// # Errors
     /// The level is not valid.
     pub(super) fn new(compressing: Compressing) -> io::Result<Self> {
@@ -63,7 +65,7 @@ impl Compressor {
         })
     }
 
-    /// Appends a file that is one block. Returns the method, because a file that does not get smaller is stored.
+    /// Appends a file that is one block. Returns the method that was used: a file that compression does not make smaller is stored.
     pub(super) fn add_file(&mut self, content: &[u8], out: &mut Vec<u8>) -> io::Result<Method> {
         let start = out.len();
         let method = match self {
@@ -93,7 +95,7 @@ impl Compressor {
                 let compress = if is_random(content) { store } else { compress };
                 deflate(compress, content, is_last, out)?;
             }
-            // Each block is a frame. Frames may follow each other.
+            // Each block is a separate frame, and a stream may consist of several frames.
             Self::Zstd(zstd) => out.extend(zstd.compress(content)?),
         }
         Ok(())
@@ -118,7 +120,7 @@ fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec
         let status = compress.compress_vec(rest, out, flush).map_err(io::Error::other)?;
         let read = usize::try_from(compress.total_in() - before).map_err(io::Error::other)?;
         rest = rest.get(read..).unwrap_or_default();
-        // A flush is complete once it leaves a part of the buffer unused.
+        // A flush is complete if a part of the buffer remains unused.
         let is_flushed = rest.is_empty() && out.len() < out.capacity();
         if status == Status::StreamEnd || (!is_last && is_flushed) {
             return Ok(());
@@ -126,7 +128,7 @@ fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec
     }
 }
 
-/// Returns whether the bytes are distributed as evenly as those of compressed or encrypted data, which do not get smaller.
+/// Returns whether the bytes are distributed as evenly as compressed or encrypted data, which cannot be compressed further.
 fn is_random(content: &[u8]) -> bool {
     let sample = content.get(..SAMPLE_BYTES).unwrap_or(content);
     if sample.len() < MIN_SAMPLE_BYTES {

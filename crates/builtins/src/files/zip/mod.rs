@@ -28,11 +28,11 @@ use records::{Method, Record};
 
 use super::pack::{PathFailure, shown};
 
-/// Size of the blocks of a large file. A smaller file is one block.
+/// Size of the blocks of a large file in bytes. A smaller file is one block.
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Maximum number of files in a batch.
 const BATCH_FILES: usize = 64;
-/// Size from which entries get 64-bit sizes. It is below the limit of 4 GiB, because deflate may enlarge a file.
+/// File size in bytes from which an entry has 64-bit sizes. It is below the limit of 4 GiB, because deflate may enlarge a file.
 const LARGE_FILE_BYTES: u64 = 2 << 30;
 
 /// Packs `files`, whose paths are relative to `root`.
@@ -188,7 +188,7 @@ fn plan(root: &Path, file: &Path) -> io::Result<Option<Planned>> {
 /// Returns the name for an entry.
 ///
 /// # Errors
-/// The name is not valid UTF-8. A converted name could collide with another file.
+/// The name is not valid UTF-8. A converted name could be equal to the name of another file.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
         let message = format!(
@@ -263,13 +263,13 @@ fn add(
         unpacked: buffer.len() as u64,
         ..planned.record.clone()
     };
-    if let Some(place) = out.get_mut(start..start + header) {
-        place.copy_from_slice(&record.local_header());
+    if let Some(reserved) = out.get_mut(start..start + header) {
+        reserved.copy_from_slice(&record.local_header());
     }
     Ok(record)
 }
 
-/// Replaces the content of the buffer by a part of a file. It is shorter than `length` if the file has shrunk.
+/// Replaces the content of the buffer with a part of a file. The part is shorter than `length` if the file has shrunk.
 fn read(file: &File, offset: u64, length: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
     buffer.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
     let filled = read_at(file, buffer, offset)?;
@@ -285,7 +285,7 @@ struct Writer<'a> {
     directory: Vec<u8>,
     entries: u64,
     compressing: Compressing,
-    /// Large file whose blocks are being written, and the position of its local header.
+    /// Large file whose blocks are being written, with its checksum so far and the position of its local header.
     large: Option<(Record, Crc, u64)>,
 }
 

@@ -17,11 +17,11 @@ const UNIX_TIME: u16 = 0x5455;
 const UTF8_NAME: u16 = 1 << 11;
 /// Host system of an entry whose attributes contain a mode of Unix.
 const UNIX: u16 = 3;
-/// Version of the format with directories and deflate.
+/// Version of the format that is needed for directories and deflate.
 const NEEDS_20: u16 = 20;
-/// Version of the format with 64-bit sizes.
+/// Version of the format that is needed for 64-bit sizes.
 const NEEDS_45: u16 = 45;
-/// Version of the format with zstd.
+/// Version of the format that is needed for zstd.
 const NEEDS_63: u16 = 63;
 
 /// Compression method of an entry.
@@ -156,7 +156,7 @@ impl Fields {
     }
 }
 
-/// Returns time and date in the form of MS-DOS, in UTC. Times before 1980 and after 2107 are those limits.
+/// Returns time and date in the format of MS-DOS, in UTC. Times before 1980 or after 2107 are replaced with the nearest valid time.
 fn dos_time(unix_seconds: i64) -> (u16, u16) {
     let time = |hour: u16, minute: u16, second: u16| (hour << 11) | (minute << 5) | (second / 2);
     let date = |year: u16, month: u16, day: u16| (year << 9) | (month << 5) | day;

@@ -8,7 +8,7 @@ use super::*;
 use crate::extraction::Extraction;
 use crate::files::format::{Format, Level};
 
-/// Bytes that do not get smaller, and depend on `seed`.
+/// Returns bytes that depend on `seed` and cannot be compressed.
 fn random(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -18,7 +18,7 @@ fn random(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Creates files of all kinds, of which some are larger than a block. Returns their paths.
+/// Creates files of all kinds, some of them larger than a block. Returns their paths.
 fn create(root: &Path) -> Vec<PathBuf> {
     let block = usize::try_from(BLOCK_BYTES).unwrap();
     let text = |length: usize| b"some text of a file, ".iter().copied().cycle().take(length).collect::<Vec<_>>();

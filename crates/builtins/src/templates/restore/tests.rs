@@ -1,4 +1,4 @@
-//! Tests that a restored directory equals a new one, whatever was changed in it, and that unchanged files are not written.
+//! Tests that a restored directory equals a new one after any change, and that unchanged files are not written.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -91,7 +91,7 @@ fn change(root: &Path, kind: u8, index: usize) {
         Ok(_) => fs::remove_file(&path),
         Err(error) => Err(error),
     };
-    // Changes that are impossible after earlier ones have no effect.
+    // A change has no effect if earlier changes made it impossible.
     let _ = match kind % 9 {
         0 => remove(),
         1 => remove().and_then(|()| fs::create_dir_all(path.join("deep/er"))),
