@@ -1,8 +1,8 @@
-//! Files that jobs leave, and files that other users can read.
+//! Finds files that jobs leave, and files that other users can read.
 
 use std::path::{Path, PathBuf};
 
-/// Calls `visit` with each file that may be reachable for other users, and whether they can read it.
+/// Calls `visit` with each file that other users may be able to reach, and whether they can read it.
 pub(crate) fn walk(directory: &Path, visit: &mut impl FnMut(&Path, bool)) {
     use std::os::unix::fs::PermissionsExt as _;
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {

@@ -17,13 +17,14 @@ use crate::proxy::Proxy;
 
 /// Maximum time that the coordinator waits for an event of a test.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// The same for a plugin that fails at random: the taskscaler doubles its delay with each consecutive failure.
+/// Maximum time that the coordinator waits for an event if the plugin fails at random. The taskscaler doubles its delay with each
+/// consecutive failure.
 const FAILING_PLUGIN_WAIT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum time that the coordinator holds a job request.
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// Time that a GitLab-like coordinator needs to find a job for a request.
 const JOB_LOOKUP_TIME: Duration = Duration::from_millis(20);
-/// Value of a masked variable. It must not appear in any log or file that other users can read.
+/// Value of a masked variable. It must not appear in any log, nor in any file that other users can read.
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
 /// Test environment. Dropping it kills its processes.
@@ -41,14 +42,14 @@ pub struct Harness {
     pub executable: PathBuf,
     /// Engine of the jobs' containers. `None` means that jobs do not run in containers.
     pub engine: Option<DockerEngine>,
-    /// Members that every payload gets.
+    /// Members that are added to every payload.
     job_members: Value,
     /// Path of `config.toml`. `None` means that jobs run on this host.
     config: Option<PathBuf>,
     /// User that runs the commands of jobs. `None` means the user of the manager.
     job_user: Option<String>,
     manager: Option<Child>,
-    /// Process with whose end the manager of this host and its agent exit.
+    /// Process at whose end the manager and the agent of this host exit.
     lifetime_process: Child,
     _served: Served,
 }
@@ -59,7 +60,7 @@ impl Harness {
         Self::start_with(coordinator_with_idempotency_keys(), concurrent).await
     }
 
-    /// Starts the same environment with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    /// Starts an environment like [`Self::start`] with a GitLab-like coordinator: a job is lost if the response with it is not read.
     pub async fn start_gitlab_like(concurrent: usize) -> Self {
         Self::start_with(gitlab_like_coordinator(), concurrent).await
     }
@@ -77,7 +78,7 @@ impl Harness {
         Self::with_instances_and_coordinator(coordinator_with_idempotency_keys(), concurrent, autoscaler, plugin).await
     }
 
-    /// Starts the same environment with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    /// Starts an environment like [`Self::with_instances`] with a GitLab-like coordinator: a job is lost if the response with it is not read.
     pub async fn with_instances_gitlab_like(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
         let coordinator = gitlab_like_coordinator().with_wait_timeout(FAILING_PLUGIN_WAIT_TIMEOUT);
         Self::with_instances_and_coordinator(coordinator, concurrent, autoscaler, plugin).await
@@ -106,10 +107,10 @@ impl Harness {
         Self::configured_with_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
     }
 
-    /// Starts the same environment for jobs of another user. Requires root.
+    /// Starts an environment like [`Self::configured`] whose jobs run as another user. Requires root.
     pub async fn configured_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
-        // The user must reach the directories of jobs below.
+        // The user must be able to reach the directories of jobs in this directory.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         std::fs::set_permissions(harness.home.path(), permissions).unwrap();
         harness.job_user = Some(user.to_owned());
@@ -158,10 +159,7 @@ impl Harness {
         let service = json!({ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", "exec sleep 100000"] });
         harness.job_members = json!({ "services": [service] });
         harness.engine = Some(engine);
-        let config = harness.path("config.toml");
-        std::fs::write(&config, text).unwrap();
-        harness.config = Some(config);
-        harness.start_manager();
+        harness.start_configured(|_| text);
         Some(harness)
     }
 
@@ -183,10 +181,7 @@ impl Harness {
                  persistent_instances = true\n        {config}\n"
             ));
         }
-        let config = harness.path("config.toml");
-        std::fs::write(&config, text).unwrap();
-        harness.config = Some(config);
-        harness.start_manager();
+        harness.start_configured(|_| text);
         harness
     }
 
@@ -244,7 +239,7 @@ impl Harness {
         self.manager = Some(command.spawn().unwrap());
     }
 
-    /// Replaces the first `from` in `config.toml` by `to`.
+    /// Replaces the first `from` in `config.toml` with `to`.
     pub fn replace_in_config(&self, from: &str, to: &str) {
         let config = self.config.as_ref().unwrap();
         let text = std::fs::read_to_string(config).unwrap();
@@ -279,7 +274,7 @@ impl Harness {
         }
     }
 
-    /// Stops the manager (SIGSTOP) or resumes it (SIGCONT), as if its machine were suspended or overloaded.
+    /// Pauses the manager (SIGSTOP) or resumes it (SIGCONT), as if its machine were suspended or overloaded.
     pub fn pause_manager(&self, pause: bool) {
         let Some(manager) = &self.manager else { return };
         let signal = if pause { "-STOP" } else { "-CONT" };
@@ -341,7 +336,7 @@ impl Harness {
         self.manager.as_ref().unwrap().id()
     }
 
-    /// Returns the process IDs of the manager and its agent of this host.
+    /// Returns the process IDs of the manager and of the agent of this host.
     pub fn process_ids(&self) -> Vec<i32> {
         let manager = self.manager.as_ref().and_then(|manager| manager.id().try_into().ok());
         manager.into_iter().chain(self.agent_pid()).collect()

@@ -29,7 +29,7 @@ impl ProcessKind {
 pub struct Machines(PathBuf);
 
 impl Machines {
-    /// Returns the instances below a directory.
+    /// Returns the instances in the group's directory.
     #[must_use]
     pub fn new(directory: impl Into<PathBuf>) -> Self {
         Self(directory.into())
@@ -75,7 +75,7 @@ impl Machines {
 
     /// Stops all processes of all instances (SIGSTOP): the instances exist, but do not respond. Returns the number of processes.
     ///
-    /// The `unshare` processes, which created the namespaces, are not part of the instances and keep running.
+    /// The `unshare` processes, which created the namespaces, are not part of the instances and continue.
     pub fn freeze(&self) -> usize {
         self.signal_all("STOP")
     }

@@ -11,7 +11,7 @@ pub const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Polls until the condition holds. Returns false if it does not hold within [`WAIT_TIMEOUT`].
 ///
-/// For effects of other processes, such as files and child processes, for which the test gets no event.
+/// Intended for effects of other processes, such as files and child processes, about which the test gets no event.
 pub async fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     while !condition() {
@@ -33,7 +33,7 @@ pub fn plugin_local() -> PathBuf {
     workspace_executable("fleeting-plugin-local")
 }
 
-/// Returns the path of an executable of the workspace. It is in the target directory from which this test runs.
+/// Returns the path of an executable of the workspace, in the target directory from which this test runs.
 #[must_use]
 pub fn workspace_executable(name: &str) -> PathBuf {
     let test_executable = std::env::current_exe().unwrap();

@@ -1,6 +1,6 @@
 //! HTTP proxy between runner and coordinator that injects faults.
 //!
-//! A test selects the fault of each API call, and can act at that moment.
+//! A test provides a function that selects the fault of each API call, and that can act at this moment.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -64,17 +64,17 @@ pub enum Fault {
     Duplicate,
     /// The coordinator receives half of the request body, then both connections are closed.
     TruncateRequest,
-    /// The coordinator receives a valid request with half of the body. Other calls than
-    /// traces are forwarded unchanged.
+    /// The coordinator receives a valid request with half of the body. Calls other than traces are forwarded unchanged.
     ShortenTrace,
     /// The runner receives half of the response, then the connection is closed.
     TruncateResponse,
-    /// The runner receives a response with this status, and `Retry-After` in seconds if given. The request does not reach the coordinator.
+    /// The runner receives a response with this status, and with `Retry-After` in seconds unless that is `None`. The request does not reach
+    /// the coordinator.
     Status(u16, Option<u32>),
 }
 
 impl Fault {
-    /// Returns whether this fault of a job request loses the assigned job if the coordinator has no idempotency keys.
+    /// Returns whether a job request with this fault loses the assigned job if the coordinator has no idempotency keys.
     pub fn loses_response(self) -> bool {
         matches!(self, Self::DropAfter | Self::TruncateResponse | Self::Duplicate)
     }

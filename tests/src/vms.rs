@@ -20,10 +20,10 @@ use crate::process::{WAIT_TIMEOUT, plugin_local};
 /// Name of an image that the daemon does not have.
 pub const MISSING_IMAGE: &str = "none";
 
-/// Creates and deletes the virtual machines of the daemon.
+/// Virtual machines of the daemon, which creates and deletes them through this type.
 pub struct Vms {
     homes: PathBuf,
-    /// Public key that all machines accept, as if it were in their image.
+    /// Public key that all machines accept, as if their image contained it.
     authorized: String,
     running: Mutex<BTreeMap<String, Child>>,
     /// Number of creations that will fail.
@@ -127,7 +127,7 @@ impl Vms {
     }
 }
 
-/// Decrements the counter. Returns false if it was 0 already.
+/// Decrements the counter. Returns false if it was already 0.
 fn take_one(counter: &Mutex<u32>) -> bool {
     let mut counter = counter.lock();
     let is_positive = *counter > 0;

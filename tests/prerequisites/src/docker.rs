@@ -1,4 +1,4 @@
-//! Runs Debian's Docker Engine, and makes a root file system for images.
+//! Runs Debian's Docker Engine, and creates a root file system for images.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -15,13 +15,15 @@ use crate::missing;
 const BUSYBOX: &str = "/bin/busybox";
 /// Name of the engine's socket in its directory.
 const SOCKET: &str = "docker.sock";
-/// Runs a program until its own input ends, then sends it the signal, and removes its directory. The input also ends if the test is killed.
-/// For each line of the input, kills the program, removes what a restart of the machine would remove, and runs it again.
+/// Script that runs a program until the script's input ends, then sends the signal to the program and removes its directory.
+///
+/// The input also ends if the test is killed. For each line of the input, the script kills the program, removes what a restart of the machine
+/// would remove, and runs the program again.
 const SUPERVISE: &str = r#"dir=$1 signal=$2; shift 2
 "$@" & exec 2>/dev/null
 while read -r _; do kill -s KILL $!; wait $!; rm -rf "$dir/exec" "$dir/pid"; "$@" & done
 kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
-/// Runs a program in its own network, where it can have a bridge that no other engine uses. Its processes end with it.
+/// Command that runs a program in a separate network, where it can have a bridge that no other engine uses. All its processes end with it.
 const ISOLATE: [&str; 10] = [
     "unshare",
     "--net",
@@ -35,7 +37,7 @@ const ISOLATE: [&str; 10] = [
     "ip link set lo up; exec \"$0\" \"$@\"",
 ];
 
-/// The same, with an engine that is started again if it is killed.
+/// Command like [`ISOLATE`] that starts the program again if it is killed.
 const ISOLATE_AND_REPEAT: [&str; 10] = [
     "unshare",
     "--net",
@@ -52,12 +54,12 @@ const ISOLATE_AND_REPEAT: [&str; 10] = [
 /// Message about a missing engine.
 const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
 
-/// A running Docker Engine, or Podman as one ([`crate::podman`]), with its own data. Dropping it ends the process.
+/// A running Docker Engine, or Podman in its place ([`crate::podman`]), with its own data. Dropping it ends the process.
 #[derive(Debug)]
 pub struct DockerEngine {
     supervisor: Child,
     dir: PathBuf,
-    /// Path of the socket in the directory.
+    /// Path of the socket, relative to the directory.
     socket: &'static str,
 }
 
@@ -81,8 +83,9 @@ impl DockerEngine {
         Self::dockerd("TERM", &[], &[&local, arguments].concat()).map_err(missing).ok()
     }
 
-    /// Returns an engine that the tests of this process share. It has its own network, which other engines and tests cannot reach, with the
-    /// default bridge. Returns `None` if an engine cannot run here.
+    /// Returns an engine that the tests of this process share. Returns `None` if an engine cannot run here.
+    ///
+    /// The engine has a separate network with the default bridge, which other engines and tests cannot reach.
     ///
     /// # Panics
     /// The temporary directory of the engine cannot be created.
@@ -95,8 +98,9 @@ impl DockerEngine {
         shared.as_ref().map_err(missing).ok()
     }
 
-    /// Starts an engine in a network of its own, as [`DockerEngine::shared`] does, which the caller can restart. It keeps containers running while
-    /// it restarts (`live-restore`). Returns `None` if an engine cannot run here.
+    /// Starts an engine that the caller can restart, in a separate network as for [`DockerEngine::shared`].
+    ///
+    /// The engine keeps containers running while it restarts (`live-restore`). Returns `None` if an engine cannot run here.
     ///
     /// # Panics
     /// The temporary directory of the engine cannot be created.
@@ -106,14 +110,14 @@ impl DockerEngine {
         Self::dockerd("KILL", &ISOLATE_AND_REPEAT, &["--live-restore"]).map_err(missing).ok()
     }
 
-    /// Kills the process of an isolated engine, which then starts again. Its containers continue. Returns whether the process existed.
+    /// Kills the process of an isolated engine, which is then started again. Its containers continue. Returns whether the process existed.
     #[must_use]
     pub fn crash(&self) -> bool {
         let id = self.process_id("dockerd");
         id.is_some_and(|id| Command::new("kill").arg("-KILL").arg(id).status().is_ok_and(|status| status.success()))
     }
 
-    /// Returns the process ID of the engine. It is in the network of the engine's containers.
+    /// Returns the process ID of the engine. The process is in the network namespace to which the engine's bridge belongs.
     ///
     /// # Panics
     /// The process does not exist.
@@ -123,7 +127,7 @@ impl DockerEngine {
         pid.expect("the process of the engine does not exist")
     }
 
-    /// Returns the ID of the engine's own process, which runs this program.
+    /// Returns the ID of the engine's process that runs `program`. `None` means that it does not exist.
     pub(crate) fn process_id(&self, program: &str) -> Option<OsString> {
         let data = self.dir.join("data");
         let is_engine = |process: &Path| {
@@ -158,8 +162,9 @@ impl DockerEngine {
         started.map_err(|error| format!("{NO_DOCKER}: {error}"))
     }
 
-    /// Runs the engine until it writes `ready` to its log. The error is the last line of the log. `describe` returns the command and the
-    /// environment variables for a directory.
+    /// Starts the engine, and waits until it writes `ready` to its log. The error is the last line of the log.
+    ///
+    /// `describe` returns the command and the environment variables for a directory.
     pub(crate) fn run(
         signal: &str,
         socket: &'static str,
@@ -249,8 +254,9 @@ impl DockerEngine {
     }
 }
 
-/// Returns a root file system with a shell and all tools of busybox, as a tar archive for an import into an engine. Returns `None` if busybox is
-/// missing.
+/// Returns a root file system with a shell and all tools of busybox, as a tar archive to import into an engine.
+///
+/// Returns `None` if busybox is missing.
 ///
 /// # Panics
 /// Busybox cannot be read.

@@ -63,7 +63,7 @@ pub fn program(name: &str, argument: &str, package: &str) -> bool {
     works
 }
 
-/// Reports missing permissions for cgroups. The caller has tried to create one, and passes the result, which is returned.
+/// Reports missing permissions for cgroups. The caller passes whether it could create a cgroup, and this value is returned.
 #[track_caller]
 #[must_use]
 pub fn cgroups(can_be_created: bool) -> bool {

@@ -1,4 +1,4 @@
-//! Servers of object stores, which tests start. `scripts/test` installs them.
+//! Starts servers of object stores. `scripts/test` installs them.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -76,7 +76,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns the address with a port in a line.
+/// Returns the address with a port that a line contains. `None` means that there is none.
 fn address(line: &str) -> Option<String> {
     let after = line.split_once("127.0.0.1:")?.1;
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
@@ -90,7 +90,7 @@ fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Returns a program of the Python environment with moto, and the libraries of Amazon and Google.
+/// Returns a program of the Python environment that has moto and the libraries of Amazon and Google.
 #[track_caller]
 #[must_use]
 pub fn python_program(name: &str) -> Option<Command> {

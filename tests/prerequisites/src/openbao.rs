@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use crate::variable;
 
-/// Token that may do everything.
+/// Token with all permissions.
 const ROOT_TOKEN: &str = "root";
 /// Number of free ports to try. Another process may take a port before the server listens on it.
 const MAX_PORTS: usize = 10;
@@ -37,7 +37,7 @@ pub struct OpenBao {
     /// URL of the server.
     pub url: String,
     dir: TempDir,
-    /// Key of the authority that signs the ID tokens of jobs, in the tests GitLab's.
+    /// Key that signs the ID tokens of jobs in place of GitLab's.
     key: Vec<u8>,
 }
 
@@ -119,8 +119,9 @@ impl OpenBao {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Mounts the login with ID tokens at `auth/PATH`, with the role `ci` for jobs of `group/project`. The role may read what `policy` allows.
-    /// `namespace` is empty for the root namespace.
+    /// Enables the login with ID tokens at `auth/PATH`, with the role `ci` for jobs of `group/project`.
+    ///
+    /// The role may read what `policy` allows. `namespace` is empty for the root namespace.
     ///
     /// # Panics
     /// Panics if the server refuses it.
@@ -142,7 +143,7 @@ impl OpenBao {
         write(&format!("auth/{path}/role/ci"), &role);
     }
 
-    /// Returns an ID token of a job of `project`, as GitLab signs it.
+    /// Returns an ID token of a job of `project`, as GitLab would sign it.
     ///
     /// # Panics
     /// Panics if the system has no random bytes.

@@ -1,4 +1,4 @@
-//! Runs Debian's Podman as an engine: as root, or as a user without privileges, whom only the engine's own mounts know.
+//! Runs Debian's Podman as an engine: as root, or as a user without privileges, who exists only in the engine's own mounts.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -12,7 +12,7 @@ use crate::missing;
 
 /// Message about a missing engine.
 const NO_PODMAN: &str = "podman cannot run here (Debian: podman netavark aardvark-dns slirp4netns uidmap; as root)";
-/// Socket in the engine's directory, at the place below `XDG_RUNTIME_DIR` where clients look for the socket of a user's Podman.
+/// Socket in the engine's directory, at the path below `XDG_RUNTIME_DIR` at which clients expect the socket of a user's Podman.
 const SOCKET: &str = "run/podman/podman.sock";
 /// Podman's settings: registries on this machine have no TLS.
 const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
@@ -21,9 +21,11 @@ const READY: &str = "API service listening on";
 /// Namespaces of an engine. All of its processes end with the first one.
 const NAMESPACES: [&str; 8] =
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh"];
-/// Prepares the namespaces of an engine, and runs the program as the user with this ID. The root directory is a new one with the same
-/// entries, because that of the machine may be closed to other users. The user, and the IDs of the users in its containers, are entries of
-/// files that only this engine sees. `/run` and the state of networks are empty, as after a start of the machine.
+/// Script that prepares the namespaces of an engine, and runs the program as the user with this ID.
+///
+/// The root directory is a new one with the same entries, because other users may not be permitted to enter that of the machine. The user,
+/// and the IDs of the users in its containers, are entries of files that only this engine sees. `/run` and the state of networks are empty,
+/// as after a start of the machine.
 const PREPARE: &str = r#"set -e
 dir=$1 uid=$2; shift 2
 ip link set lo up
@@ -48,7 +50,7 @@ export HOME="$dir/home" XDG_RUNTIME_DIR="$dir/run" TMPDIR="$dir/tmp"; cd "$dir"
 setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"
 exit"#;
 
-/// Programs without which containers have no network, or find no names there.
+/// Programs without which containers have no network or cannot resolve names.
 const PROGRAMS: [&str; 4] =
     ["/usr/lib/podman/netavark", "/usr/lib/podman/aardvark-dns", "/usr/bin/slirp4netns", "/usr/bin/newuidmap"];
 
@@ -73,8 +75,9 @@ impl PodmanUser {
 }
 
 impl DockerEngine {
-    /// Starts Podman's service as root in the network of this machine, where it reaches the registries of tests. Returns `None` if Podman cannot
-    /// run here.
+    /// Starts Podman's service as root in the network of this machine, where it can reach the registries of tests.
+    ///
+    /// Returns `None` if Podman cannot run here.
     ///
     /// # Panics
     /// The temporary directory of the engine cannot be created.
@@ -90,8 +93,9 @@ impl DockerEngine {
         started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
     }
 
-    /// Returns a Podman service of this user, which the tests of this process share. It has its own network, which other engines and tests
-    /// cannot reach, with the default bridge. Returns `None` if Podman cannot run here.
+    /// Returns a Podman service of this user, which the tests of this process share. Returns `None` if Podman cannot run here.
+    ///
+    /// The service has a separate network with the default bridge, which other engines and tests cannot reach.
     ///
     /// # Panics
     /// The temporary directory of the engine cannot be created.
@@ -120,8 +124,9 @@ impl DockerEngine {
         started.as_ref().map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
     }
 
-    /// Returns a command that runs a program as the user of a shared Podman service, with the mounts and the network of the service. The
-    /// program starts in `dir`, and its arguments are to be added.
+    /// Returns a command that runs a program as the user of a shared Podman service, with the mounts and the network of the service.
+    ///
+    /// The program starts in `dir`. The caller adds its arguments.
     ///
     /// # Panics
     /// The engine has ended.

@@ -12,7 +12,7 @@ use crate::missing;
 pub const REGISTRY_USER: &str = "tester";
 /// Password of a registry with a login.
 pub const REGISTRY_PASSWORD: &str = "secret word";
-/// The user with the bcrypt hash of the password, as from `htpasswd -B`.
+/// Password file with the user and the bcrypt hash of the password, as written by `htpasswd -B`.
 const HTPASSWD: &str = "tester:$2y$04$DqJrO3ZZgkOQssDRJ46XDuKQfBbmZHkiVv24WEio9Ei83EwUxqLe2\n";
 
 /// A running registry. Dropping it kills the process.

@@ -1,6 +1,6 @@
 //! Faulty plugin for tests. The seed at the end of its name selects the fault (`fleeting-plugin-hostile-17`).
 //!
-//! Tests run many of them through symbolic links. Each process appends its ID to `<name>.pids` beside the link.
+//! Tests start many such plugins through symbolic links. Each process appends its ID to `<name>.pids` beside the link.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;

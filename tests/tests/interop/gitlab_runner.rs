@@ -47,7 +47,7 @@ last:
   script: [exit 7]
 "#;
 
-/// Returns `MUSTER_TEST_GITLAB_RUNNER`, or prints why the test is skipped.
+/// Returns `MUSTER_TEST_GITLAB_RUNNER`. If it is not set, prints that the test is skipped, and returns `None`.
 pub(crate) fn stock_runner() -> Option<OsString> {
     let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
     if runner.is_none() {

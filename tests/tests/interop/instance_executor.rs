@@ -55,7 +55,7 @@ fn stock_runner_scales_with_local_plugin() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
-/// Local pipeline, and Muster's runner, which runs its jobs on instances.
+/// Local pipeline, and Muster's runner that runs the jobs of the pipeline on instances.
 pub(crate) struct Fleet {
     _directory: tempfile::TempDir,
     home: PathBuf,
@@ -73,7 +73,8 @@ impl Fleet {
         Self::with_executor("instance", "shell = \"bash\"", yaml, autoscaler, plugin)
     }
 
-    /// Does the same as [`Self::start`] for another executor, with additional `keys` of the runner. The last of them may be a table.
+    /// Starts the pipeline and the runner like [`Self::start`], for another executor. `keys` are additional keys of the runner, and may end with
+    /// a table.
     pub(crate) fn with_executor(executor: &str, keys: &str, yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         Self::with_entry(yaml, "machines", None, |machines| {
             format!(
@@ -85,8 +86,9 @@ impl Fleet {
         })
     }
 
-    /// Starts the pipeline, and a runner with the entry that `entry` returns without name and token. Its machines have their directories in
-    /// `machines`. `programs` is a directory that is added to `PATH` of the runner.
+    /// Starts the pipeline, and a runner with the entry that `entry` returns without name and token.
+    ///
+    /// The directories of its machines are in `machines`. `programs` is a directory that is added to `PATH` of the runner.
     pub(crate) fn with_entry(
         yaml: &str,
         machines: &str,
@@ -125,14 +127,15 @@ impl Fleet {
         Self { _directory: directory, home, project, machines, deletes_on_shutdown, pipeline, runner }
     }
 
-    /// Waits until the pipeline has succeeded and the runner has deleted all instances. Returns the last event of the pipeline and the logs
-    /// of these jobs.
+    /// Waits until the pipeline has succeeded and the runner has deleted all instances.
+    ///
+    /// Returns the last event of the pipeline and the logs of these jobs.
     pub(crate) fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
         let (last, logs, _) = self.finish_with_log(jobs);
         (last, logs)
     }
 
-    /// Does the same as [`Self::finish`], and also returns the log of the runner.
+    /// Waits like [`Self::finish`], and also returns the log of the runner.
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         if !self.deletes_on_shutdown && status == Some(0) {

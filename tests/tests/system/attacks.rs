@@ -1,5 +1,8 @@
-//! Jobs that try to do what they must not: read the files of other jobs, the manager's token, its memory, the sockets of agents and engines, and
-//! the metadata service of a cloud. Each attack runs as a real job, and each test first shows that the attack finds what is not protected.
+//! Jobs that try to do what they must not: read the files of other jobs, the token and the memory of the manager, use the sockets of agents and
+//! engines, or reach the metadata service of a cloud.
+//!
+//! Each attack runs as a real job. The search for files in containers and the request for metadata first run without protection, and
+//! must succeed.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
@@ -22,7 +25,7 @@ const JOB_USER: &str = "nobody";
 const METADATA: &str = "169.254.169.254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
-/// Prints files that contain the marker, in all directories that jobs and agents use, and the environment of all processes that does.
+/// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that do.
 const SEARCH_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"
 for directory in $DIRECTORIES; do grep -rlsF "$marker" "$directory"; done
 for process in /proc/[0-9]*; do
@@ -30,7 +33,7 @@ for process in /proc/[0-9]*; do
 done
 echo "search ended""#;
 
-/// Leaves the marker in every place that a job can write to, and waits until the file `go` exists.
+/// Leaves the marker in every directory that a job can write to and in the environment of a process, and waits until the file `go` exists.
 const LEAVE_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"; export marker
 for directory in . /tmp /var/tmp /dev/shm "$HOME"; do echo "$marker" 2>/dev/null > "$directory/victim-file"; done
 sleep 100000 & until [ -e go ]; do echo waiting; sleep 1; done"#;
@@ -54,7 +57,7 @@ async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Har
     Some(harness)
 }
 
-/// Runs a job to its end. It must succeed: an attack that cannot run proves nothing.
+/// Runs a job to its end. The job must succeed, because an attack that cannot run proves nothing.
 async fn run(harness: &Harness, id: i64, script: &[&str], members: &Value) -> Job {
     harness.push(id, script, members);
     let job = harness.coordinator.wait_for_end(JobId(id)).await;
@@ -115,7 +118,7 @@ async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
     let output = text.rsplit_once("echo attack ended\n").map_or(text.as_str(), |(_, output)| output);
     assert!(output.contains("attack ended"), "{text}");
     assert!(!output.contains("found /") && !output.contains("token /") && !output.contains("runner run"), "{output}");
-    // The only socket is that of the agent in this container, which serves this job alone.
+    // The only socket is that of the agent in this container, which serves only this job.
     let sockets: Vec<_> = output.lines().filter_map(|line| line.strip_prefix("socket ")).collect();
     assert!(sockets.iter().all(|socket| socket.starts_with("/.muster-r")), "{sockets:?}");
 }
@@ -174,7 +177,7 @@ async fn job_on_a_new_instance_sees_no_files_and_processes_of_the_job_before() {
     assert_eq!(found, [""; 0], "{}", harness.log());
 }
 
-/// A metadata service in the network of an engine. Dropping it ends it.
+/// A metadata service in the network of an engine. Dropping it ends the service.
 struct MetadataService(Child);
 
 impl Drop for MetadataService {
@@ -186,7 +189,7 @@ impl Drop for MetadataService {
 }
 
 impl MetadataService {
-    /// Starts a service at the usual address, on the loopback interface of the engine's network. Its containers reach it over their gateway.
+    /// Starts a service at the usual address, on the loopback interface of the engine's network. Containers reach it through their gateway.
     fn start(engine: &DockerEngine) -> Self {
         const SERVE: &str = r#"ip address add "$1/32" dev lo && mkdir -p "$2/latest" && echo "$3" > "$2/latest/index.html" || exit 1
             /bin/busybox httpd -f -p "$1:80" -h "$2" & echo ready; read -r _; kill $!"#;
@@ -202,7 +205,7 @@ impl MetadataService {
     }
 }
 
-/// Requests the metadata in several ways: over the routes, and on the link of each interface.
+/// Requests the metadata in several ways: through the routes, and on the link of each interface.
 const REQUEST_METADATA: &str = r#"set +e; for attempt in 1 2 3; do printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; done
 for interface in $(ls /sys/class/net); do ping -c 1 -W 1 -I "$interface" 169.254.169.254 > /dev/null 2>&1 && echo "answer on $interface"; done
 ip route del 169.254.169.254 2>/dev/null; ip route replace 169.254.169.254 dev eth0 2>/dev/null; ip neigh flush dev eth0 2>/dev/null
@@ -212,7 +215,7 @@ printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; echo attack
 async fn job_in_a_container_reaches_no_blocked_metadata_service() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let service = MetadataService::start(&engine);
-    // The service prints the metadata, too, and its entrypoint starts before the build container.
+    // The service of the job also prints the metadata, and its entrypoint starts before the build container.
     let members = json!({
         "variables": [{ "key": "GIT_STRATEGY", "value": "none" }, { "key": "FF_NETWORK_PER_BUILD", "value": "true" },
             { "key": "CI_DEBUG_SERVICES", "value": "true" }],

@@ -18,7 +18,7 @@ pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
     first..first + runs
 }
 
-/// Command that prints the uptime in nanoseconds, for systems whose date has none.
+/// Command that prints the uptime in nanoseconds, for systems whose `date` does not support them.
 const UPTIME: &str = r#"read -r up _ </proc/uptime; echo "${up%.*}${up#*.}0000000""#;
 
 /// Output of a script, given by its number of lines. The lines have different lengths, and some follow a pause.

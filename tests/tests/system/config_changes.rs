@@ -35,8 +35,9 @@ async fn finish_job(harness: &Harness) {
     assert_eq!((job.status, harness.start_count(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), harness.log());
 }
 
-/// Kills the manager while a job runs, replaces `from` with `to` in its configuration and starts it again. The job and its instance
-/// must not be affected.
+/// Kills the manager while a job runs, replaces `from` with `to` in its configuration, and starts it again.
+///
+/// The job and its instance must not be affected.
 async fn restart_with_change(from: &str, to: &str) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";

@@ -1,4 +1,5 @@
-//! The same as [`crate::kill`], with jobs in containers: also containers and the engine are killed. No object of a job is left at the engine.
+//! Kills processes as [`crate::kill`] does, while jobs run in containers. Containers and the engine are killed, too. No object of a job remains
+//! at the engine.
 //!
 //! Long run: `MUSTER_TEST_RUNS=100 cargo test -p muster-tests --test system docker_kill -- --nocapture`
 

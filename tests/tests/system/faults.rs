@@ -1,4 +1,4 @@
-//! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, none runs twice, and every
+//! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, no job runs twice, and every
 //! byte of logs and artifacts arrives once.
 //!
 //! The second test does the same with a GitLab-like server, which has no idempotency keys. It never drops responses to job requests,
@@ -21,7 +21,7 @@ use serde_json::json;
 use crate::checks::{self, Lines};
 
 /// Number of test environments that run at the same time. They are idle most of the time.
-const PARALLEL_BENCHES: usize = 4;
+const PARALLEL_HARNESSES: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn faulty_network_loses_and_duplicates_nothing() {
@@ -36,14 +36,14 @@ async fn faulty_network_to_gitlab_like_server_loses_and_duplicates_nothing() {
 async fn run_seeds(default_runs: u64, gitlab_like: bool) {
     let seeds = Arc::new(Mutex::new(checks::seeds(default_runs)));
     let workers: Vec<_> =
-        (0..PARALLEL_BENCHES).map(|_| tokio::spawn(run_bench(Arc::clone(&seeds), gitlab_like))).collect();
+        (0..PARALLEL_HARNESSES).map(|_| tokio::spawn(run_harness(Arc::clone(&seeds), gitlab_like))).collect();
     for worker in workers {
         worker.await.unwrap();
     }
 }
 
 /// Runs seeds in one test environment until none remains.
-async fn run_bench(seeds: Arc<Mutex<std::ops::Range<u64>>>, gitlab_like: bool) {
+async fn run_harness(seeds: Arc<Mutex<std::ops::Range<u64>>>, gitlab_like: bool) {
     let harness = if gitlab_like { Harness::start_gitlab_like(2).await } else { Harness::start(2).await };
     let mut runs = 0;
     loop {

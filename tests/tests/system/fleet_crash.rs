@@ -22,9 +22,9 @@ use crate::checks;
 use crate::kill::{JOBS, Point, Tally, Victim, run, run_without_kill};
 
 /// Number of test environments that run at the same time. They are idle most of the time.
-const PARALLEL_BENCHES: usize = 3;
-/// Number of consecutive seeds that share one test environment. The first is a multiple of this number.
-const SEEDS_PER_BENCH: u64 = 4;
+const PARALLEL_HARNESSES: usize = 3;
+/// Number of consecutive seeds that share one test environment. The first of them is a multiple of this number.
+const SEEDS_PER_HARNESS: u64 = 4;
 const CONCURRENT: usize = 2;
 const MAX_INSTANCES: usize = 3;
 /// Interval between two counts of the instances.
@@ -37,7 +37,7 @@ async fn killed_fleet_loses_no_job_and_leaves_no_instance() {
     run_seeds(12, false).await;
 }
 
-/// Excludes the period that [`crate::kill`] describes, in which only the server knows a job.
+/// Excludes the period in which only the server knows a job, which [`crate::kill`] describes.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_fleet_of_gitlab_like_server_loses_no_job_and_leaves_no_instance() {
     run_seeds(8, true).await;
@@ -46,7 +46,7 @@ async fn killed_fleet_of_gitlab_like_server_loses_no_job_and_leaves_no_instance(
 async fn run_seeds(default_runs: u64, gitlab_like: bool) {
     let pending = Arc::new(Mutex::new(seed_ranges(checks::seeds(default_runs))));
     let workers: Vec<_> =
-        (0..PARALLEL_BENCHES).map(|_| tokio::spawn(run_ranges(Arc::clone(&pending), gitlab_like))).collect();
+        (0..PARALLEL_HARNESSES).map(|_| tokio::spawn(run_ranges(Arc::clone(&pending), gitlab_like))).collect();
     let mut all = Tally::default();
     for worker in workers {
         for tally in worker.await.unwrap() {
@@ -63,9 +63,9 @@ async fn run_seeds(default_runs: u64, gitlab_like: bool) {
 ///
 /// The effect of a seed depends on the earlier seeds of its environment, so these always run first.
 fn seed_ranges(seeds: Range<u64>) -> VecDeque<Range<u64>> {
-    let first = seeds.start / SEEDS_PER_BENCH;
-    (first..seeds.end.div_ceil(SEEDS_PER_BENCH))
-        .map(|harness| harness * SEEDS_PER_BENCH..seeds.end.min((harness + 1) * SEEDS_PER_BENCH))
+    let first = seeds.start / SEEDS_PER_HARNESS;
+    (first..seeds.end.div_ceil(SEEDS_PER_HARNESS))
+        .map(|index| index * SEEDS_PER_HARNESS..seeds.end.min((index + 1) * SEEDS_PER_HARNESS))
         .collect()
 }
 

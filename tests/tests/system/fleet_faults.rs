@@ -22,15 +22,16 @@ use serde_json::json;
 use crate::checks::{self, Lines};
 
 /// Number of test environments that run at the same time. They are idle most of the time.
-const PARALLEL_BENCHES: usize = 3;
+const PARALLEL_HARNESSES: usize = 3;
 /// Number of consecutive seeds that share one test environment, and therefore the faults of its plugin.
-const SEEDS_PER_BENCH: u64 = 10;
+const SEEDS_PER_HARNESS: u64 = 10;
 const CONCURRENT: usize = 4;
 /// Maximum time for thirty small jobs.
 const BURST_TIMEOUT: Duration = Duration::from_secs(90);
 /// Number of jobs per seed. It is larger than `CONCURRENT`, so that some jobs wait.
 const JOBS: i64 = 6;
 
+/// Counts of seeds, jobs and instances.
 #[derive(Debug, Default)]
 struct Tally {
     seeds: usize,
@@ -118,10 +119,10 @@ async fn job_assigned_during_upgrade_is_run_by_the_next_manager() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unreliable_instances_lose_and_duplicate_no_job() {
     let seeds = checks::seeds(12);
-    let ranges = (seeds.start / SEEDS_PER_BENCH..seeds.end.div_ceil(SEEDS_PER_BENCH))
-        .map(|harness| (harness * SEEDS_PER_BENCH).max(seeds.start)..seeds.end.min((harness + 1) * SEEDS_PER_BENCH));
+    let ranges = (seeds.start / SEEDS_PER_HARNESS..seeds.end.div_ceil(SEEDS_PER_HARNESS))
+        .map(|index| (index * SEEDS_PER_HARNESS).max(seeds.start)..seeds.end.min((index + 1) * SEEDS_PER_HARNESS));
     let pending = Arc::new(Mutex::new(ranges.collect::<VecDeque<_>>()));
-    let workers: Vec<_> = (0..PARALLEL_BENCHES).map(|_| tokio::spawn(run_ranges(Arc::clone(&pending)))).collect();
+    let workers: Vec<_> = (0..PARALLEL_HARNESSES).map(|_| tokio::spawn(run_ranges(Arc::clone(&pending)))).collect();
     let mut all = Tally::default();
     for worker in workers {
         for tally in worker.await.unwrap() {
@@ -146,7 +147,7 @@ async fn run_ranges(pending: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
 
 async fn run_range(seeds: Range<u64>) -> Tally {
     // All seeds of the environment share the faults of the plugin.
-    let mut rng = StdRng::seed_from_u64(seeds.start / SEEDS_PER_BENCH);
+    let mut rng = StdRng::seed_from_u64(seeds.start / SEEDS_PER_HARNESS);
     let idle = rng.random_range(0..3);
     let autoscaler = format!(
         "max_instances = 4\n    max_use_count = {}\n    delete_instances_on_shutdown = true\n    create_timeout = \"5s\"\n    \

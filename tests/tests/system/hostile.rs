@@ -127,9 +127,9 @@ const HANDSHAKE_MESSAGES: &[&str] = &[
     "no handshake within 60 s",
 ];
 
-/// Returns the possible messages of the manager about a plugin. They are about the first call that fails.
+/// Returns the messages with which the manager may report a plugin, which concern the first call that fails.
 ///
-/// The list is empty if the plugin misbehaves only between calls, or is only slow: the timeout of a call is minutes.
+/// The list is empty if the plugin misbehaves only between calls, or if it is only slow, because a call has minutes to complete.
 fn possible_messages(script: &Script) -> &'static [&'static str] {
     if script.start != WELL_BEHAVED {
         return HANDSHAKE_MESSAGES;

@@ -13,8 +13,9 @@ use serde_json::json;
 use crate::checks::{self, Lines};
 
 const JOB: JobId = JobId(1);
-/// Maximum time from the loss of an instance to the end of its job. `crates/manager/tests/it/documented_times.rs` tests the exact time with a
-/// simulated clock.
+/// Maximum time from the loss of an instance to the end of its job.
+///
+/// `crates/manager/tests/it/documented_times.rs` tests the exact time with a simulated clock.
 const MAX_LOSS_TIME: Duration = Duration::from_secs(15);
 
 /// Waits until the condition holds. `description` is for the message of a failure.
@@ -91,7 +92,7 @@ async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     assert!(notes[0].contains(&lost[0]), "{text}");
 }
 
-/// Starts job 2, which stays in its preparation: its first download of artifacts, which job 1 uploaded, never ends.
+/// Starts job 2, whose preparation does not end, because its first download of artifacts, which job 1 uploaded, is delayed for an hour.
 pub(crate) async fn start_job_with_endless_preparation(harness: &Harness) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     harness.push(1, &["echo content > out"], &json!({ "artifacts": artifacts }));

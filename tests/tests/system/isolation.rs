@@ -1,5 +1,5 @@
-//! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon stands in for the
-//! daemon of each instance. Each of its VMs is a process with an SSH server.
+//! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon replaces the daemon
+//! of each instance. Each of its VMs is a process with an SSH server.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ const NEXT: JobId = JobId(2);
 const WAITING_SCRIPT: &str = "echo \"home=$HOME image=$VM_IMAGE\"; echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done";
 
 /// Starts a test environment whose runner uses the daemon. `isolation` has additional keys of `vm_isolation`.
-async fn start_bench(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Harness {
+async fn start_harness(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Harness {
     let table = nest.table(isolation);
     Harness::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
 }
@@ -31,7 +31,7 @@ async fn start_bench(nest: &NestingFixture, concurrent: usize, autoscaler: &str,
 /// Starts a test environment with one instance, and job 1, which waits on its VM.
 async fn start_with_waiting_job() -> (NestingFixture, Harness) {
     let nest = NestingFixture::start();
-    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    let harness = start_harness(&nest, 1, "max_instances = 1", "image = \"base\"").await;
     harness.push(1, &[WAITING_SCRIPT], &json!({}));
     wait_until("the job runs", || harness.start_count(JOB) == 1).await;
     (nest, harness)
@@ -60,7 +60,7 @@ fn failure_reason(job: &Job) -> Option<&str> {
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
     let nest = NestingFixture::start();
-    let mut harness = start_bench(
+    let mut harness = start_harness(
         &nest,
         2,
         "max_instances = 1\n    capacity_per_instance = 2\n    delete_instances_on_shutdown = true",
@@ -111,7 +111,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn next_job_in_a_slot_gets_a_clean_virtual_machine() {
     let nest = NestingFixture::start();
-    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    let harness = start_harness(&nest, 1, "max_instances = 1", "image = \"base\"").await;
     let script = "echo \"home=$HOME\"; ls \"$HOME\" | grep -c leftover; echo secret > \"$HOME/leftover\"; (sleep 1000 > /dev/null 2>&1 &)";
     // Returns the home directory of the job, and whether it had no file of an earlier job.
     let run_job = async |id: i64| {
@@ -160,7 +160,7 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
     // The daemon belongs to one instance.
-    let harness = start_bench(&nest, 1, "max_instances = 1", "").await;
+    let harness = start_harness(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));
     harness.push(1, &[&lines.script()], &image("ubuntu"));
@@ -190,7 +190,7 @@ async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
 async fn restarted_manager_keeps_vm_of_its_job_and_deletes_orphaned_vms() {
     let nest = NestingFixture::start();
     let autoscaler = "max_instances = 1\n    capacity_per_instance = 2\n    delete_instances_on_shutdown = true";
-    let mut harness = start_bench(&nest, 2, autoscaler, "image = \"base\"").await;
+    let mut harness = start_harness(&nest, 2, autoscaler, "image = \"base\"").await;
     let lines = Lines::random(&mut StdRng::seed_from_u64(13));
     harness.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
     harness.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
@@ -264,7 +264,7 @@ async fn unresponsive_vm_fails_its_job_and_its_instance_is_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_in_preparation_is_rescheduled_when_its_vm_is_lost() {
     let nest = NestingFixture::start();
-    let harness = start_bench(&nest, 1, "max_instances = 1", "image = \"base\"").await;
+    let harness = start_harness(&nest, 1, "max_instances = 1", "image = \"base\"").await;
     start_job_with_endless_preparation(&harness).await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();
     std::fs::write(harness.path("go"), "").unwrap();

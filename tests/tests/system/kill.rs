@@ -121,6 +121,7 @@ impl Victim {
     }
 }
 
+/// Counts of runs and jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) runs: usize,
@@ -164,14 +165,14 @@ async fn run_seeds(mut harness: Harness, default_runs: u64) {
     tally.print_and_check();
 }
 
-/// Makes one run without a kill. Returns its duration.
+/// Performs one run without a kill. Returns its duration.
 pub(crate) async fn run_without_kill(harness: &mut Harness, tally: &mut Tally) -> Duration {
     let start = Instant::now();
     run(harness, None, &mut StdRng::seed_from_u64(0), tally).await;
     start.elapsed()
 }
 
-/// Makes one run of three jobs. `kill` is the process to kill, the point, and the duration of a run without a kill.
+/// Performs one run of three jobs. `kill` is the process to kill, the point, and the duration of a run without a kill.
 pub(crate) async fn run(
     harness: &mut Harness,
     kill: Option<(Victim, Point, Duration)>,

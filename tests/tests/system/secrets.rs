@@ -1,4 +1,4 @@
-//! Secrets of jobs from HashiCorp Vault (`secrets:`). OpenBao stands in for it: it has the same API.
+//! Secrets of jobs from HashiCorp Vault (`secrets:`). The server is OpenBao, which has the same API.
 
 use muster_job::{JobId, JobStatus};
 use muster_test_prerequisites::OpenBao;
@@ -49,7 +49,7 @@ fn members(url: &str, token: &str, path: &str) -> Value {
     })
 }
 
-/// Runs a job that prints and stores its secrets, and checks that it has them and that nobody else sees them.
+/// Runs a job that prints and stores its secrets. Checks that the job has them, and that no log and no other user can see them.
 async fn check_job_with_secrets(harness: &Harness, server: &OpenBao) {
     let token = server.id_token("group/project");
     let home = harness.home.path().display();

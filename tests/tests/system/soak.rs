@@ -19,9 +19,9 @@ const CONCURRENT: usize = 8;
 const JOBS: i64 = 50;
 /// Number of jobs that are queued or running at any time.
 const OPEN_JOBS: i64 = 24;
-/// Maximum growth of the memory of manager and agent, for any number of jobs.
+/// Maximum growth of the memory of manager and agent in KiB, for any number of jobs.
 const MAX_MEMORY_GROWTH_KIB: u64 = 4 * 1024;
-/// Maximum size of the state directory while no job exists.
+/// Maximum size of the state directory in bytes while no job exists.
 const MAX_STATE_BYTES: u64 = 256 * 1024;
 
 /// Output and exit status of a job.
@@ -124,7 +124,7 @@ fn paths_below(directory: PathBuf) -> Vec<PathBuf> {
     found
 }
 
-/// Runs these jobs so that the queue is never empty. Returns the usage after all jobs have ended.
+/// Runs these jobs while keeping the queue filled. Returns the usage after all jobs have ended.
 async fn run_jobs(harness: &Harness, first_seed: u64, first: i64, last: i64) -> IdleUsage {
     for id in first..=last.min(first + OPEN_JOBS - 1) {
         JobScript::from_seed(first_seed, id).push(harness, id);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 const PROJECT: i64 = 5;
 
 /// Starts a test environment whose runner allows suspended environments. `suspendable` sets whether the plugin supports them.
-async fn start_bench(suspendable: bool) -> Harness {
+async fn start_harness(suspendable: bool) -> Harness {
     let write = |harness: &Harness| {
         let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
         format!(
@@ -75,7 +75,7 @@ async fn wait_until_suspended(harness: &Harness) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn suspended_environment_is_resumed_after_manager_restart() {
-    let mut harness = start_bench(true).await;
+    let mut harness = start_harness(true).await;
     let key = run_suspending_job(&harness).await;
     let machines = harness.machines.names();
     harness.kill_manager();
@@ -112,7 +112,7 @@ async fn check_rejected(harness: &Harness, id: i64, reason: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_environment_key_fails_the_job_with_reason() {
-    let harness = start_bench(true).await;
+    let harness = start_harness(true).await;
     let key = run_suspending_job(&harness).await;
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\"; cat data"];
     let cases = [
@@ -141,7 +141,7 @@ async fn invalid_environment_key_fails_the_job_with_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resumed_environment_lost_before_first_command_fails_job_with_reason() {
-    let harness = start_bench(true).await;
+    let harness = start_harness(true).await;
     let key = run_suspending_job(&harness).await;
     let machine = harness.machines.names().remove(0);
     // The download of artifacts never ends, so job 2 stays in its preparation. The preparation starts after the resume.
@@ -166,7 +166,7 @@ async fn resumed_environment_lost_before_first_command_fails_job_with_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_without_suspend_support_only_causes_a_warning() {
-    let harness = start_bench(false).await;
+    let harness = start_harness(false).await;
     push(&harness, 1, PROJECT, &["echo done"], &json!({ "suspend_on_success": true }));
     let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let text = job.text();
@@ -181,7 +181,7 @@ async fn plugin_without_suspend_support_only_causes_a_warning() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn restarted_manager_reports_key_of_suspended_environment() {
-    let mut harness = start_bench(true).await;
+    let mut harness = start_harness(true).await;
     let script = [
         "echo of the first job > data; echo $$ >> \"$MARKS/started-1\"",
         "until test -e \"$MARKS/go\"; do sleep 0.02; done",

@@ -13,7 +13,7 @@ use muster_taskscaler::types::{SlotRequest, TaskKey};
 use muster_tests::process::workspace_executable;
 use serde_json::{Value, json};
 
-/// Timeout of everything that a test waits for.
+/// Maximum time that a test waits for one event.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the wall-clock time in Unix seconds.
@@ -242,8 +242,9 @@ async fn two_scalers_with_separate_groups_are_independent() {
     }
 }
 
-/// Requirement R057: a plugin of five lines of shell has no code for scaling. The scaler creates the idle instances of the policy and one instance
-/// per job, up to the limit of the provider, and deletes them when the policy changes.
+/// Requirement R057: a plugin of five lines of shell has no code for scaling.
+///
+/// The scaler creates the idle instances of the policy and one instance per job, and deletes them when the policy changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_without_scaling_code_follows_the_policies() {
     let directory = tempfile::tempdir().unwrap();

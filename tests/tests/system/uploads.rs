@@ -1,4 +1,4 @@
-//! Tests that logs and reports are stored on disk until the coordinator accepts them, also across restarts.
+//! Tests that logs and reports are stored on disk until the coordinator accepts them, even if processes are restarted.
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{self, Call};

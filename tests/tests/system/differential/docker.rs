@@ -24,13 +24,13 @@ pub(super) struct Docker {
 }
 
 impl Docker {
-    /// Returns `None` if an engine cannot run here.
+    /// Creates the images. Returns `None` if an engine cannot run here.
     pub(super) fn start() -> Option<Self> {
         let engine = DockerEngine::shared()?;
         IMAGES.iter().all(|(name, instructions)| engine.create_image(name, instructions)).then_some(Self { engine })
     }
 
-    /// Creates gitlab-runner's helper image, with this program.
+    /// Creates gitlab-runner's helper image with this program.
     pub(super) fn create_helper_image(&self, program: &Path) {
         let mut archive = tar::Builder::new(Vec::new());
         let program = std::fs::read(program).unwrap();

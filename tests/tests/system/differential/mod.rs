@@ -44,7 +44,7 @@ impl Suite {
         directory(self.executor.name()).join("recorded").join(format!("{case}.txt"))
     }
 
-    /// Returns the lines of a result. gitlab-runner reads the streams of a container separately, so their lines have no certain order.
+    /// Returns the lines of a result. gitlab-runner reads the streams of a container separately, so their lines are sorted.
     fn comparable<'a>(&self, observation: &'a str) -> Vec<&'a str> {
         let mut lines: Vec<&str> = observation.lines().collect();
         if matches!(self.executor, Executor::Docker(_)) {

@@ -32,7 +32,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(runner-[0-9a-z-]+-project-)[0-9]+", "${1}N"),
         (r"concurrent-[0-9]+(-[0-9a-f]{16})?", "concurrent-N"),
         (r"\(manager\.go:[0-9]+:[0-9]+s\)", "(manager.go:N)"),
-        // git prints the amount of data and the speed.
+        // git prints numbers of deltas that depend on the transfer.
         (r"\(delta [0-9]+\), reused [0-9]+ \(delta [0-9]+\)", "(delta N)"),
     ]
     .into_iter()
@@ -40,7 +40,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Normalizes a text line by line.
+/// Normalizes a text.
 pub(super) fn text(text: &str, home: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut text = text.replace(&*home.to_string_lossy(), "HOME");

@@ -44,7 +44,7 @@ impl Executor {
     }
 }
 
-/// Runs all cases with one runner: has the coordinator, the home directory of the runner, and the repositories of the cases.
+/// Runs all cases with one runner. Contains the coordinator, the home directory of the runner, and the repositories of the cases.
 pub(super) struct CaseRunner<'a> {
     cases: &'a [Case],
     executor: &'a Executor,
@@ -124,7 +124,7 @@ impl<'a> CaseRunner<'a> {
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
     }
 
-    /// Returns a command whose environment has only `PATH`.
+    /// Returns a command whose environment has only `HOME` and `PATH`.
     fn command(&self, program: &Path) -> Command {
         let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
         let mut command = Command::new(program);
