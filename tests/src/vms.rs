@@ -174,7 +174,7 @@ impl Hypervisor for Vms {
     async fn delete(&self, id: &str) -> Result<(), String> {
         let child = self.running.lock().remove(id);
         if let Some(child) = child {
-            // A machine that was stopped with SIGSTOP does not exit by itself.
+            // A machine that was stopped with SIGSTOP does not exit when its standard input is closed.
             Machines::new(self.homes.join(id)).kill_all();
             stop(child).await;
         }

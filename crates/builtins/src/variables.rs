@@ -185,7 +185,7 @@ impl Variables {
 
     /// Returns the environment of a process: `base`, then the variables of the job, then those that it wrote to `GITLAB_ENV`.
     ///
-    /// It does not contain the variables of [`Variables::exports`].
+    /// The environment does not contain the variables of [`Variables::exports`].
     #[must_use]
     pub fn environment(&self, base: &[(OsString, OsString)], temp_dir: &Path) -> Vec<(OsString, OsString)> {
         let mut env = base.to_vec();

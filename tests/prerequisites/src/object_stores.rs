@@ -76,7 +76,7 @@ impl Drop for Server {
     }
 }
 
-/// Returns the address with a port that a line contains. `None` means that there is none.
+/// Returns the address with a port that a line contains. `None` means that the line has no such address.
 fn address(line: &str) -> Option<String> {
     let after = line.split_once("127.0.0.1:")?.1;
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();

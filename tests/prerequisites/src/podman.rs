@@ -46,7 +46,7 @@ if [ "$uid" != 0 ]; then
     chown "$uid:$uid" "$dir" "$dir/home" "$dir/run" "$dir/run/podman" "$dir/tmp"
 fi
 export HOME="$dir/home" XDG_RUNTIME_DIR="$dir/run" TMPDIR="$dir/tmp"; cd "$dir"
-# The first process stays root: with another user it would no longer end with its parent.
+# The first process remains root. With another user, it would no longer end with its parent.
 setpriv --reuid "$uid" --regid "$uid" --clear-groups "$@"
 exit"#;
 

@@ -70,7 +70,7 @@ async fn restarted_manager_continues_job_on_its_instance() {
 async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     let idle = "max_instances = 2\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"";
     let harness = Harness::with_instances(1, idle, "").await;
-    // After the first job, the instance is idle and the manager stays connected to it.
+    // After the first job, the instance is idle, and the manager keeps its connection to it.
     harness.push(1, &["echo first"], &json!({}));
     harness.coordinator.wait_for_end(JOB).await;
     wait_until("the manager has cleaned up the first job", || {

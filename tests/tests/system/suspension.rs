@@ -144,7 +144,7 @@ async fn resumed_environment_lost_before_first_command_fails_job_with_reason() {
     let harness = start_harness(true).await;
     let key = run_suspending_job(&harness).await;
     let machine = harness.machines.names().remove(0);
-    // The download of artifacts never ends, so job 2 stays in its preparation. The preparation starts after the resume.
+    // The download of artifacts is delayed for an hour, so the preparation of job 2, which starts after the resume, does not end.
     harness
         .proxy
         .select_faults(Box::new(|kind| (kind == ApiCall::Download).then_some(Fault::Delay(Duration::from_secs(3600)))));

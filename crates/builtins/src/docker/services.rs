@@ -153,14 +153,14 @@ pub(super) async fn wait_until_healthy(
     mut services: Vec<Service>,
     context: &Context,
 ) -> Vec<Service> {
-    let limit = Duration::from_millis(job.service_timeout_ms);
-    if limit.is_zero() || services.is_empty() {
+    let timeout = Duration::from_millis(job.service_timeout_ms);
+    if timeout.is_zero() || services.is_empty() {
         return services;
     }
-    let seconds = limit.as_secs();
+    let seconds = timeout.as_secs();
     context.print(&style::plain(&format!("Waiting for services to be up and running (timeout {seconds} seconds)...")));
     join_all(services.iter_mut().map(async |service| {
-        if let Err(error) = service.check(engine, build, limit).await {
+        if let Err(error) = service.check(engine, build, timeout).await {
             let logs = service.logs(engine).await;
             context.print(&error.block(&service.name, &logs));
             service.unhealthy = Some(error.message);
@@ -202,7 +202,7 @@ impl Unhealthy {
 
 impl Service {
     /// Connects to the service from the build container until it accepts a connection.
-    async fn check(&self, engine: &Docker, build: &str, limit: Duration) -> Result<(), Unhealthy> {
+    async fn check(&self, engine: &Docker, build: &str, timeout: Duration) -> Result<(), Unhealthy> {
         let name = &self.name;
         let exited = |code| Unhealthy::without_check(format!("service \"{name}\" exited with code {code}"));
         if let Some(code) = self.exited {
@@ -220,8 +220,8 @@ impl Service {
             address.parse().map_err(|_| Unhealthy::without_check(format!("{address:?} is not a valid address")))?;
         let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
         let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
-        let command = [command, vec![limit.as_millis().to_string()], targets.collect()].concat();
-        let checking = tokio::time::timeout(limit + REPORT_TIMEOUT, exec::run(engine, build, "", command));
+        let command = [command, vec![timeout.as_millis().to_string()], targets.collect()].concat();
+        let checking = tokio::time::timeout(timeout + REPORT_TIMEOUT, exec::run(engine, build, "", command));
         let checked = tokio::select! {
             checked = checking => checked,
             code = self.wait_for_exit(engine) => return Err(exited(code)),

@@ -10,7 +10,7 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
 use super::format::{Format, Level};
-use super::zip::{self, Compressing};
+use super::zip::{self, ZipCompression};
 use super::{UntilStopped, failure};
 
 /// Maximum number of threads that compress one archive.
@@ -29,8 +29,8 @@ pub(crate) fn pack(
     stop: &StopToken,
 ) -> Result<(), Failure> {
     match format {
-        Format::Zip => zip::pack(root, files, Compressing::deflate(level), target, stop),
-        Format::ZipZstd => zip::pack(root, files, Compressing::Zstd(level.zstd()), target, stop),
+        Format::Zip => zip::pack(root, files, ZipCompression::deflate(level), target, stop),
+        Format::ZipZstd => zip::pack(root, files, ZipCompression::Zstd(level.zstd()), target, stop),
         Format::TarZstd => tar_zstd(root, files, level, target, stop),
         Format::Gzip => gzip(root, files, level, target, stop),
         Format::Raw => raw(root, files, target, stop),

@@ -43,23 +43,24 @@ pub(in crate::cache) async fn restore(
     if reference.key != key {
         return Err(Failure::Step("the cache is damaged: its reference belongs to another cache".to_owned()));
     }
-    let mut restoring = Restoring { context, chunks, store, reference, stop, downloaded: 0, damaged: Vec::new() };
+    let mut run = RestoreRun { context, chunks, store, reference, stop, downloaded: 0, damaged: Vec::new() };
     let attempts = if chunks.store.is_some() { ATTEMPTS } else { 1 };
     for _ in 1..attempts {
-        match restoring.attempt().await {
+        match run.attempt().await {
             // The damaged objects on this machine were removed.
-            Err(_) if !restoring.damaged.is_empty() => restoring.damaged.clear(),
+            Err(_) if !run.damaged.is_empty() => run.damaged.clear(),
             restored => return restored.map(|()| true),
         }
     }
-    let restored = restoring.attempt().await;
+    let restored = run.attempt().await;
     if chunks.store.is_some() {
-        restoring.distrust();
+        run.distrust();
     }
     restored.map(|()| true)
 }
 
-struct Restoring<'a> {
+/// State of one restore.
+struct RestoreRun<'a> {
     context: &'a Context,
     chunks: &'a ChunkCache,
     store: Arc<Store>,
@@ -71,7 +72,7 @@ struct Restoring<'a> {
     damaged: Vec<Object>,
 }
 
-impl Restoring<'_> {
+impl RestoreRun<'_> {
     /// Restores the files, and prints what was transferred.
     async fn attempt(&mut self) -> Result<(), Failure> {
         let index = Arc::new(self.index().await?);

@@ -49,11 +49,11 @@ pub(in crate::cache) async fn save(
     }
     let store = Arc::new(store(cache, chunks)?);
     let remote = chunks.store.as_ref().and_then(|store| Some((store, store.upload.as_ref()?)));
-    let saving = Saving { context, cache, store, remote, stop };
-    saving.run(files, chunks).await
+    SaveRun { context, cache, store, remote, stop }.run(files, chunks).await
 }
 
-struct Saving<'a> {
+/// Settings of one save.
+struct SaveRun<'a> {
     context: &'a Context,
     cache: &'a CacheEntry,
     store: Arc<Store>,
@@ -62,7 +62,7 @@ struct Saving<'a> {
     stop: &'a StopToken,
 }
 
-impl Saving<'_> {
+impl SaveRun<'_> {
     async fn run(&self, files: Vec<PathBuf>, chunks: &ChunkCache) -> Result<(), Failure> {
         // The marks must be read first: an object that is marked later is not deleted before this save has set its reference.
         let mut marked: Vec<String> = self.store.marks().names().map(str::to_owned).collect();

@@ -74,8 +74,8 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
         let clients = Clients::new(&checkout.repo_url, client(&tls)?, client(&TlsFiles::default())?);
         let session = Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone(), access: ACCESS });
         git_http::register().map_err(|error| failed(&error))?;
-        let work = Work { context: &shared, checkout: &checkout, session: &session, template };
-        session.enter(|| work.run()).map_err(|error| match stop_work.cause() {
+        let run = CheckoutRun { context: &shared, checkout: &checkout, session: &session, template };
+        session.enter(|| run.run()).map_err(|error| match stop_work.cause() {
             Some(cause) => Failure::Stopped(cause),
             None => Failure::Step(format!("failed to get the sources: {}", error.message())),
         })
@@ -119,7 +119,7 @@ pub(super) async fn clean_up(
 }
 
 /// One checkout, on a thread that may block.
-struct Work<'a> {
+struct CheckoutRun<'a> {
     context: &'a Context,
     checkout: &'a Checkout,
     session: &'a Arc<Session>,
@@ -127,7 +127,7 @@ struct Work<'a> {
     template: PathBuf,
 }
 
-impl Work<'_> {
+impl CheckoutRun<'_> {
     fn run(&self) -> Result<(), git2::Error> {
         let (checkout, project) = (self.checkout, &self.context.project_dir);
         self.print(&match checkout.depth {

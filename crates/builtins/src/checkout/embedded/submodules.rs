@@ -4,13 +4,13 @@ use git2::{Oid, Pathspec, PathspecFlags, Repository};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
 
-use super::{Work, check_out_commit, check_out_head, clean, replace_all};
+use super::{CheckoutRun, check_out_commit, check_out_head, clean, replace_all};
 use crate::git_http::without_credentials;
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
 
 /// Updates the submodules to the commits that the checked-out commit names.
-pub(super) fn update(work: &Work<'_>, repository: &Repository, recursive: bool) -> Result<(), git2::Error> {
+pub(super) fn update(work: &CheckoutRun<'_>, repository: &Repository, recursive: bool) -> Result<(), git2::Error> {
     let depth = work.checkout.submodule_depth;
     work.print(&format!(
         "Updating/initializing submodules{}{}...",
@@ -23,7 +23,12 @@ pub(super) fn update(work: &Work<'_>, repository: &Repository, recursive: bool) 
 }
 
 /// Updates the submodules of one repository. `paths` is `GIT_SUBMODULE_PATHS`; empty selects all submodules.
-fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &[String]) -> Result<(), git2::Error> {
+fn update_in(
+    work: &CheckoutRun<'_>,
+    repository: &Repository,
+    recursive: bool,
+    paths: &[String],
+) -> Result<(), git2::Error> {
     let selected = Selection::new(paths)?;
     for mut submodule in repository.submodules()? {
         if !selected.includes(submodule.path()) {
@@ -63,7 +68,7 @@ fn update_in(work: &Work<'_>, repository: &Repository, recursive: bool, paths: &
 }
 
 /// Fetches the commit of a submodule, unless an earlier job has fetched it. If the server rejects the hash, fetches all branches.
-fn fetch(work: &Work<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
+fn fetch(work: &CheckoutRun<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
     let is_missing = || repository.find_commit(sha).is_err();
     let depth = work.checkout.submodule_depth;
     if is_missing() && (work.fetch(repository, url, &[sha.to_string()], depth).is_err() || is_missing()) {
@@ -72,7 +77,7 @@ fn fetch(work: &Work<'_>, repository: &Repository, url: &str, sha: Oid) -> Resul
     Ok(())
 }
 
-fn clean_flags(work: &Work<'_>) -> Vec<String> {
+fn clean_flags(work: &CheckoutRun<'_>) -> Vec<String> {
     let flags = work.checkout.clean_flags.clone().filter(|flags| !flags.is_empty());
     flags.unwrap_or_else(|| vec!["-ffdx".to_owned()])
 }

@@ -327,7 +327,7 @@ impl<'a> Images<'a> {
 
 /// Returns the image if it is for the platform that the job requires.
 ///
-/// Some engines pull an image for another platform if there is none for the required one.
+/// Some engines pull an image for another platform if no image exists for the required one.
 fn check_platform(wanted: &ImageRequest, image: ResolvedImage) -> Result<ResolvedImage, ImageError> {
     let ImageInspect { os, architecture, variant, .. } = &image.inspect;
     let [os, architecture, variant] = [os, architecture, variant].map(|value| value.as_deref().unwrap_or_default());

@@ -17,7 +17,7 @@ const MIN_SAMPLE_BYTES: usize = 4 * 1024;
 
 /// Compression method of an archive, with its level.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Compressing {
+pub(crate) enum ZipCompression {
     /// No compression.
     Stored,
     /// Deflate with this level.
@@ -26,7 +26,7 @@ pub(crate) enum Compressing {
     Zstd(i32),
 }
 
-impl Compressing {
+impl ZipCompression {
     /// Returns the method of a zip archive with deflate.
     pub(crate) fn deflate(level: Level) -> Self {
         level.deflate().map_or(Self::Stored, Self::Deflate)
@@ -54,14 +54,14 @@ impl Compressor {
     ///
     /// # Errors
     /// The level is not valid.
-    pub(super) fn new(compressing: Compressing) -> io::Result<Self> {
+    pub(super) fn new(compressing: ZipCompression) -> io::Result<Self> {
         let deflate = |level| Box::new(Compress::new(level, false));
         Ok(match compressing {
-            Compressing::Stored => Self::Stored,
-            Compressing::Deflate(level) => {
+            ZipCompression::Stored => Self::Stored,
+            ZipCompression::Deflate(level) => {
                 Self::Deflate { compress: deflate(Compression::new(level)), store: deflate(Compression::none()) }
             }
-            Compressing::Zstd(level) => Self::Zstd(ZstdCompressor::new(level)?),
+            ZipCompression::Zstd(level) => Self::Zstd(ZstdCompressor::new(level)?),
         })
     }
 
@@ -87,7 +87,7 @@ impl Compressor {
         Ok(Method::Stored)
     }
 
-    /// Appends a block of a file with several blocks. The blocks of a file form one stream of [`Compressing::method`].
+    /// Appends a block of a file with several blocks. The blocks of a file form one stream of [`ZipCompression::method`].
     pub(super) fn add_block(&mut self, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stored => out.extend_from_slice(content),
@@ -171,14 +171,14 @@ mod tests {
     fn blocks_of_any_kind_form_one_stream() {
         let text = b"text and more text ".repeat(10_000);
         for blocks in [[&text[..], &random(70_000)[..]], [&random(70_000)[..], &text[..]], [&text[..], &b""[..]]] {
-            for compressing in [Compressing::Deflate(1), Compressing::Deflate(5), Compressing::Zstd(3)] {
+            for compressing in [ZipCompression::Deflate(1), ZipCompression::Deflate(5), ZipCompression::Zstd(3)] {
                 let mut compressor = Compressor::new(compressing).unwrap();
                 let mut out = Vec::new();
                 compressor.add_block(blocks[0], false, &mut out).unwrap();
                 compressor.add_block(blocks[1], true, &mut out).unwrap();
                 let mut unpacked = Vec::new();
                 match compressing {
-                    Compressing::Zstd(_) => unpacked = zstd::decode_all(&out[..]).unwrap(),
+                    ZipCompression::Zstd(_) => unpacked = zstd::decode_all(&out[..]).unwrap(),
                     _ => drop(flate2::read::DeflateDecoder::new(&out[..]).read_to_end(&mut unpacked).unwrap()),
                 }
                 assert!(unpacked == blocks.concat(), "{compressing:?}");

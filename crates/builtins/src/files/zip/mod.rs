@@ -22,7 +22,7 @@ use muster_archive::{Workers, read_at};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
-pub(crate) use compress::Compressing;
+pub(crate) use compress::ZipCompression;
 use compress::{Compressor, checksum};
 use records::{Method, Record};
 
@@ -42,7 +42,7 @@ const LARGE_FILE_BYTES: u64 = 2 << 30;
 pub(super) fn pack(
     root: &Path,
     files: &[PathBuf],
-    compressing: Compressing,
+    compressing: ZipCompression,
     target: &File,
     stop: &StopToken,
 ) -> Result<(), Failure> {
@@ -73,22 +73,22 @@ pub(super) fn pack(
 /// A part of the archive to compress.
 enum Part {
     /// Small files, directories and links.
-    Batch(Vec<Planned>),
+    Batch(Vec<PlannedFile>),
     /// A block of a large file.
-    Block { planned: Arc<Planned>, file: Arc<File>, offset: u64, is_last: bool },
+    Block { planned: Arc<PlannedFile>, file: Arc<File>, offset: u64, is_last: bool },
 }
 
 /// A file to pack.
-struct Planned {
+struct PlannedFile {
     path: PathBuf,
     record: Record,
     size: u64,
 }
 
 /// A compressed part.
-enum Packed {
+enum PackedPart {
     Batch { bytes: Vec<u8>, entries: Vec<Entry> },
-    Block { bytes: Vec<u8>, checksum: Crc, planned: Arc<Planned>, is_first: bool, is_last: bool },
+    Block { bytes: Vec<u8>, checksum: Crc, planned: Arc<PlannedFile>, is_first: bool, is_last: bool },
 }
 
 /// An entry within the bytes of a batch.
@@ -103,9 +103,9 @@ struct Plan<'a> {
     files: std::slice::Iter<'a, PathBuf>,
     stop: &'a StopToken,
     /// Large file that follows the current batch.
-    next: Option<Planned>,
+    next: Option<PlannedFile>,
     /// Remaining blocks of a large file.
-    blocks: Option<(Arc<Planned>, Arc<File>, u64)>,
+    blocks: Option<(Arc<PlannedFile>, Arc<File>, u64)>,
 }
 
 impl Plan<'_> {
@@ -162,7 +162,7 @@ impl Iterator for Plan<'_> {
 }
 
 /// Returns a file with its header. `None` means that it is a socket, a pipe or a device, which has no content.
-fn plan(root: &Path, file: &Path) -> io::Result<Option<Planned>> {
+fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
     let metadata = fs::symlink_metadata(root.join(file))?;
     if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
         return Ok(None);
@@ -182,7 +182,7 @@ fn plan(root: &Path, file: &Path) -> io::Result<Option<Planned>> {
         packed: 0,
         unpacked: 0,
     };
-    Ok(Some(Planned { path: file.to_owned(), record, size }))
+    Ok(Some(PlannedFile { path: file.to_owned(), record, size }))
 }
 
 /// Returns the name for an entry.
@@ -207,7 +207,7 @@ impl Part {
         compressor: &mut Compressor,
         buffer: &mut Vec<u8>,
         stop: &StopToken,
-    ) -> Result<Packed, Failure> {
+    ) -> Result<PackedPart, Failure> {
         if let Some(cause) = stop.cause() {
             return Err(Failure::Stopped(cause));
         }
@@ -222,7 +222,7 @@ impl Part {
                         None => bytes.truncate(offset),
                     }
                 }
-                Ok(Packed::Batch { bytes, entries })
+                Ok(PackedPart::Batch { bytes, entries })
             }
             Self::Block { planned, file, offset, is_last } => {
                 let length = BLOCK_BYTES.min(planned.size - offset);
@@ -230,7 +230,7 @@ impl Part {
                 let packed = read(&file, offset, length, buffer)
                     .and_then(|()| compressor.add_block(buffer, is_last, &mut bytes));
                 packed.map_err(super::failure(format!("failed to pack `{}`", shown(&planned.path)), stop))?;
-                Ok(Packed::Block { bytes, checksum: checksum(buffer), planned, is_first: offset == 0, is_last })
+                Ok(PackedPart::Block { bytes, checksum: checksum(buffer), planned, is_first: offset == 0, is_last })
             }
         }
     }
@@ -239,7 +239,7 @@ impl Part {
 /// Appends a small file, a directory or a link.
 fn add(
     root: &Path,
-    planned: &Planned,
+    planned: &PlannedFile,
     compressor: &mut Compressor,
     buffer: &mut Vec<u8>,
     out: &mut Vec<u8>,
@@ -284,27 +284,27 @@ struct Writer<'a> {
     position: u64,
     directory: Vec<u8>,
     entries: u64,
-    compressing: Compressing,
+    compressing: ZipCompression,
     /// Large file whose blocks are being written, with its checksum so far and the position of its local header.
     large: Option<(Record, Crc, u64)>,
 }
 
 impl<'a> Writer<'a> {
-    fn new(target: &'a File, compressing: Compressing) -> Self {
+    fn new(target: &'a File, compressing: ZipCompression) -> Self {
         let out = BufWriter::with_capacity(256 * 1024, target);
         Self { out, position: 0, directory: Vec::new(), entries: 0, compressing, large: None }
     }
 
-    fn write(&mut self, packed: Packed) -> Result<(), Failure> {
+    fn write(&mut self, packed: PackedPart) -> Result<(), Failure> {
         let written = match packed {
-            Packed::Batch { bytes, entries } => {
+            PackedPart::Batch { bytes, entries } => {
                 for entry in entries {
                     entry.record.add_to_directory(&mut self.directory, self.position + entry.offset);
                     self.entries += 1;
                 }
                 self.append(&bytes)
             }
-            Packed::Block { bytes, checksum, planned, is_first, is_last } => {
+            PackedPart::Block { bytes, checksum, planned, is_first, is_last } => {
                 self.add_block(&bytes, &checksum, &planned, is_first, is_last)
             }
         };
@@ -321,7 +321,7 @@ impl<'a> Writer<'a> {
         &mut self,
         bytes: &[u8],
         checksum: &Crc,
-        planned: &Planned,
+        planned: &PlannedFile,
         is_first: bool,
         is_last: bool,
     ) -> io::Result<()> {

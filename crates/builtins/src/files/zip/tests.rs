@@ -142,6 +142,6 @@ fn stop_ends_packing() {
     let stop = StopToken::new();
     stop.stop(TerminationCause::TimedOut);
     let target = tempfile::tempfile().unwrap();
-    let result = pack(from.path(), &files, Compressing::Deflate(5), &target, &stop);
+    let result = pack(from.path(), &files, ZipCompression::Deflate(5), &target, &stop);
     assert_eq!(result, Err(Failure::Stopped(TerminationCause::TimedOut)));
 }
