@@ -33,7 +33,7 @@ pub trait Builtin<J>: Send + Sync {
     /// Runs the step.
     ///
     /// # Errors
-    /// [`Failure`]. The engine decides how it affects the job.
+    /// The step failed. The engine decides how the [`Failure`] affects the job.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
@@ -45,27 +45,27 @@ pub trait Builtin<J>: Send + Sync {
     /// Removes what the first attempt left behind.
     ///
     /// # Errors
-    /// [`Failure`]. There is then no second attempt.
+    /// The cleanup failed. There is then no second attempt.
     async fn clear(&self, _job: &Arc<J>, _stop: &StopToken) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Returns whether an agent that was killed left something of the step that [`Builtin::remove_leftovers`] removes. `temp_dir` is the
+    /// Returns whether a killed agent left something of the step behind that [`Builtin::remove_leftovers`] removes. `temp_dir` is the
     /// directory for the job's temporary files.
     fn has_leftovers(&self, _temp_dir: &Path) -> bool {
         false
     }
 
-    /// Removes what an agent that was killed left of the step, except processes that are recorded with the job, and temporary files.
+    /// Removes what a killed agent left of the step, except temporary files and the processes that are recorded with the job.
     ///
     /// # Errors
-    /// [`Failure`], for the log of the agent.
+    /// The removal failed. The agent writes the [`Failure`] to its own log.
     async fn remove_leftovers(&self, _temp_dir: &Path, _processes: &Processes) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
+/// Built-in step with its inputs that creates an environment with a second agent, at which the steps inside this step run.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
     /// Creates the environment.
@@ -74,10 +74,10 @@ pub trait DelegateTarget<J>: Send + Sync {
     /// [`Failure`], after everything that was created has been removed.
     async fn open(&self, job: &Arc<J>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure>;
 
-    /// Removes what an agent that was killed may have left of the environment, except processes that are recorded with the job.
+    /// Removes what a killed agent may have left of the environment, except the processes that are recorded with the job.
     ///
     /// # Errors
-    /// [`Failure`] if that is not possible now. Another attempt may succeed.
+    /// The removal is not possible now. Another attempt may succeed.
     async fn remove_leftovers(&self) -> Result<(), Failure> {
         Ok(())
     }
@@ -97,12 +97,12 @@ pub trait OpenTarget: Reach {
     /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;
 
-    /// Returns what the environment knows about the cause of a failure of its steps. `None` means nothing.
+    /// Returns the cause of a failure of the steps, as far as the environment knows it. `None` means that the cause is not known.
     async fn explain(&self, _failure: &Failure) -> Option<String> {
         None
     }
 
-    /// Returns the nodes of what ran in the environment beside the steps, such as services. Called before [`OpenTarget::close`].
+    /// Returns result nodes for what ran in the environment beside the steps, such as services. Called before [`OpenTarget::close`].
     async fn nodes(&self) -> Vec<StepNode> {
         Vec::new()
     }
@@ -163,7 +163,7 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns whether the author of the job has written the commands or steps that this step runs. The operator's limits apply to it.
+    /// Returns whether the author of the job wrote the commands or steps that this step runs. The operator's limits apply to them.
     pub(crate) fn is_by_author(&self) -> bool {
         matches!(self.role(), Role::Script | Role::AfterScript)
     }
@@ -191,7 +191,7 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the environments that this step and the steps inside it create.
+    /// Returns the steps that create environments, among this step and the steps inside it.
     #[must_use]
     pub fn targets(&self) -> Vec<&dyn DelegateTarget<J>> {
         match &self.call {
@@ -280,10 +280,10 @@ impl<J> Registry<J> {
         self
     }
 
-    /// Adds the built-in step with inputs of type `P` that creates an environment.
+    /// Adds the built-in step with inputs of type `T` that creates an environment.
     #[must_use]
-    pub fn with_target<P: DelegateTarget<J> + Inputs + 'static>(mut self) -> Self {
-        self.targets.insert(P::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<P>(inputs)?)));
+    pub fn with_target<T: DelegateTarget<J> + Inputs + 'static>(mut self) -> Self {
+        self.targets.insert(T::BUILTIN, |inputs| Ok(Box::new(serde_json::from_value::<T>(inputs)?)));
         self
     }
 

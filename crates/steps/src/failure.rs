@@ -15,8 +15,8 @@ pub enum Failure {
     /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
-    /// A command of the job in a container exited with this status, or was terminated by a signal: then the status is 128 and its number.
-    /// GitLab has another text for containers, which tools match (docs/spec/job-execution.md, section 1.9).
+    /// A command of the job in a container exited with this status. If a signal terminated it, the status is 128 plus the number of the
+    /// signal. GitLab has another text for containers, which tools match (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
     /// A command of the job was terminated by this signal, which Muster did not send.
@@ -98,7 +98,7 @@ impl Failure {
         }
     }
 
-    /// Returns the failure of a command as that of a command in a container.
+    /// Converts the failure of a command to that of a command in a container.
     #[must_use]
     pub fn in_container(self) -> Self {
         match self {
@@ -124,9 +124,9 @@ impl Failure {
         })
     }
 
-    /// Returns the failure of a step that the operator of the runner has added: it is a failure of the runner, unless the job was ended.
+    /// Converts the failure of a step that the operator added to a failure of the runner, unless the job was stopped.
     #[must_use]
-    pub fn of_operator(self, step: &str) -> Self {
+    pub fn in_operator_step(self, step: &str) -> Self {
         match self {
             Self::Stopped(_) | Self::JobTimeout(_) => self,
             failure => Self::System(format!(

@@ -90,8 +90,8 @@ fn delegated_outputs(text: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns the values in a file by name. A later line replaces an earlier one of the same name. `debug` means that errors quote
-/// the line.
+/// Returns the values in a file by name. A later line replaces an earlier one of the same name. If `debug` is set, errors quote the
+/// line.
 fn values(text: &str, debug: bool) -> Result<Map<String, Value>, LineError> {
     let mut values = Map::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {

@@ -1,6 +1,6 @@
 //! Port to a job's log. All output of steps is written to it. The implementation masks secrets.
 
-/// Source of a piece of log (docs/spec/runner-api.md, section 3.5).
+/// Origin of a piece of log (docs/spec/runner-api.md, section 3.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stream {
     /// Messages of Muster itself.
@@ -12,7 +12,7 @@ pub enum Stream {
 
 /// Receives a job's log. Clones of the `Arc` around it write to the same log, in the order of their calls.
 pub trait Log: Send + Sync {
-    /// Appends bytes. Never waits for a reader. An implementation that cannot store the log must cancel the job itself.
+    /// Appends bytes. Never waits for a reader. An implementation that cannot store the log must stop the job itself.
     fn write(&self, stream: Stream, bytes: &[u8]);
 
     /// Adds a line break after output of the last step that does not end with one.

@@ -54,7 +54,7 @@ impl StopToken {
         let mut work = pin!(work);
         tokio::select! {
             biased;
-            done = &mut work => return done,
+            result = &mut work => return result,
             () = event => self.stop(cause),
         }
         work.await
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn child_stops_with_its_parent_but_parent_does_not_stop_with_its_child() {
+    async fn stop_reaches_children_but_not_parents() {
         let parent = StopToken::new();
         let first = parent.child();
         let second = parent.child();

@@ -269,7 +269,10 @@ fn scalar(text: &str) -> Value {
         _ => {}
     }
     let (sign, digits) = text.strip_prefix('-').map_or((1, text.strip_prefix('+').unwrap_or(text)), |rest| (-1, rest));
-    let radix = |digits: &str, radix| i64::from_str_radix(digits, radix).ok();
+    // `from_str_radix` accepts a second sign.
+    let radix = |digits: &str, radix| {
+        if digits.starts_with(['+', '-']) { None } else { i64::from_str_radix(digits, radix).ok() }
+    };
     let integer = match digits {
         _ if !digits.starts_with(|c: char| c.is_ascii_digit()) => None,
         _ if digits.starts_with("0x") => digits.get(2..).and_then(|digits| radix(digits, 16)),
@@ -301,6 +304,14 @@ mod tests {
         let list = json!([31, 15, 1.5, "yes", null]);
         let value = values[1].to_json().unwrap();
         assert_eq!(value, json!({"a": {"k": 1, "l": list}, "b": {"k": "two", "l": list}, "c": "1"}));
+    }
+
+    #[test]
+    fn number_with_a_sign_inside_is_a_string() {
+        for text in ["0-7", "0x-5", "0o+7", "-0x-8000000000000000"] {
+            let values = parse_documents(text, 1).unwrap();
+            assert_eq!(values[0].to_json(), Ok(json!(text)));
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ pub enum StepFileError {
     /// The file is not valid YAML.
     #[error(transparent)]
     Yaml(#[from] YamlError),
-    /// The file does not have two documents. Contains a key of the definition that the first document has.
+    /// The file does not have two documents. Contains the first key of its first document that is not `spec`.
     #[error(
         "a step file must have two documents, separated by `---`: the specification and the definition{}",
         .0.as_ref().map(|key| format!("; field `{key}` not found in the specification")).unwrap_or_default()
@@ -19,7 +19,7 @@ pub enum StepFileError {
     Type {
         /// Name of the value.
         name: String,
-        /// Required type, with its article.
+        /// Required type, with an article.
         expected: &'static str,
     },
     /// A date or time is used as a value.
@@ -39,7 +39,7 @@ pub enum StepFileError {
         name: String,
     },
     /// A step has no name.
-    #[error("`name` is missing; add a name, by which later steps read the outputs of the step")]
+    #[error("`name` is missing; add a name, which later steps need to read the outputs of the step")]
     NoName,
     /// The specification contains an unknown key.
     #[error(

@@ -21,12 +21,12 @@ pub struct StepFile {
     pub spec: Spec,
     /// Action of the step.
     pub body: Body,
-    /// Environment variables of its process, or of all of its steps.
+    /// Environment variables of the step's process, or of all steps of its sequence.
     pub env: IndexMap<String, String>,
 }
 
 impl StepFile {
-    /// Returns the step file of a list of steps. It has neither inputs nor outputs.
+    /// Returns the step file that runs a list of steps. It declares neither inputs nor outputs.
     #[must_use]
     pub fn of_list(entries: Vec<StepEntry>) -> Self {
         let body = Body::Run { entries, outputs: Map::new(), delegate: None };

@@ -29,7 +29,7 @@ pub(super) struct Invocation<'i> {
     pub(super) inputs: Map<String, Value>,
     /// Names of the inputs that the caller gives.
     pub(super) given_inputs: Vec<String>,
-    /// Environment variables of the layers above the exports, without the `env` of the file.
+    /// Variables that take precedence over exports, without the `env` of the step file.
     env: IndexMap<String, String>,
     depth: usize,
     /// Name of the step. Empty if no other step calls it.
@@ -144,7 +144,7 @@ impl UserSteps<'_> {
         let base = if self.is_legacy() && is_dynamic(text) { Path::new("") } else { dir };
         let target = Target::parse(&reference, base, self.settings.dialect)?;
         let step = match &target {
-            // What is fetched is checked, not how the author wrote it.
+            // The policy applies to the source that is fetched, not to the author's spelling of the reference.
             Target::Remote(step) => Some(step.reference()),
             Target::Script | Target::File { .. } => StepReference::parse(&reference),
         };
@@ -160,9 +160,10 @@ impl UserSteps<'_> {
         allowed.map_err(|violation| StepError::Refused(Box::new(violation)))
     }
 
-    /// Returns the step that a step file in `base` calls, as rules name it: a local step in the project is relative to the project directory.
+    /// Returns the step that a step file in `base` calls, as the rules of a policy name it. A local step in the project is relative to the
+    /// project directory.
     ///
-    /// `None` means that the step needs no rule: a step outside of the project calls another one beside itself, which came with it.
+    /// `None` means that the step needs no rule: a step outside of the project calls a step beside it, and both were fetched together.
     fn as_called(&self, step: StepReference, base: &Path) -> Option<StepReference> {
         let StepReference::Local { path } = &step else { return Some(step) };
         // In the legacy dialect, an empty base is the directory of the agent.
@@ -183,7 +184,7 @@ impl UserSteps<'_> {
     /// Checks a reference without expressions before the first step of its sequence runs (docs/spec/steps.md, section 1.5).
     ///
     /// # Errors
-    /// The reference is not of a form that can be called. Whether the step exists is checked right before it runs.
+    /// The reference has a form that cannot be called.
     pub(super) fn check_reference(&self, entry: &StepEntry, path: &str) -> Result<(), StepError> {
         let reference = if let Call::Step(text) = &entry.call { Some(&**text) } else { None };
         let dialect = self.settings.dialect;
@@ -445,7 +446,7 @@ fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> {
     )))
 }
 
-/// Adds the step's defaults to the inputs that are not given.
+/// Adds the defaults of the inputs that are not given.
 fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
     for (name, parameter) in &file.spec.inputs {
         if inputs.contains_key(name) {

@@ -73,12 +73,12 @@ impl<J: Job> Engine<J> {
         }
         nodes.extend_from_slice(&result.tree.steps);
         let Some(failure) = failure else { return Ok(()) };
-        // If this engine stopped the steps, the failure is this engine's cause, not the message of the second agent.
+        // If this engine stopped the steps, it reports the cause of the stop, and not the message of the second agent.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));
         Err(stopped.map_or(failure, Failure::Stopped))
     }
 
-    /// Creates the environment. If the machine fails, this is tried again, as in gitlab-runner (docs/spec/job-execution.md, section 1.2).
+    /// Creates the environment. A system failure is retried, as in gitlab-runner (docs/spec/job-execution.md, section 1.2).
     async fn open_target(
         &self,
         step: &Step<J>,
@@ -142,11 +142,11 @@ impl<J: Job> Engine<J> {
                 reason = target.lost() => return Err(lost_error(&reason)),
                 cause = cancellation.stop.stopped(), if stopped.is_none() => {
                     stopped = Some((cause, Instant::now() + STOP_TIMEOUT));
-                    log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
+                    is_ok_or_logged(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
                 }
                 () = async { cancellation.cancel.cancelled().await; sleep_until(next_cancel).await }, if !canceled && stopped.is_none() => {
                     canceled =
-                        log_failure(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
+                        is_ok_or_logged(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
                     next_cancel = Instant::now() + CANCEL_RETRY_DELAY;
                 }
                 cause = stop_timeout(stopped) => return Err(Failure::Stopped(cause)),
@@ -155,8 +155,8 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Returns whether the call succeeded. Logs an error.
-fn log_failure(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
+/// Returns whether the call succeeded. Logs the error of a call that failed.
+fn is_ok_or_logged(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
     match &result {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "failed to end the job at the agent of a step"),
@@ -165,7 +165,7 @@ fn log_failure(result: Result<Result<(), AgentError>, tokio::time::error::Elapse
     matches!(result, Ok(Ok(())))
 }
 
-/// Waits until the deadline of a stopped agent. Waits forever if the agent was not stopped (`None`).
+/// Waits until the deadline of a stopped agent, and returns the cause of the stop. `None` means no stop, and waits forever.
 async fn stop_timeout(stopped: Option<(TerminationCause, Instant)>) -> TerminationCause {
     match stopped {
         Some((cause, deadline)) => {

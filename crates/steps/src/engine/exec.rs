@@ -24,7 +24,7 @@ use muster_files::Limit;
 const VALUES_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a separate file, and return its path" };
 
-/// Output and export file of one step. Dropping it removes both.
+/// Output and export file of one step. Both are removed when the value is dropped.
 pub(super) struct ValueFiles {
     pub(super) output: NamedTempFile,
     pub(super) export: NamedTempFile,
@@ -118,16 +118,16 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the environment of a process with these layers above the exports.
+    /// Returns the environment of a process. The variables in `env` take precedence over exports.
     pub(super) fn process_env(&self, env: &IndexMap<String, String>) -> Vec<(OsString, OsString)> {
         let exports = self.exports.lock();
         let own = exports.iter().chain(env).map(|(key, value)| (key.into(), value.into()));
         self.environment.iter().cloned().chain(own).collect()
     }
 
-    /// Reads the files of a process that succeeded. Its exports take effect only if its outputs are valid.
+    /// Reads the files of a process that succeeded, and stores its exports in `exported`.
     ///
-    /// Stores the exports in `exported`.
+    /// The exports take effect only if the outputs are valid.
     pub(super) async fn collect(
         &self,
         file: &StepFile,

@@ -126,7 +126,7 @@ pub trait Job: Send + Sync + 'static {
     fn wait_until_user_code_may_run(&self, stop: &StopToken) -> impl Future<Output = Result<(), Failure>> + Send;
 }
 
-/// The two ways to end a job early.
+/// Tokens for the two ways to end a job early.
 #[derive(Debug, Clone, Default)]
 pub struct JobCancellation {
     /// Graceful cancel. The script is ended, and then after_script and uploads run.
@@ -225,7 +225,7 @@ impl<J: Job> Engine<J> {
             ));
         }
         let failure =
-            failure.map(|failure| if step.policy.by_operator { failure.of_operator(&step.name) } else { failure });
+            failure.map(|failure| if step.policy.by_operator { failure.in_operator_step(&step.name) } else { failure });
         let node = start.node(&step.name, failure.as_ref().into(), used, nodes);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
@@ -239,7 +239,7 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Waits until a time. It moves by the time for which the job is paused meanwhile.
+    /// Waits until the deadline, postponed by the time for which the job is paused meanwhile. `None` waits forever.
     async fn wait_until(&self, deadline: Option<Instant>) {
         match (self.job.debugger(), deadline) {
             (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
@@ -252,7 +252,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Returns the names of the steps and the steps inside them. The steps of a step file have their own paths.
+/// Returns the names of the steps and the steps inside them, without step files, whose steps have their own paths.
 fn names<J>(steps: &[Step<J>]) -> Vec<String> {
     let mut found = Vec::new();
     for step in steps.iter().filter(|step| !step.is_idle() && !matches!(step.call, Call::StepFile(_))) {

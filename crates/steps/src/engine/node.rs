@@ -56,7 +56,7 @@ impl StartTime {
     }
 }
 
-/// Returns the usage of a step with that of the steps inside it. `None` means that none of them started a process.
+/// Returns the usage of a step together with that of the steps inside it. `None` means that none of them started a process.
 fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
     let own = (own.processes > 0).then(|| StepUsage {
         cpu_ms: Some(milliseconds(own.cpu)),

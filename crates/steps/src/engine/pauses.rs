@@ -1,4 +1,4 @@
-//! Where the engine can be paused: before and after each step of a plan, and each step that an author wrote.
+//! Points at which the engine can pause: before and after each step of a plan, and each step that an author wrote.
 
 use muster_agent_api::result::CallRecord;
 use serde_json::{Map, Value};
@@ -15,9 +15,9 @@ use crate::stop::StopToken;
 const FAILED_BY_DEBUGGER: &str = "failed by the debugger";
 
 impl<J: Job> Engine<J> {
-    /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is the result of a step that has ended.
+    /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is that of [`PausePoint::enter`].
     async fn pause(&self, step: &Step<J>, failure: Option<&str>, stop: &StopToken) -> Verdict {
-        // The steps of a step file are paused themselves.
+        // The steps of a step file have pauses of their own.
         let debugger = self.job.debugger().filter(|_| !matches!(step.call, Call::StepFile(_)));
         let Some(debugger) = debugger else { return Verdict::Continue };
         let call = || {
@@ -30,7 +30,7 @@ impl<J: Job> Engine<J> {
             }
         };
         match PausePoint::enter(debugger, &step.name, failure, call) {
-            // Boxed, so that jobs without a debugger do not have the memory of this future.
+            // Boxed, so that the future takes memory only in jobs with a debugger.
             Some(point) => Box::pin(self.paused(point, stop)).await,
             None => Verdict::Continue,
         }
@@ -54,7 +54,7 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Runs a step of the plan by `work`, with the pauses before and after it.
+    /// Runs `work`, which executes a step of the plan, with the pauses before and after it.
     pub(super) async fn run_with_pauses(
         &self,
         step: &Step<J>,
@@ -67,7 +67,7 @@ impl<J: Job> Engine<J> {
                 return Ok(());
             }
             Verdict::Fail => return Err(Failure::Step(FAILED_BY_DEBUGGER.to_owned())),
-            // A step decides itself what a stop means for it: a cleanup step runs nevertheless.
+            // The step itself reacts to the stop: a cleanup step runs nevertheless.
             Verdict::Continue | Verdict::Stopped(_) => {}
         }
         let result = work.await;
@@ -80,7 +80,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Step of an author that runs, and can be paused before and after it.
+/// Step of an author that is being run. The engine can pause before and after it.
 pub(super) struct PausableStep<'p> {
     pub(super) steps: &'p UserSteps<'p>,
     pub(super) invocation: &'p Invocation<'p>,
@@ -91,7 +91,7 @@ pub(super) struct PausableStep<'p> {
 type StepResult = Result<Map<String, Value>, StepError>;
 
 impl PausableStep<'_> {
-    /// Pauses before the step, if there is a breakpoint. Returns the result of a step that does not run.
+    /// Pauses before the step, if there is a breakpoint. Returns the result if the step must not run.
     pub(super) async fn before(&self) -> Option<StepResult> {
         match self.pause(None).await {
             Verdict::Continue => None,
@@ -119,7 +119,7 @@ impl PausableStep<'_> {
 
     async fn pause(&self, result: Option<&StepResult>) -> Verdict {
         let Self { steps, invocation, frame, details } = *self;
-        // The list of steps that contains all others has no name.
+        // The path of the list that contains all other steps is empty.
         let Some(debugger) = steps.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };
         let failure = result.map(|result| match result {
             Ok(_) => String::new(),
@@ -133,7 +133,7 @@ impl PausableStep<'_> {
             record.masked(&|text| steps.log.mask(text))
         };
         match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call) {
-            // Boxed, so that jobs without a debugger do not have the memory of this future.
+            // Boxed, so that the future takes memory only in jobs with a debugger.
             Some(point) => Box::pin(self.paused(point)).await,
             None => Verdict::Continue,
         }

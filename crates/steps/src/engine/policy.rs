@@ -60,7 +60,7 @@ impl<J: Job> Engine<J> {
         let has_inner_steps = step.has_inner_steps();
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
-        // The steps of an environment may be user code, so only its creation is repeated (invariant J2).
+        // The steps in an environment may be user code, so only the creation of the environment is repeated (invariant J2).
         let attempts =
             if matches!(step.call, Call::Delegate(..)) { 1 } else { step.policy.attempts.clamp(1, MAX_ATTEMPTS) };
         let (mut delay, max_delay) = self.retry_backoff;
@@ -117,8 +117,10 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel. The time until it ends depends on the
-    /// work: processes have the grace time, and a built-in step that blocks a thread has its own timeout.
+    /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel.
+    ///
+    /// The time from the stop to the end depends on the work: processes have the grace time, and a built-in step that blocks a thread has
+    /// its own timeout.
     async fn run_with_timeouts(
         &self,
         step: &Step<J>,
@@ -131,7 +133,8 @@ impl<J: Job> Engine<J> {
         // A cleanup step has only its own timeout, because it also runs after the job's deadline.
         let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
         let debugger = self.job.debugger();
-        let job_deadline = job_deadline.map(|deadline| debugger.map_or(deadline, |debugger| debugger.moved(deadline)));
+        let job_deadline =
+            job_deadline.map(|deadline| debugger.map_or(deadline, |debugger| debugger.postponed(deadline)));
         let step_expires_first = match (step_deadline, job_deadline) {
             (Some(step), Some(job)) => step < job,
             (step, _) => step.is_some(),
@@ -204,7 +207,7 @@ impl<J: Job> Engine<J> {
         let mut user_steps =
             UserSteps::new(&*self.job, stop, is_step_file).map_err(|error| Failure::Step(error.to_string()))?;
         user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
-        // The lock file is in the repository of the job.
+        // The lock file in the job's repository does not apply to steps of the operator.
         user_steps.obeys_lock_file = !step.policy.by_operator;
         let result = match &step.call {
             Call::Run(list) => user_steps.run(&step.name, list, nodes).await,

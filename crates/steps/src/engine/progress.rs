@@ -1,4 +1,4 @@
-//! Progress of a job between two steps, and which steps may run next.
+//! Progress of a job between two steps, which determines the steps that may still run.
 
 use muster_agent_api::plan::When;
 use muster_job::TerminationCause;
@@ -38,7 +38,7 @@ impl JobProgress {
         }
         if cancellation.cancel.is_cancelled() && !self.is_canceled() {
             self.record_first_failure(Failure::Stopped(TerminationCause::CanceledByUser));
-            // A cancel between two script steps counts as a cancel of the script. Before or after them it ends the job.
+            // A cancel between two script steps counts as a cancel of the script. A cancel before or after them ends the job.
             self.is_finishing |= !self.script_started || self.script_ended;
         }
     }
@@ -67,7 +67,7 @@ impl JobProgress {
         self.script_started |= is_script;
     }
 
-    /// Returns whether a cancel ends the step while it runs. It does not end after_script, which must run in canceled jobs too.
+    /// Returns whether a cancel ends the step while it runs. A cancel does not end after_script, which must also run in canceled jobs.
     pub(super) fn is_cancelable<J>(&self, step: &Step<J>) -> bool {
         step.role() != Role::AfterScript && step.policy.when != When::Finally && !self.is_canceled()
     }

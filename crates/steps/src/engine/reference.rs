@@ -17,7 +17,7 @@ pub(super) enum Target {
         /// Possible names of the file. The first that exists is used.
         names: Vec<String>,
     },
-    /// Step at a server.
+    /// Step in a Git repository or an OCI registry.
     Remote(RemoteStep),
 }
 

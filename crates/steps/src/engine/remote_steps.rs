@@ -80,7 +80,7 @@ impl UserSteps<'_> {
         Ok(result.dir)
     }
 
-    /// Writes what was fetched to the log, and the notices of its publisher.
+    /// Writes to the log what was fetched, with the notices of its publisher.
     fn report(&self, source: &Source, fetched: &FetchedSource) {
         let is_pinned = self.remote.lock.get().is_some_and(Option::is_some);
         let locked = if is_pinned { ", as locked" } else { "" };
@@ -124,8 +124,8 @@ impl UserSteps<'_> {
         Ok(RemoteStep::at(&expanded, self.settings.dialect)?)
     }
 
-    /// Returns the values for the inputs and the environment of an entry. In the legacy dialect, the entry of an image cannot read the
-    /// inputs and the earlier steps of its caller (docs/spec/steps.md, section 2.8).
+    /// Returns the scope of the expressions in an entry. In the legacy dialect, an entry that calls an image cannot read the inputs and the
+    /// earlier steps of its caller (docs/spec/steps.md, section 2.8).
     pub(super) fn entry_scope(&self, entry: &StepEntry, frame: &Frame<'_>) -> Scope {
         if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) {
             let (env, path) = (frame.env.clone(), frame.path.clone());
@@ -134,8 +134,8 @@ impl UserSteps<'_> {
         self.scope(frame)
     }
 
-    /// Returns the error of an image that was not fetched. In step-runner 0.11.0, a separate step fetches an image, and prints the error
-    /// (docs/spec/steps.md, section 2.8).
+    /// Returns the error of an entry whose source could not be fetched. In step-runner 0.11.0, a separate step fetches an image, and prints
+    /// the error (docs/spec/steps.md, section 2.8).
     pub(super) fn fetch_failed(&self, entry: &StepEntry, error: StepError) -> StepError {
         match error {
             StepError::Fetch { .. } if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) => {

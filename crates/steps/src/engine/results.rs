@@ -79,7 +79,7 @@ fn is_zero(code: &i32) -> bool {
 }
 
 impl UserSteps<'_> {
-    /// Returns the record of a call. Its environment is without the variables that all steps have.
+    /// Returns the record of a call. Its environment does not contain the variables that all steps have.
     pub(super) fn call_record(
         &self,
         invocation: &Invocation<'_>,
@@ -136,8 +136,8 @@ impl UserSteps<'_> {
         self.settings.is_debug || self.on_results.is_some()
     }
 
-    /// Reports the results, or else writes them to the results file, without sensitive values. A failure does not change the result of the
-    /// job.
+    /// Passes the results to their receiver, or else writes them to the results file, without sensitive values. If this fails, the result
+    /// of the job does not change.
     pub(super) async fn write_results(&self, result: &StepResult) {
         let dir = self.work_dir.to_owned();
         let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));
@@ -235,7 +235,7 @@ fn parts(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// Returns a step at a server as a `Step.Reference`, without credentials.
+/// Returns a remote step as a `Step.Reference`, without credentials.
 fn remote(step: &RemoteStep) -> Value {
     let path: Vec<&str> = parts(&step.dir).collect();
     let filename = step.names.last();

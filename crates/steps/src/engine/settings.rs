@@ -2,7 +2,7 @@
 
 use crate::expression::Dialect;
 
-/// Name of the variable with the level of the messages that GitLab's own steps print. Every process gets it.
+/// Variable with the log level of GitLab's own steps. Every process of a step gets it.
 pub(super) const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 const DEBUG: &str = "CI_STEPS_DEBUG";
 const DIALECT: &str = "CI_STEPS_DIALECT";

@@ -1,4 +1,4 @@
-//! Finds the remote steps that a list of steps uses, also through other steps, without running anything.
+//! Finds the remote steps that a list of steps uses, directly or through other steps, without running anything.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -24,14 +24,14 @@ pub struct UsedSteps {
     visited: HashSet<(PathBuf, Vec<String>)>,
 }
 
-/// How [`UsedSteps::add`] reads steps.
+/// Access to steps for [`UsedSteps::add`].
 #[derive(Clone, Copy)]
 pub struct Reader<'a> {
     /// Port that fetches remote steps.
     pub port: &'a dyn StepSource,
     /// Returns the digest of the only acceptable content of a source. `None` accepts the content that the server has now.
     pub pin: &'a (dyn Fn(&Source) -> Option<String> + Sync),
-    /// Variables, which contain credentials.
+    /// Variables, which can contain credentials.
     pub lookup: Lookup<'a>,
     /// Dialect of the step files.
     pub dialect: Dialect,
@@ -47,12 +47,12 @@ impl UsedSteps {
     /// Adds the remote steps that a list uses. Local references are relative to `dir`.
     ///
     /// # Errors
-    /// A remote step cannot be fetched or read, or a reference is invalid. The error names the steps down to it.
+    /// A remote step cannot be fetched or read, or a reference is invalid. The error names the path of the step.
     pub async fn add(&mut self, entries: &[StepEntry], dir: &Path, reader: Reader<'_>) -> Result<(), StepError> {
         self.add_at(entries, dir, reader, (0, false)).await
     }
 
-    /// Fetches one source, once.
+    /// Fetches a source, unless it was fetched before. Returns its directory.
     ///
     /// # Errors
     /// The source cannot be fetched.

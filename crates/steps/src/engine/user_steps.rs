@@ -75,7 +75,7 @@ pub enum StepError {
     Fetch {
         /// Source of the step.
         source_name: String,
-        /// Answer of the server, and the remedy.
+        /// Error of the server, and the remedy.
         message: String,
     },
     /// The operator's policy does not allow the step.
@@ -148,8 +148,8 @@ pub(super) struct UserSteps<'a> {
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Mutex<IndexMap<String, String>>,
-    /// Whether a step file of a client of step-runner runs, and not the `run:` list of a job. The log then names each step that starts a
-    /// process, and failures name the steps down to the one that failed.
+    /// Whether this is a step file that a client of step-runner sent, and not the `run:` list of a job. The log then names each step that
+    /// starts a process, and failures name the path of the step that failed.
     is_step_file: bool,
     /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
     pub(super) on_results: Option<OnResults>,
@@ -175,7 +175,7 @@ pub(super) struct Record {
 pub(super) struct Frame<'f> {
     /// Directory that local references are relative to.
     pub(super) dir: &'f Path,
-    /// Environment variables of the layers above the exports.
+    /// Variables that take precedence over exports: those of layers 3 to 5.
     pub(super) env: IndexMap<String, String>,
     pub(super) inputs: Map<String, Value>,
     /// Outputs of the earlier steps of the same sequence, by their names.
@@ -189,7 +189,7 @@ pub(super) struct Frame<'f> {
 
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
-/// Stack that a nested step may need, in bytes.
+/// Minimum free stack for polling a nested step, in bytes.
 const MIN_STACK: usize = 512 * 1024;
 /// Size of an additional stack in bytes.
 const NEW_STACK: usize = 2 * 1024 * 1024;
@@ -285,7 +285,7 @@ impl<'a> UserSteps<'a> {
             let start = StartTime::now();
             let mut inner = Record::default();
             self.set_state(&path, StepState::Running);
-            // This function is recursive.
+            // Boxed, because this function is recursive.
             let running = on_growing_stack(Box::pin(self.run_entry(entry, &path, &frame, &mut inner)));
             let (result, used) = measured(running).await;
             self.set_state(&path, StepState::from_end(result.is_ok()));
@@ -307,12 +307,12 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// Returns the complete environment of a step with these layers above the exports.
-    pub(super) fn full_env(&self, layers: &IndexMap<String, String>) -> IndexMap<String, String> {
+    /// Returns the complete environment of a step. The variables in `own` take precedence over exports.
+    pub(super) fn full_env(&self, own: &IndexMap<String, String>) -> IndexMap<String, String> {
         let inherited = self.environment.iter().filter_map(|(key, value)| Some((key.to_str()?, value.to_str()?)));
         let mut env: IndexMap<String, String> = inherited.map(|(key, value)| (key.into(), value.into())).collect();
         let exports = self.exports.lock();
-        env.extend(exports.iter().chain(layers).map(|(key, value)| (key.clone(), value.clone())));
+        env.extend(exports.iter().chain(own).map(|(key, value)| (key.clone(), value.clone())));
         env
     }
 
@@ -355,7 +355,7 @@ fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     paths
 }
 
-/// Polls a future on a larger stack if little is left of the thread's own: a job decides how deeply its steps are nested.
+/// Polls a future on an additional stack if the thread has little stack left. A job decides how deeply its steps are nested.
 async fn on_growing_stack<T>(mut future: Pin<Box<impl Future<Output = T>>>) -> T {
     poll_fn(|context| stacker::maybe_grow(MIN_STACK, NEW_STACK, || future.as_mut().poll(context))).await
 }

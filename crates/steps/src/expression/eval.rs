@@ -13,7 +13,7 @@ fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
-/// Evaluates `node`. `depth` is the number of strings of other expressions that contain it.
+/// Evaluates `node`. `depth` is the number of enclosing strings of other expressions.
 pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
@@ -49,8 +49,8 @@ pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, Ex
     }
 }
 
-fn missing(place: String, what: &'static str) -> ExpressionError {
-    ExpressionError::Missing { place, what }
+fn missing(access: String, kind: &'static str) -> ExpressionError {
+    ExpressionError::Missing { access, kind }
 }
 
 fn number(value: f64) -> Result<Value, ExpressionError> {

@@ -71,12 +71,12 @@ pub enum ExpressionError {
     #[error("evaluating expression failed: {0}")]
     Eval(String),
     /// The expression reads an attribute or element that does not exist.
-    #[error("evaluating expression failed at \"{place}\": {what} not found")]
+    #[error("evaluating expression failed at \"{access}\": {kind} not found")]
     Missing {
         /// Access in the expression: `.name` or `[index]`.
-        place: String,
+        access: String,
         /// `attribute` or `element`.
-        what: &'static str,
+        kind: &'static str,
     },
     /// Legacy dialect: a `}}` does not close an expression.
     #[error("the \"{0}\" has extra '}}}}'; write the braces with a space between them")]

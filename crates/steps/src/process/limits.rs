@@ -1,13 +1,13 @@
-//! Limits of the operator for the processes that the author of a job has written, as the kernel enforces them.
+//! Operator's limits for the processes that run commands and steps of the job's author, enforced by the kernel.
 //!
 //! ```text
-//! CPU, memory   version 1: a cgroup of the job beside that of the agent; version 2: the cgroup of the job
+//! CPU, memory   cgroup version 1: a cgroup for the job, beside that of the agent; version 2: the cgroup of the job
 //! network       a network namespace for each process, with nothing but its own loopback interface
 //! file size     RLIMIT_FSIZE
 //! ```
 //!
-//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. What the kernel does
-//! not permit is an error before the first of these processes starts.
+//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. If the kernel does not
+//! permit a limit, the job fails before the first of these processes starts.
 
 use std::fs::{self, File};
 use std::io;
@@ -30,7 +30,7 @@ tokio::task_local! {
     static IS_LIMITED: ();
 }
 
-/// Runs work whose processes are limited, because the author of the job has written them.
+/// Runs work whose processes are limited, because they run commands of the job's author.
 pub async fn limited<F: Future>(work: F) -> F::Output {
     IS_LIMITED.scope((), work).await
 }
@@ -50,7 +50,7 @@ pub enum LimitError {
         #[source]
         source: io::Error,
     },
-    /// A process without network cannot be started.
+    /// A process without network access cannot be started.
     #[error(
         "failed to start a process without network: {0}; run the agent as root or permit user namespaces, or remove the limit"
     )]
@@ -130,7 +130,7 @@ impl Limits {
         Ok(path)
     }
 
-    /// Returns what a process needs to be limited, with the opened files of its cgroups.
+    /// Returns the restrictions of a limited process, with the opened files of its cgroups.
     pub(super) fn restrictions(&self) -> io::Result<Restrictions> {
         let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let join = self.joined.iter().map(open).collect::<io::Result<_>>()?;

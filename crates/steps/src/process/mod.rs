@@ -90,7 +90,7 @@ pub struct ProcessManager {
     open_files: Option<Rlimit>,
 }
 
-/// How the processes of a job are found.
+/// Ways to find the processes of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Containment {
     /// By process group, ancestors and tag.
@@ -103,7 +103,7 @@ pub enum Containment {
 impl ProcessManager {
     /// Prepares this process to run jobs, and makes it the subreaper of its descendants.
     ///
-    /// The processes of jobs may have at most `open_files` files open. `None` means as many as this process.
+    /// `open_files` is the maximum number of files that a process of a job may have open. `None` means the limit of this process.
     #[must_use]
     pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
         let agent_limit = getrlimit(Resource::Nofile);
@@ -244,7 +244,7 @@ impl Processes {
         self.environment.extend(more);
     }
 
-    /// Removes the other variables from the environment of processes that are started later.
+    /// Keeps only the variables for which `is_kept` returns true in the environment of processes that are started later.
     pub fn retain_environment(&mut self, is_kept: impl Fn(&OsStr) -> bool) {
         self.environment.retain(|(key, _)| is_kept(key));
     }
@@ -252,14 +252,14 @@ impl Processes {
     /// Gives processes that are started later this share of the machine.
     ///
     /// # Errors
-    /// The system does not permit it. The job can run without a share.
+    /// The system does not permit a share. The job can run without one.
     pub fn apply_share(&mut self, share: &SlotShare) -> Result<(), SlotError> {
         let name: String = self.tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let slot = SlotCgroup::create(share, &name)?;
         if let Some(previous) = &self.cgroup
             && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
         {
-            // The slot's cgroup can also contain the processes. They then start in it, and do not have to be moved.
+            // The slot's cgroup can also contain the processes. They then start in it, and need not be moved.
             let cgroup = Some(unified.path().to_owned());
             (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
             previous.remove();

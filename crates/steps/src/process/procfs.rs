@@ -7,7 +7,7 @@ use std::io::{self, Read};
 /// Initial size of the buffer for a file. It holds one process, or a short list of children.
 const READ_BYTES: usize = 512;
 
-/// Maximum number of bytes to read of a process's environment. No process starts with more, but one can claim to have more later.
+/// Maximum number of bytes to read of a process's environment. No process starts with more, but a running process can make it larger.
 const ENVIRON_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Entry of the process table.

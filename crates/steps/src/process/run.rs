@@ -73,7 +73,7 @@ impl Command {
 pub enum ProcessEnd {
     /// The process exited, or was terminated by a signal that Muster did not send.
     Exited(ExitStatus),
-    /// The step was canceled, and all processes of the job were terminated.
+    /// The step was stopped, and all processes of the job were terminated.
     Stopped(TerminationCause),
 }
 
@@ -95,10 +95,10 @@ pub enum RunError {
 }
 
 impl Processes {
-    /// Runs a process and waits until it has ended. Its output is written to `log`, also the output of its children after
+    /// Runs a process and waits until it has ended. Its output is written to `log`, including what its children write after
     /// its end.
     ///
-    /// If `stop` is canceled, all processes of the job are terminated, with `grace` between TERM and KILL.
+    /// If `stop` is stopped, all processes of the job are terminated, with `grace` between TERM and KILL.
     ///
     /// # Errors
     /// The process could not be started or watched.
@@ -109,7 +109,7 @@ impl Processes {
         stop: &StopToken,
         grace: Duration,
     ) -> Result<ProcessEnd, RunError> {
-        let Started { mut child, stdin, drained, report } = self.start(&command, log)?;
+        let StartedProcess { mut child, stdin, drained, report } = self.start(&command, log)?;
         let feed = async {
             if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
                 // A process may end without reading its input.
@@ -130,12 +130,12 @@ impl Processes {
         self.leaders.lock().remove(&child.pid());
         drop(child);
         let ended = ended?;
-        // This also happens after a cancel, because the last output must precede the message about the cancel.
+        // This also happens after a stop, because the last output must precede the message about the stop.
         drained.wait().await;
         Ok(ended)
     }
 
-    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<Started, RunError> {
+    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
         // pipes, whose lines can be reordered.
@@ -159,12 +159,12 @@ impl Processes {
         self.set_nofile_limit(pid);
         let (read, drained) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
-        Ok(Started { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
+        Ok(StartedProcess { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
     }
 
     /// Starts the process, in the job's cgroup if there is one. Returns its process ID.
     ///
-    /// The second value is the pipe on which a process in a cgroup reports that it cannot execute its program.
+    /// The second value is the pipe on which a process that [`spawn_in`] started reports that it cannot execute its program.
     fn spawn(&self, command: &Command, stdio: [OwnedFd; 3]) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
         // Like a shell, this passes the file name as `argv[0]`, because programs print it before their messages.
@@ -251,7 +251,7 @@ impl Processes {
 }
 
 /// Process that was started, but may not have executed its program yet.
-struct Started {
+struct StartedProcess {
     child: Child,
     stdin: Option<Sender>,
     drained: OutputProgress,
@@ -259,9 +259,9 @@ struct Started {
     report: Option<OwnedFd>,
 }
 
-/// Waits until the program is executed, or until `stop` is canceled.
+/// Waits until the program is executed, or until `stop` is stopped.
 ///
-/// A job can freeze its own cgroup, so that its next process never executes its program. Then only that job waits.
+/// A job can freeze its own cgroup, so that its next process never executes its program. Only that job then waits.
 ///
 /// # Errors
 /// The program cannot be executed.

@@ -44,7 +44,7 @@ pub enum SlotError {
     #[error("the system has no cgroups")]
     NoCgroups,
     /// No hierarchy permits the cgroup. The error is that of the first one.
-    #[error("{}: {source}", path.display())]
+    #[error("failed to create the cgroup {}: {source}", path.display())]
     NotPermitted {
         /// Path of the cgroup.
         path: PathBuf,
@@ -162,7 +162,7 @@ impl SlotCgroup {
         Ok(Self { hierarchies })
     }
 
-    /// Returns the job's cgroup of version 2. `None` means that it has none.
+    /// Returns the job's version 2 cgroup. `None` means that the job has none.
     pub(super) fn unified(&self) -> Option<&Cgroup> {
         self.hierarchies.iter().find(|hierarchy| hierarchy.unified).map(|hierarchy| &hierarchy.job)
     }
@@ -188,7 +188,7 @@ impl SlotCgroup {
             match added {
                 Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
                     let path = hierarchy.job.path().display();
-                    tracing::warn!(%error, %path, "failed to give a process its share, running it without");
+                    tracing::warn!(%error, %path, "failed to move a process into the cgroup of its slot, running it without a share");
                 }
                 _ => {}
             }

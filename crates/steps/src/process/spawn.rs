@@ -1,7 +1,7 @@
 //! Starts a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
 //!
 //! The kernel puts the child into the cgroup before its first instruction. Moving a process later would be slow: on most kernels it
-//! waits for an RCU grace period of the whole machine. Neither our dependencies nor the C library provide a
+//! waits for an RCU grace period of the whole machine. Neither our dependencies nor the C library provides a
 //! wrapper for this call.
 #![expect(
     unsafe_code,
@@ -18,7 +18,7 @@ use std::ptr;
 
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// `CLONE_CLEAR_SIGHAND` of `linux/sched.h`: the child has no signal handler.
+/// `CLONE_CLEAR_SIGHAND` of `linux/sched.h`: the child has no signal handlers.
 const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
 /// `CLONE_INTO_CGROUP` of `linux/sched.h`: the child starts in the cgroup of the directory.
 const INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -41,7 +41,7 @@ pub(super) struct Program<'a> {
 /// Error of [`spawn_in`].
 #[derive(Debug)]
 pub(super) enum SpawnError {
-    /// The system does not permit starting a process in the cgroup.
+    /// The system does not permit starting a process in the cgroup or in the namespaces.
     Clone(io::Error),
     /// A path, argument or variable contains a NUL byte.
     Name(io::Error),
@@ -52,7 +52,7 @@ impl From<SpawnError> for io::Error {
         match error {
             SpawnError::Name(error) => error,
             SpawnError::Clone(error) => {
-                Self::new(error.kind(), format!("failed to start a process in its cgroup: {error}"))
+                Self::new(error.kind(), format!("failed to start a process in its cgroup and namespaces: {error}"))
             }
         }
     }
@@ -70,7 +70,7 @@ pub(super) enum Namespaces {
     UserAndNetwork,
 }
 
-/// Restrictions that a process takes on before it executes its program.
+/// Restrictions that apply to a process before it executes its program.
 #[derive(Debug, Default)]
 pub(super) struct Restrictions {
     /// Opened `cgroup.procs` of the cgroups that the process joins.
@@ -87,7 +87,7 @@ impl Restrictions {
     }
 }
 
-/// Starts a process in the cgroup whose directory is `cgroup`, or in that of the agent. The process leads a new process group.
+/// Starts a process in the cgroup whose directory is `cgroup`. `None` means the cgroup of the agent. The process leads a new process group.
 ///
 /// Returns the process ID and a pipe. The pipe closes when the program is executed. If it cannot be executed, the child writes the
 /// system's error number to the pipe, in native byte order, and exits.
@@ -139,11 +139,11 @@ pub(super) fn can_restrict(restrictions: &Restrictions) -> io::Result<()> {
     probe(None, restrictions)
 }
 
-/// Starts a process that cannot execute its program.
+/// Starts a process whose program cannot be executed, to test everything that happens before.
 fn probe(cgroup: Option<&File>, restrictions: &Restrictions) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     let null = std::os::fd::AsFd::as_fd(&null);
-    // Executing an empty path always fails with `ENOENT`, so this tests only what happens before.
+    // Executing an empty path always fails with `ENOENT`. Any other error has an earlier cause.
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
     let (pid, report) = spawn_in(cgroup, &program, restrictions)?;
@@ -251,7 +251,7 @@ unsafe fn execute(child: &Child) -> ! {
     }
 }
 
-/// Takes on the restrictions in the child. Returns whether that succeeded; `errno` has the error.
+/// Applies the restrictions in the child. Returns whether that succeeded. If not, `errno` has the error.
 ///
 /// # Safety
 /// As for [`execute`].

@@ -1,4 +1,4 @@
-//! Watches a process by a file descriptor, and reads the resource usage of a process that has ended, with unsafe system calls.
+//! Watches a process through a file descriptor, and reads the resource usage of a process that has ended. Both need unsafe calls.
 #![expect(
     unsafe_code,
     reason = "AsyncFd requires the caller to guarantee that the descriptor does not change, and no crate wraps waitid with resource usage"
@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::usage::Usage;
 
-/// Process that is watched by a pidfd. The pidfd refers to this process even if its ID is reused.
+/// Process that is watched through a pidfd. The pidfd refers to this process even if its ID is reused.
 #[derive(Debug)]
 pub struct Watched(AsyncFd<OwnedFd>);
 

@@ -21,7 +21,7 @@ const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 impl Processes {
     /// Terminates every process of the job. Returns the number of processes that are still alive.
     ///
-    /// It is 0, unless a process is stuck in the kernel.
+    /// The number is 0, unless a process is stuck in the kernel.
     pub async fn terminate(&self, grace: Duration) -> usize {
         // Their resource usage must be read now, because most of these processes have no parent that collects it.
         for usage in self.members().into_iter().filter_map(Usage::current) {
@@ -62,7 +62,7 @@ impl Processes {
         }
     }
 
-    /// Returns whether the job's cgroup is the one inside of its slot, which is removed later, because its counters are read again.
+    /// Returns whether the job's cgroup is the one inside its slot. Its counters are read again, so it is removed later.
     fn is_counted_in_cgroup(&self) -> bool {
         let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
         slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
@@ -156,7 +156,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
             ProcessRecord::Job { .. } => None,
         })
         .collect();
-    // Sets of processes beside those of the job, such as services, have their own tags.
+    // Separate sets of processes of a job, such as its services, have their own tags.
     let tags: HashSet<&String> = records
         .iter()
         .filter_map(|record| match record {

@@ -71,6 +71,12 @@ async fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until a process has printed its ID to the log, and returns the ID.
+async fn printed_pid(memory: &MemoryLog) -> i32 {
+    wait_for("a process prints its ID", || memory.text().ends_with('\n')).await;
+    memory.text().trim().parse().unwrap()
+}
+
 fn is_alive(pid: i32) -> bool {
     procfs::Process::read(pid).is_some_and(|process| !process.is_zombie)
 }
@@ -100,7 +106,7 @@ async fn usage_includes_awaited_children() {
         let (_, log) = memory();
         let before = processes.usage_counters();
         assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
-        // A process counts the memory of this one until it executes its program, so it must use more.
+        // Until a child executes its program, it counts the memory of this process. The script must use more than that.
         let script = format!("sh -c '{BURN}'; head -c 120000000 /dev/zero | tail -c 120000000 >/dev/null");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
         let after = processes.usage_counters();
@@ -227,9 +233,9 @@ async fn daemon_is_terminated_with_its_job() {
     for manager in managers() {
         let (processes, _) = job(&manager, "daemon");
         let (memory, log) = memory();
-        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nwait_for=$!; sleep 0.1; exit 0";
+        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & exit 0";
         processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
-        let pid: i32 = memory.text().trim().parse().unwrap();
+        let pid: i32 = printed_pid(&memory).await;
         assert!(is_alive(pid));
         processes.finish(GRACE).await;
         assert!(!is_alive(pid));
@@ -244,7 +250,7 @@ async fn process_with_non_utf8_name_is_terminated_with_its_job() {
         let change = r"printf \\377\\376 >/proc/$$/comm; echo $$; exec >/dev/null 2>&1; while :; do sleep 600; done";
         let script = format!("setsid -f sh -c '{change}' | head -n 1");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
-        let pid: i32 = memory.text().trim().parse().unwrap();
+        let pid: i32 = printed_pid(&memory).await;
         assert_eq!(std::fs::read(format!("/proc/{pid}/comm")).unwrap(), b"\xff\xfe\n");
         let watched = Watched::open(pid).unwrap();
         processes.finish(GRACE).await;
@@ -258,9 +264,9 @@ async fn only_recorded_leftovers_are_terminated() {
     for manager in managers() {
         let (processes, records) = job(&manager, "leftover");
         let (memory, log) = memory();
-        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
+        let script = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &";
         processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
-        let pid: i32 = memory.text().trim().parse().unwrap();
+        let pid: i32 = printed_pid(&memory).await;
         let mut unrelated = std::process::Command::new("sleep").arg("600").spawn().unwrap();
         let id = i32::try_from(unrelated.id()).unwrap();
         let mut records = records.lock().clone();
@@ -290,11 +296,11 @@ async fn error_names_missing_program() {
 #[tokio::test]
 async fn orphan_without_tag_is_an_adopted_descendant() {
     let manager = ProcessManager::new(Containment::ProcessTree, None);
-    let (processes, _) = job(&manager, "stranger");
+    let (processes, _) = job(&manager, "orphan");
     let (memory, log) = memory();
-    let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1";
+    let script = "env -i setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
-    let pid: i32 = memory.text().trim().parse().unwrap();
+    let pid: i32 = printed_pid(&memory).await;
     wait_for("the process is adopted", || processes.adopted_descendants(|_| true).contains(&pid)).await;
     terminate::terminate_all(|| processes.adopted_descendants(|process| process.pid == pid), GRACE, None).await;
     assert!(!is_alive(pid));
@@ -325,7 +331,7 @@ async fn job_can_start_processes_after_termination() {
 
 /// Returns a command that leaves a process behind, which is orphaned, has its own session, and has only this environment.
 fn hidden_process(environment: &str) -> Command {
-    shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &\nsleep 0.1"))
+    shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &"))
 }
 
 #[tokio::test]
@@ -338,7 +344,7 @@ async fn tag_of_ended_job_does_not_protect_a_process() {
         let (processes, _) = job(&manager, "made-up");
         let (memory, log) = memory();
         processes.run(hidden_process(&format!("{JOB_TAG}={tag}")), &log, &StopToken::new(), GRACE).await.unwrap();
-        let pid: i32 = memory.text().trim().parse().unwrap();
+        let pid: i32 = printed_pid(&memory).await;
         wait_for("the process is adopted and belongs to no job", || {
             processes.adopted_descendants(|_| true).contains(&pid)
         })
@@ -356,7 +362,7 @@ async fn process_with_tag_of_another_job_ends_with_that_job() {
     let (two, _) = job(&manager, "two");
     let (memory, log) = memory();
     one.run(hidden_process(&format!("{JOB_TAG}={}", two.tag)), &log, &StopToken::new(), GRACE).await.unwrap();
-    let pid: i32 = memory.text().trim().parse().unwrap();
+    let pid: i32 = printed_pid(&memory).await;
     wait_for("the process is adopted and is the other job's", || two.members().contains(&pid)).await;
     assert!(!one.adopted_descendants(|_| true).contains(&pid));
     two.finish(GRACE).await;
@@ -377,7 +383,7 @@ async fn hidden_process_in_cgroup_ends_with_its_job() {
         .run(hidden_process(&format!("{JOB_TAG}={}", other_job.tag)), &log, &StopToken::new(), GRACE)
         .await
         .unwrap();
-    let pid: i32 = memory.text().trim().parse().unwrap();
+    let pid: i32 = printed_pid(&memory).await;
     processes.finish(GRACE).await;
     assert!(!is_alive(pid));
     other_job.finish(GRACE).await;

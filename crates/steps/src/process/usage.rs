@@ -1,6 +1,6 @@
 //! Resource usage of the processes of a job and of its steps, as the kernel counts it for each process.
 //!
-//! It covers processes that have ended, with the children that they waited for, and processes that are being terminated. The counters
+//! The usage covers processes that have ended, with the children that they waited for, and processes that are being terminated. The counters
 //! of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
 
 use std::sync::Arc;
@@ -12,21 +12,23 @@ use super::procfs;
 
 tokio::task_local! {
     /// Usage of the processes that the current step has started.
-    static OF_STEP: Arc<Mutex<Usage>>;
+    static STEP_USAGE: Arc<Mutex<Usage>>;
 }
 
-/// Runs the work of a step. Returns its result, and the resource usage of the processes that ended in this work, except in steps inside it.
+/// Runs the work of a step. Returns its result, and the resource usage of the processes that ended during the work.
+///
+/// Processes of steps inside the step are not counted.
 pub async fn measured<F: Future>(work: F) -> (F::Output, Usage) {
     let usage = Arc::new(Mutex::new(Usage::default()));
-    let output = OF_STEP.scope(Arc::clone(&usage), work).await;
+    let output = STEP_USAGE.scope(Arc::clone(&usage), work).await;
     let usage = *usage.lock();
     (output, usage)
 }
 
 /// Adds the usage of a process that has ended to that of the current step.
 pub(super) fn add_to_step(usage: Usage) {
-    // Processes that belong to no step, such as a second agent, have a separate task.
-    let _ = OF_STEP.try_with(|step| step.lock().add(usage));
+    // Processes that belong to no step, such as a second agent, run in a separate task.
+    let _ = STEP_USAGE.try_with(|step| step.lock().add(usage));
 }
 
 /// Resource usage of one or several processes.

@@ -23,7 +23,7 @@ pub trait StepSource: Send + Sync {
     async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, FetchError>;
 }
 
-/// Returns the value of a variable of the job. An export of an earlier step precedes a variable of the job.
+/// Returns the value of a variable of the job. An export of an earlier step takes precedence.
 pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// Content to fetch.
@@ -33,7 +33,7 @@ pub struct FetchRequest<'a> {
     pub source: &'a Source,
     /// Digest of the only acceptable content. `None` accepts the content that the server has now.
     pub pin: Option<&'a str>,
-    /// Variables of the job, which contain credentials.
+    /// Variables of the job, which can contain credentials.
     pub lookup: Lookup<'a>,
 }
 
@@ -89,7 +89,7 @@ pub enum FetchError {
     /// The job was stopped.
     #[error("stopped")]
     Stopped(TerminationCause),
-    /// The server does not have the step, refuses access, or is not reachable. The text has the answer of the server and the remedy.
+    /// The server does not have the step, refuses access, or is not reachable. The text contains the error of the server and the remedy.
     #[error("{0}")]
     Failed(String),
     /// This machine failed to store the step.

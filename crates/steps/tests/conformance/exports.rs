@@ -8,7 +8,7 @@ fn export(name: &str, value: &str) -> String {
     format!("- {{name: x, step: ./x, inputs: {{line: {line}}}}}\n")
 }
 
-/// Step file `{}` with a `run` of these items.
+/// Returns a step file with an empty specification that runs these items.
 fn sequence(items: &str) -> String {
     format!("{{}}\n---\nrun:\n{items}").replace("./", "../")
 }

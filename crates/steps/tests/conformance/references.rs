@@ -87,7 +87,7 @@ async fn c088_references_are_parsed_before_the_first_step_runs() {
 }
 
 #[tokio::test]
-async fn remote_step_fails_where_steps_cannot_be_fetched() {
+async fn remote_step_is_rejected_when_steps_cannot_be_fetched() {
     let outcome = Project::new().run("- {name: r, step: gitlab.com/a/b@v1}").await;
     outcome.assert_error("https://gitlab.com/a/b@v1: remote steps are not available here; copy the step");
 }

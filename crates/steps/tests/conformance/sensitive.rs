@@ -1,4 +1,4 @@
-//! Sensitive inputs and outputs, which have no number: their values are masked in the log, in messages and in the results.
+//! Sensitive inputs and outputs, for which there is no numbered case: their values are masked in the log, in messages and in the results.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ exec: {command: [sh, -c, 'echo \"$1 $2\"; printf %s \"$1\"', s, '${{inputs.token
 ";
 
 #[tokio::test]
-async fn sensitive_input_is_masked_in_the_log_also_as_part_of_other_texts() {
+async fn sensitive_input_is_masked_even_inside_other_text() {
     let item = "- {name: s, step: ./s, inputs: {token: 'secret-${{vars.V}}'}}\n- {name: p, script: 'echo joined:secret-value:'}";
     let outcome = Project::new().variable("V", "value").step("s", INPUT).run(item).await;
     assert_eq!(outcome.log(), "[MASKED] visible\n[MASKED]joined:[MASKED]:\n");

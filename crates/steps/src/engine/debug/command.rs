@@ -24,13 +24,13 @@ const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 pub enum CommandEvent {
     /// Standard output and standard error.
     Output(Vec<u8>),
-    /// The command has ended with this exit code, or with -1 because of a signal. The last event.
+    /// The command exited with this code. -1 means that a signal ended it. This is the last event.
     Exited(i32),
-    /// The command could not be run. The last event.
+    /// The command could not be run. This is the last event.
     Failed(String),
 }
 
-/// Events of a command. Dropping it ends the command.
+/// Events of a command. Dropping the receiver ends the command.
 pub type CommandOutput = mpsc::UnboundedReceiver<CommandEvent>;
 
 /// Command that a client has requested.
@@ -63,7 +63,7 @@ pub(in crate::engine) struct CommandContext<'a> {
 ///
 /// The processes of the command end with it. Those of the job are not affected.
 ///
-/// `sensitive` has the sensitive values of the steps.
+/// `sensitive` masks the sensitive values of the steps.
 pub(in crate::engine) async fn run_command(
     command: PausedCommand,
     context: CommandContext<'_>,

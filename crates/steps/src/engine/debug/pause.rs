@@ -47,9 +47,9 @@ pub(in crate::engine) struct PausePoint {
 }
 
 impl PausePoint {
-    /// Pauses if there is a breakpoint for the step. `failure` is the result of a step that has ended: an empty text for success.
+    /// Pauses if there is a breakpoint for the step.
     ///
-    /// `call` returns the details of the step, without sensitive values.
+    /// `failure` is `None` before the step. After the step, it is the message of its failure, or empty if the step succeeded. `call` returns the details of the step, without sensitive values.
     pub(in crate::engine) fn enter(
         debugger: &Arc<Debugger>,
         path: &str,
@@ -61,7 +61,7 @@ impl PausePoint {
         }
         let mask = |text: &str| debugger.secrets.mask(text);
         let call = call().masked(&mask);
-        // One request at a time: further ones are refused while a command runs.
+        // One request can wait while a command runs. Further ones are refused.
         let (sender, requests) = mpsc::channel(1);
         debugger.update(|state| {
             state.last_pause += 1;
@@ -111,7 +111,7 @@ impl Drop for PausePoint {
     }
 }
 
-/// Waits until no client was attached for the timeout.
+/// Waits until no client has been attached for [`Debugger::attach_timeout`].
 async fn abandoned(debugger: &Debugger) {
     let mut changes = debugger.changes.subscribe();
     let is_attached = || debugger.state.lock().attached > 0;

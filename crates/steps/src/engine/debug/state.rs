@@ -13,14 +13,14 @@ use tokio::sync::{mpsc, watch};
 use super::command::{CommandOutput, PausedCommand};
 use super::pause::Request;
 
-/// Time for which a paused job waits while no debugger is attached, if the request has none.
+/// Default time for which a paused job waits while no debugger is attached.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Debugger of one job.
 #[derive(Debug)]
 pub struct Debugger {
     pub(super) state: Mutex<State>,
-    /// Changes with the state.
+    /// Notifies of each change of the state.
     pub(super) changes: watch::Sender<()>,
     /// Values that a client must not see.
     pub(super) secrets: Secrets,
@@ -120,10 +120,10 @@ pub enum Resume {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DebugError {
     /// The job is not in the pause of this number.
-    #[error("the job is not paused there; wait for its next pause")]
+    #[error("the job is not in this pause; wait for its next pause")]
     NotPaused,
-    /// A command of another call runs.
-    #[error("a command already runs in this pause; wait until it has ended")]
+    /// Another command or request is pending.
+    #[error("another command is running in this pause; wait until it has ended")]
     Busy,
     /// The breakpoint is not set.
     #[error("there is no such breakpoint")]
@@ -199,18 +199,18 @@ impl Debugger {
         })
     }
 
-    /// Returns the step that is paused, without secrets. `number` is that of the pause.
+    /// Returns the call of the step in the pause `number`, without secrets.
     ///
     /// # Errors
-    /// [`DebugError::NotPaused`].
+    /// [`DebugError::NotPaused`] if the job is not in this pause.
     pub fn inspect(&self, number: u64) -> Result<CallRecord, DebugError> {
         self.in_pause(number, |pause| Ok(pause.call.clone()))
     }
 
-    /// Runs a command in the environment of the paused step. The command ends when the output is dropped.
+    /// Runs a command in the environment of the paused step. Dropping the output ends the command.
     ///
     /// # Errors
-    /// [`DebugError`] if the command cannot be started.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] while another command runs.
     pub fn execute(&self, number: u64, command: Vec<String>) -> Result<CommandOutput, DebugError> {
         let (command, output) = PausedCommand::new(command, &self.secrets);
         self.in_pause(number, |pause| pause.request(Request::Execute(command)))?;
@@ -220,7 +220,7 @@ impl Debugger {
     /// Continues a paused job.
     ///
     /// # Errors
-    /// [`DebugError`] if it cannot continue.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] while a command runs.
     pub fn resume(&self, number: u64, action: Resume) -> Result<(), DebugError> {
         self.in_pause(number, |pause| pause.request(Request::Resume(action)))
     }
@@ -270,7 +270,7 @@ impl Debugger {
         });
     }
 
-    /// Returns whether the job pauses at this point. A request to pause at the next step is then fulfilled.
+    /// Returns whether the job pauses at this point. If so, a request to pause at the next step is fulfilled.
     pub(super) fn is_hit(&self, path: &str, is_after: bool, has_failed: bool) -> bool {
         let mut state = self.state.lock();
         let is_hit = |breakpoint: &Breakpoint| {
@@ -290,25 +290,25 @@ impl Debugger {
         state.paused_time + state.pause.as_ref().map_or(Duration::ZERO, |pause| pause.since.elapsed())
     }
 
-    /// Returns `deadline`, moved by the time for which the job was paused so far.
-    pub(in crate::engine) fn moved(&self, deadline: Instant) -> Instant {
+    /// Returns `deadline`, postponed by the time for which the job was paused so far.
+    pub(in crate::engine) fn postponed(&self, deadline: Instant) -> Instant {
         deadline.checked_add(self.paused_time()).unwrap_or(deadline)
     }
 
-    /// Waits until the deadline, moved by the pauses since this call. Cancel-safe.
+    /// Waits until the deadline, postponed by the pauses since this call. Cancel-safe.
     pub(in crate::engine) async fn wait_until(&self, deadline: Instant) {
         let before = self.paused_time();
         let mut changes = self.changes.subscribe();
         loop {
             changes.mark_unchanged();
             let is_paused = self.state.lock().pause.is_some();
-            let moved = deadline.checked_add(self.paused_time().saturating_sub(before)).unwrap_or(deadline);
+            let postponed = deadline.checked_add(self.paused_time().saturating_sub(before)).unwrap_or(deadline);
             if is_paused {
                 let _ = changes.changed().await;
                 continue;
             }
             tokio::select! {
-                () = tokio::time::sleep_until(moved.into()) => return,
+                () = tokio::time::sleep_until(postponed.into()) => return,
                 _ = changes.changed() => {}
             }
         }
