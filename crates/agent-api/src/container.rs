@@ -20,7 +20,7 @@ pub const SOCKET_NAME: &str = "agent.sock";
 /// Spool of the agent.
 pub const SPOOL: &str = "/.muster-run/spool";
 
-/// Arguments with which the executable is the agent of a container.
+/// Arguments with which the executable runs as the agent of a container.
 pub const SERVE: [&str; 2] = ["agent", "container"];
 /// Arguments with which the executable connects its stdin and stdout to the agent of the container.
 pub const DIAL: [&str; 2] = ["agent", "dial"];
@@ -29,8 +29,8 @@ pub const ADOPT: [&str; 2] = ["agent", "adopt"];
 /// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
 
-/// Arguments with which the executable waits until addresses are blocked, and then becomes another program: `--address=ADDRESS`, `--`, and the
-/// command follow.
+/// Arguments with which the executable waits until addresses are blocked, and then executes another program. `--address=ADDRESS`, `--`, and
+/// the command follow.
 pub const GATE: [&str; 2] = ["agent", "gate"];
 /// Arguments with which the executable blocks the addresses that follow. It needs the capability `NET_ADMIN`.
 pub const BLOCK: [&str; 2] = ["agent", "block"];
@@ -44,8 +44,9 @@ pub const MODE_CONTAINER: &str = "container";
 
 /// Variable with the address `host:port` on which the agent in the container listens, and forwards connections to the relay socket.
 pub const RELAY: &str = "MUSTER_AGENT_RELAY";
-/// Variable with the directories, one per line, that the agent in the container creates and makes writable for every user before it listens. The
-/// agent must be root.
+/// Variable with the directories, one per line, that the agent in the container creates before it listens.
+///
+/// The agent makes them writable for every user, and must be root.
 pub const DIRECTORIES: &str = "MUSTER_AGENT_DIRECTORIES";
 /// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the other agent.
 pub const RELAY_DIR: &str = "/.muster-relay";

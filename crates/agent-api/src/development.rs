@@ -1,4 +1,4 @@
-//! Options of a job for authors of steps: breakpoints, fake steps, and recorded calls. A job of a coordinator has none of them.
+//! Options of a job for authors of steps: breakpoints, fake steps, and recorded calls. Jobs from a coordinator have none.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ pub struct Development {
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
-    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step of an author.
+    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step that an author wrote.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub record_calls: bool,
 }
@@ -55,7 +55,7 @@ pub struct FakeStep {
     pub exports: BTreeMap<String, String>,
     /// Output for the log.
     pub log: String,
-    /// Exit code. Any other code than 0 is a failure.
+    /// Exit code. Any code other than 0 is a failure.
     pub exit_code: i32,
 }
 
@@ -63,7 +63,7 @@ pub struct FakeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakWhen {
-    /// Before the step runs, with its inputs and environment known.
+    /// Before the step runs, when its inputs and environment are known.
     Before,
     /// After the step has ended.
     After,
@@ -91,7 +91,7 @@ pub struct Breakpoint {
     pub step: String,
 }
 
-/// Text that is not a breakpoint.
+/// Invalid text form of a breakpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a valid breakpoint; use `before:STEP`, `after:STEP`, `failure:STEP` or `failure`")]
 pub struct BreakpointError(String);

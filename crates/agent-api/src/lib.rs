@@ -1,7 +1,7 @@
 //! The gRPC contract between manager and agent.
 //!
-//! It consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
-//! ([`builtin`]) to which a job is lowered, the one [`client`] of an agent, and the conventions for an agent in a [`container`].
+//! The contract consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
+//! ([`builtin`]) to which a job is lowered, the [`client`] of an agent, and the conventions for an agent in a [`container`].
 //!
 //! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with its
 //! policy.

@@ -86,7 +86,7 @@ pub struct JobPlan {
     pub header: Vec<String>,
     /// Further lines after the header, shown as information.
     pub notices: Vec<String>,
-    /// Problems of the job's settings, shown as warnings after the header.
+    /// Problems with the job's settings, shown as warnings after the header.
     pub warnings: Vec<String>,
     /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
     pub project_dir: String,
@@ -191,7 +191,7 @@ pub struct Policy {
     pub timeout_ms: u64,
     /// Whether a failure is only a warning.
     pub allow_failure: bool,
-    /// Whether the operator of the runner has added the step. Its failure is then one of the runner, not of the job.
+    /// Whether the operator of the runner added the step. Its failure then counts as a failure of the runner, not of the job.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_operator: bool,
 }
@@ -219,7 +219,7 @@ pub enum When {
     OnSuccess,
     /// An earlier step failed.
     OnFailure,
-    /// Runs after success and failure, but not after the job's timeout.
+    /// Runs after success and failure, but not after the job was stopped or timed out.
     Always,
     /// Always runs, even after a timeout or a cancellation. For cleaning up.
     Finally,
@@ -240,8 +240,9 @@ pub enum Call {
     Run(Value),
     /// Runs an author's step: the two documents of a step file.
     StepFile(String),
-    /// Runs steps at another agent in an environment that a built-in step creates. Result and cancellation are those of this step. Its log
-    /// section ends when the environment is ready.
+    /// Runs steps at another agent, in an environment that a built-in step creates.
+    ///
+    /// The steps share their result and their cancellation with this step. The log section of this step ends when the environment is ready.
     Delegate {
         /// Name of the built-in step that creates the environment, without `builtin://`.
         name: String,
@@ -257,7 +258,7 @@ pub enum Call {
 impl Call {
     /// Returns the call of the built-in step with these inputs.
     pub fn builtin<I: Inputs>(inputs: &I) -> Self {
-        // Inputs are plain data. If serialization failed nevertheless, the agent would reject the null and name the step.
+        // Inputs are plain data. If their serialization failed nevertheless, the agent would reject `null` and name the step.
         Self::Builtin { name: I::BUILTIN.to_owned(), inputs: serde_json::to_value(inputs).unwrap_or_default() }
     }
 

@@ -54,9 +54,10 @@ pub struct ResourceUsage {
     pub counted_by_process: bool,
     /// Bytes that the processes of the job read from storage. `None` means that it was not measured.
     pub read_bytes: Option<u64>,
-    /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that it was not measured.
+    /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that this was not
+    /// measured.
     pub written_bytes: Option<u64>,
-    /// Time for which a process of the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, a process of the machine.
+    /// Time for which a process in the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, any process of the machine counts.
     pub cpu_stalled_ms: Option<u64>,
     /// Time spent waiting for memory, in milliseconds.
     pub memory_stalled_ms: Option<u64>,
@@ -95,7 +96,7 @@ fn sum(own: &mut Option<u64>, other: Option<u64>) {
 
 /// Resources that the processes of a step used. `None` means that no process was measured.
 ///
-/// Only processes that ended during the step are counted, and children for which such a process waited. The fields are a subset of those of
+/// Only processes that ended during the step are counted, with the children that they waited for. The fields are a subset of those of
 /// [`ResourceUsage`], which the root of the tree has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]

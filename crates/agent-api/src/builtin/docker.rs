@@ -26,7 +26,7 @@ pub struct DockerContainer {
     pub network: DockerNetwork,
     /// Volumes of the build container and the services.
     pub volumes: Vec<DockerVolume>,
-    /// Registry credentials, by precedence: the first entry for a registry path counts.
+    /// Registry credentials, by precedence: the first entry for a registry path is used.
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
@@ -41,7 +41,7 @@ pub struct DockerContainer {
     /// Address `host:port` on the agent's side that is reachable in the build container under the same address. Used for a coordinator
     /// that listens on a loopback address. Empty means none.
     pub relay: String,
-    /// Addresses that no container of the job can reach. No capability of a container may undo that.
+    /// Addresses that no container of the job can reach. No container may have a capability that could undo this.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<Ipv4Addr>,
 }
@@ -158,7 +158,7 @@ pub struct DockerVolume {
     pub temporary: bool,
     /// Labels of the volume if it is created, in addition to those of the job.
     pub labels: BTreeMap<String, String>,
-    /// Driver of the volume if it is created, and the driver's options. Empty means the engine's default.
+    /// Driver of the volume if it is created. Empty means the engine's default.
     pub driver: String,
     /// Options of the driver.
     pub driver_options: BTreeMap<String, String>,
@@ -168,8 +168,9 @@ pub struct DockerVolume {
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegistryCredentials {
-    /// Registry host with an optional path: the longest path that an image begins with counts. Docker Hub is `docker.io`. Empty, with
-    /// `helper`, means every registry: the helper is asked for the host of the image, and counts like an entry for that host.
+    /// Registry host with an optional path. The entry with the longest path that an image begins with is used. Docker Hub is `docker.io`.
+    ///
+    /// Empty, with `helper`, means every registry: the helper is queried for the host of the image, like an entry for that host.
     pub registry: String,
     /// User name. Empty if `helper` is set.
     pub username: String,

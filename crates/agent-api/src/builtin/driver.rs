@@ -5,24 +5,25 @@ use serde_json::Value;
 
 use super::Inputs;
 
-/// Stands for the builds directory in a plan, until the driver's configuration stage has reported it.
+/// Placeholder for the builds directory in a plan, until the driver's configuration stage has reported it.
 pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
-/// Stands for the cache directory in a plan, until the driver's configuration stage has reported it.
+/// Placeholder for the cache directory in a plan, until the driver's configuration stage has reported it.
 pub const CACHE_DIR: &str = "/__muster_cache_dir__";
-/// Stands for the part of the project directory that separates runners and slots. Empty unless the builds directory is shared.
+/// Placeholder for the part of the project directory that separates runners and slots. That part is empty unless the builds directory is
+/// shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
 /// Runs the configuration stage and the preparation of a driver. The other steps of the driver need it.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverPrepare {
-    /// The driver.
+    /// Programs of the driver.
     pub driver: Driver,
     /// Payload of the job as JSON, for `JOB_RESPONSE_FILE`.
     pub payload: String,
     /// Services of the job as a JSON array, for `CUSTOM_ENV_CI_JOB_SERVICES`. Empty means no services.
     pub services: String,
-    /// Directories of the job, as far as the configuration sets them.
+    /// Directories of the job that the configuration sets.
     pub directories: DriverDirectories,
     /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
     pub project_dir: String,
@@ -34,7 +35,7 @@ impl Inputs for DriverPrepare {
     const BUILTIN: &'static str = "driver/prepare";
 }
 
-/// Runs a stage of the job by a generated script, which the driver executes.
+/// Runs a stage of the job as a generated script, which the driver executes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverStage {
@@ -50,7 +51,7 @@ impl Inputs for DriverStage {
     const BUILTIN: &'static str = "driver/stage";
 }
 
-/// Cleans the driver's environment up.
+/// Cleans up the driver's environment.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverCleanup {}
@@ -59,7 +60,7 @@ impl Inputs for DriverCleanup {
     const BUILTIN: &'static str = "driver/cleanup";
 }
 
-/// Programs of a driver, and the times that they have.
+/// Programs of a driver, and the grace time for stopping them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Driver {

@@ -170,7 +170,7 @@ pub struct Script {
     /// Variables of this script only. They replace variables of the job.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Whether the operator has written the script. It gets no variables of the job that change which programs run.
+    /// Whether the operator wrote the script. Such a script gets no variables of the job that change which programs run.
     pub by_operator: bool,
 }
 
@@ -218,7 +218,7 @@ pub struct CacheEntry {
     pub untracked: bool,
     /// Policy: `pull-push`, `pull` or `push`.
     pub policy: String,
-    /// Readable forms of the keys: `key` first, then `fallback_keys`. Empty means the keys themselves.
+    /// Human-readable forms of the keys: `key` first, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
     /// Other form of the key (hashed or plain), under which an earlier job may have saved the cache.
     pub alternate: String,
@@ -241,7 +241,7 @@ pub struct CacheEntry {
 pub struct ChunkCache {
     /// Protection level. Caches of different levels share nothing.
     pub level: String,
-    /// Objects in the store that machines share. `None` means that the chunks stay on this machine.
+    /// Objects in the store that machines share. `None` means that the chunks are stored only on this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<ChunkStore>,
 }
@@ -256,7 +256,7 @@ pub struct ChunkStore {
     pub downloads: BTreeMap<String, Secret>,
     /// Names of objects that will be deleted, so that no save may use them.
     pub marked: Vec<String>,
-    /// Objects to create. `None` if the job must not save the cache.
+    /// Objects to create. `None` means that the job must not save the cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upload: Option<ChunkUpload>,
 }
@@ -265,7 +265,7 @@ pub struct ChunkStore {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkUpload {
-    /// Beginning of the names of the objects: `<id>-index`, and `<id>-0`, `<id>-1`, ... for the packs.
+    /// Prefix of the names of the objects: `<id>-index`, and `<id>-0`, `<id>-1`, ... for the packs.
     pub id: String,
     /// URLs of the packs.
     pub packs: Vec<Secret>,

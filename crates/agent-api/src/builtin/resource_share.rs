@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct ResourceShare {
     /// Cgroup of the job's slot, relative to the root of each hierarchy. Empty means no cgroup.
     pub cgroup: String,
-    /// Number of slots that the job has, which is its weight among other jobs.
+    /// Number of slots that the job occupies, which is its weight among other jobs.
     pub slots: u32,
     /// Memory that is protected from reclaim, in bytes. 0 means that none is protected.
     pub memory_bytes: u64,

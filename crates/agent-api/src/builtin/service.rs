@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Inputs;
 
-/// Starts a process that serves the job, and waits until it accepts connections. It is terminated with the job.
+/// Starts a process that serves the job, and waits until it accepts connections. The process is terminated with the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostService {

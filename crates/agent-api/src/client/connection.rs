@@ -1,4 +1,4 @@
-//! A connection to an agent: its two services over one channel.
+//! A connection to an agent: its services over one channel.
 
 use std::io;
 use std::sync::Arc;
@@ -38,13 +38,13 @@ pub struct KeepAlive {
     pub timeout: Duration,
 }
 
-/// Error for a connection to an agent that could not be opened, or that broke. A retry may succeed.
+/// Error of a connection to an agent that could not be opened, or that broke. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("no agent answers on {location}: {message}")]
 pub struct Unreachable {
     /// Socket or instance on which the agent should listen.
     pub location: String,
-    /// Cause.
+    /// Reason for the failure.
     pub message: String,
 }
 
@@ -135,7 +135,7 @@ impl AgentConnection {
         &self.identity
     }
 
-    /// Marks the connection as suspect after a failed call: it is checked before it is used again.
+    /// Marks the connection as suspect after a failed call, so that it is checked before it is used again.
     pub fn mark_suspect(&self) {
         self.suspect.store(true, Ordering::Relaxed);
     }
@@ -149,7 +149,7 @@ impl AgentConnection {
     /// Checks whether the same agent still answers. If so, the connection is no longer suspect.
     ///
     /// # Errors
-    /// [`Unreachable`], also if another agent has replaced this one.
+    /// [`Unreachable`] if no agent answers, or if another agent has replaced this one.
     pub async fn check(&self) -> Result<(), Unreachable> {
         let message = match get_info(&self.channel).await {
             Ok(identity) if identity == self.identity => {

@@ -134,7 +134,7 @@ pub async fn run_until_accepted(
 
 /// Ends a job if it runs, and deletes it from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
 ///
-/// If the agent cannot be reached, retries until `timeout` is over: an agent that was just killed is restarted soon, and no other caller
+/// If the agent cannot be reached, retries until `timeout` expires: an agent that was just killed is restarted soon, and no other caller
 /// would close its job (J5).
 ///
 /// # Errors
@@ -184,7 +184,7 @@ impl AgentConnection {
         self.convert_answer(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
-    /// Waits for the job's result and returns it.
+    /// Waits until the job has a result, and returns the result.
     pub async fn wait(&self, id: &str) -> Result<JobResult, AgentError> {
         let answer = self.agent().wait_for_result(WaitForResultRequest { id: id.to_owned() }).await?.into_inner();
         serde_json::from_str(&answer.result)
@@ -203,7 +203,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Cancels the job, and lets it clean up. The cause in its result is then the cancellation.
+    /// Cancels the job, and lets it clean up. Its result then has the cancel as its cause.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
         Ok(())

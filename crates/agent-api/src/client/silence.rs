@@ -1,13 +1,13 @@
 //! Measures how long an agent has been silent, counting only the time in which this process was awake.
 //!
 //! A manager that was stopped for a minute, or whose machine was suspended, heard nothing because it did not listen. Such a gap does not
-//! count, and the agent is queried first.
+//! count, so that the agent can be queried before it is considered lost.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Length of the intervals in which time is counted_until.
+/// Length of the intervals in which time is counted.
 const TICK: Duration = Duration::from_millis(250);
 /// Maximum measured length of an interval. A longer one means that this process was not awake.
 const MAX_TICK: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const MAX_TICK: Duration = Duration::from_secs(1);
 const PAUSE_RANGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Approximate minimum number of attempts, even if the limit of the silence is short.
 const MIN_ATTEMPTS: u32 = 12;
-/// Timeout of the first attempt. It doubles with each further one.
+/// Timeout of the first attempt. The timeout doubles with each further attempt.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Silence of one agent, measured from the creation of this value.
