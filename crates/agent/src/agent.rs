@@ -66,7 +66,7 @@ impl Agent {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Adds a job of an earlier agent that gets its result from `ending`.
+    /// Adds a job of an earlier agent. The task `ending` gives it its result.
     pub(crate) fn adopt_unfinished(&self, job: &Arc<Job>, ending: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state.lock();
         state.jobs.insert(job.id.clone(), Arc::clone(job));

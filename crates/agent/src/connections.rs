@@ -6,7 +6,7 @@
 //!
 //! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
-//! An agent cannot know whether its manager will return, so it decides by its connections and jobs. It keeps running while a
+//! An agent cannot know whether its manager will return, so its connections and jobs decide. The agent keeps running while a
 //! connection is open, a job is running, or a finished job has not been closed. If its socket file was deleted, no manager can fetch
 //! results anymore, and only running jobs keep it alive.
 
@@ -74,7 +74,7 @@ impl ConnectionTracker {
         connections.is_closed
     }
 
-    /// Waits until no connection was open for `idle_timeout` and `is_idle` returns true. Then closes the agent for connections.
+    /// Waits until no connection has been open for `idle_timeout` and `is_idle` returns true. Then closes the agent for connections.
     ///
     /// If `is_idle` returns false, it is called again after another `idle_timeout`.
     pub(crate) async fn close_when_idle(&self, idle_timeout: Duration, is_idle: impl Fn() -> bool) {

@@ -57,7 +57,7 @@ impl api::debugger_server::Debugger for Service {
 
     async fn attach(&self, request: Request<api::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
         let (job, debugger) = self.debugged_job(&request.into_inner().id)?;
-        // A slow client gets the latest state: states in between are left out while the channel is full.
+        // A slow client gets the latest state. While the channel is full, the states in between are skipped.
         let (states, receiver) = mpsc::channel(1);
         let mut attached = debugger.attach();
         tokio::spawn(async move {

@@ -26,7 +26,7 @@ impl Default for StartGate {
 }
 
 impl StartGate {
-    /// Waits until the gate is open. Cancel-safe. The timeout of the job bounds the time.
+    /// Waits until the gate is open. Cancel-safe. The job's timeout limits the wait.
     pub(crate) async fn wait_open(&self) {
         self.0.send_if_modified(|state| {
             let is_first = *state == GateState::NotReached;

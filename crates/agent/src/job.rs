@@ -33,7 +33,7 @@ pub(crate) struct Job {
     pub(crate) log: Arc<LogFile>,
     pub(crate) cancellation: JobCancellation,
     pub(crate) gate: StartGate,
-    /// Debugger of the job. `None` means that its request did not ask for one, so that no client can pause it.
+    /// Debugger of the job. `None` means that the job's request did not include one, so that no client can pause the job.
     pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
     /// Result of the job, as soon as it is in the spool.

@@ -1,6 +1,6 @@
 //! Layer of the server that answers a call with `INTERNAL` if its handler panics (`docs/spec/steps.md`, section 6.5).
 //!
-//! Without it, the connection would be closed, with all other calls on it.
+//! Without this layer, a panic would close the connection, with all other calls on it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -22,14 +22,16 @@ use crate::spool::Entry;
 
 /// Time from SIGTERM to SIGKILL for remaining processes of a killed agent.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// Maximum time to remove what is left of the environments of all jobs that start again. The agent serves no job before that, so a Docker engine
-/// that hangs must not take longer. Their next start replaces objects of the same names.
+/// Maximum time to remove what is left of the environments of all jobs that can be run again.
+///
+/// The agent serves no calls during the removal, so a Docker engine that hangs must not delay it longer. The next start of such a job
+/// replaces objects with the same names.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time within which an engine finishes a call of an agent that was killed.
+/// Time within which an engine finishes a call of a killed agent.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of attempts: for one hour.
+/// Maximum number of attempts to remove what is left of the environment of a lost job. They take about one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
@@ -49,7 +51,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
     }
-    // Their next starts create objects with the same names, so nothing may be removed later.
+    // The next starts of these jobs create objects with the same names, so nothing may be removed later.
     let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
     if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
         tracing::warn!(
@@ -85,7 +87,7 @@ async fn recover_job(
         return entry.remove_on_blocking_thread().await;
     };
     let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
-    // No process survived a restart of the system, and its process IDs belong to other processes now.
+    // No process survives a restart of the system, and the recorded process IDs may now belong to other processes.
     if !rebooted {
         terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
@@ -144,8 +146,9 @@ fn has_leftovers(parsed: &ParsedRequest) -> bool {
     parsed.steps.iter().flat_map(Step::builtins).any(|step| step.has_leftovers(&temp_dir(parsed)))
 }
 
-/// Removes what the steps of a lost job left, and then writes its result. Until then the next job cannot use the same directories. If this
-/// agent is killed, too, the next one begins again.
+/// Removes what the steps of a lost job left, and then writes its result.
+///
+/// The manager reuses the job's directories only when the job has a result. If this agent is also killed, the next one starts over.
 async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
     let journal = Arc::clone(&job.journal);
     let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));
@@ -171,11 +174,11 @@ fn is_environment_lost(result: &JobResult) -> bool {
     matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
 }
 
-/// Removes what is left of the environments of a lost job. Tries again while that is not possible.
+/// Removes what is left of the environments of a lost job. Retries while the removal is not possible.
 async fn remove_leftovers(parsed: ParsedRequest, id: String) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
         if try_remove(&parsed, &id).await {
-            // An engine may have created the container that the killed agent requested last only after the removal.
+            // An engine may create the container that the killed agent requested last only after the first removal.
             tokio::time::sleep(PENDING_CALL_TIME).await;
             if try_remove(&parsed, &id).await {
                 return;

@@ -94,7 +94,7 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     persist_result(&agent, &job, outcome, &secrets);
 }
 
-/// Returns the debugger that a request asks for.
+/// Returns the debugger of a job. `None` means that its request includes none.
 pub(crate) fn debugger(request: &RunRequest, plan: &JobPlan) -> Option<Debugger> {
     let options = plan.development.debug.as_ref()?;
     Some(Debugger::new(options, secrets(plan, &Variables::new(variables(request.clone())))))
@@ -127,7 +127,7 @@ pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcom
     if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
         if let Err(retry_error) = job.journal.record_result(&result) {
-            // Publish it anyway: the manager can still report it to the coordinator.
+            // The result is published anyway, because the manager can still report it to the coordinator.
             tracing::error!(job = job.id, %error, %retry_error, "failed to write the result to the spool");
         }
     }

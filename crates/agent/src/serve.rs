@@ -49,7 +49,7 @@ pub struct Options {
     pub socket: PathBuf,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
-    /// Process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
+    /// ID of the process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
     pub exit_with_pid: Option<i32>,
     /// Notified as soon as the socket accepts calls.
     pub ready: Option<oneshot::Sender<()>>,
@@ -59,7 +59,7 @@ pub struct Options {
     pub spool_limit: u64,
     /// Boot ID of the system. Jobs with another boot ID ended when the system was restarted.
     pub boot_id: String,
-    /// How the processes of a job are tracked.
+    /// Way to find the processes of a job.
     pub containment: Containment,
     /// Maximum number of open files for each process of a job. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
@@ -71,15 +71,15 @@ pub struct Options {
     pub shutdown: CancellationToken,
 }
 
-/// Returns the boot ID of the system.
+/// Returns the boot ID of the system. Empty if the system has none.
 ///
-/// It is empty if the system has none. All jobs then count as started since the last boot.
+/// Without boot IDs, all jobs count as started since the last boot.
 #[must_use]
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
-/// Reason why an agent could not start or serve.
+/// Reason why an agent could not start or could not serve calls.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The spool cannot be used.
@@ -114,9 +114,9 @@ pub enum ServeError {
 
 /// Runs an agent until it is stopped or idle.
 ///
-/// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of the process [`Options::exit_with_pid`] stop it: it accepts no new jobs, ends those
-/// that run, and returns when all of them have a result. It also returns after [`Options::idle_timeout`] without connections and without
-/// results to fetch.
+/// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of the process [`Options::exit_with_pid`] stop the
+/// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
+/// [`Options::idle_timeout`] without connections and without results to fetch.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let spool = open_spool(&options.spool, options.spool_limit).await?;
     let failed = |action, path: &Path| {
@@ -134,7 +134,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         ProcessManager::new(options.containment, options.job_nofile_limit),
         options.boot_id,
     ));
-    // Dropped, and thereby ended, with the agent.
+    // Dropping the tasks ends them with the agent.
     let _removals = recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention).await;
 
@@ -174,7 +174,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    // From here on the next agent waits for the end of this one. Files that were deleted meanwhile may belong to another agent.
+    // From here on, the next agent waits for the end of this one. If a file was deleted meanwhile, its path may belong to another agent.
     agent.context.spool.mark_shutting_down();
     if socket.exists() {
         let _ = fs::remove_file(&options.socket);
@@ -208,7 +208,7 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     }
 }
 
-/// Waits until the agent is idle. From then on it accepts no connections. Never returns without an idle timeout.
+/// Waits until the agent is idle. From then on, it accepts no connections. Never returns without an idle timeout.
 async fn wait_until_idle(
     connections: &ConnectionTracker,
     agent: &Agent,
@@ -228,7 +228,7 @@ async fn wait_until_idle(
     tracing::info!(idle_s = idle_timeout.as_secs(), "agent is idle, shutting down");
 }
 
-/// Waits until no connection was open for this time. From then on the agent accepts no connections.
+/// Waits until no connection has been open for `unattended_timeout`. From then on, the agent accepts no connections.
 async fn wait_until_unattended(connections: &ConnectionTracker, unattended_timeout: Option<Duration>) {
     let Some(unattended_timeout) = unattended_timeout else { return std::future::pending().await };
     connections.close_when_idle(unattended_timeout, || true).await;

@@ -9,6 +9,8 @@
 //!   <job>/log           the trace, byte for byte
 //!   <job>/tmp/          file variables, outputs and exports of a step file
 //!   .free/              emptied directories of finished jobs
+//!   .templates/         templates for checkouts
+//!   .steps/             cache of remote steps
 //! ```
 //! The journal begins with the version of its format. Nothing is synced to disk: after a power failure the last second may be missing, and
 //! anything unreadable counts as not written.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Bytes a job may write after it exceeds the quota, so that its log can say why it failed.
+/// Number of bytes that a job may write after it exceeds the quota, so that its log shows why it failed.
 const FINAL_MESSAGE_BYTES: u64 = 4096;
 
 /// Maximum and current size of the files of all jobs.
@@ -28,7 +28,7 @@ struct JobBytes {
     final_message_remaining: Mutex<Option<u64>>,
 }
 
-/// The quota of the spool, as one job uses it.
+/// One job's use of the spool's quota.
 #[derive(Debug, Clone)]
 pub(super) struct JobQuota {
     quota: Arc<Quota>,

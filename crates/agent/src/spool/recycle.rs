@@ -1,7 +1,7 @@
 //! Emptied directories of finished jobs, which later jobs reuse.
 //!
-//! Creating and deleting files is most of the cost of a small job, and it becomes more expensive the more often it happens: before ext4
-//! creates a file, it skips the inode of every file that was deleted in the last minutes.
+//! Creating and deleting files is most of the cost of a small job. The cost rises with the number of deletions: before ext4 creates a
+//! file, it skips the inode of every file that was deleted in the last minutes.
 
 use std::fs::{self, File};
 use std::io;

@@ -43,7 +43,7 @@ fn archive(agent: &Agent, key: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_cache_is_saved_and_restored() {
+async fn cache_is_saved_and_restored() {
     let mut agent = Agent::start().await;
     let cache_dir = agent.dir.path().join("cache").to_string_lossy().into_owned();
     let cache = |policy: &str| CacheEntry {
@@ -142,7 +142,7 @@ async fn cache_key_cannot_leave_the_cache_directory() {
 }
 
 #[tokio::test]
-async fn a_link_in_a_cache_is_restored_as_a_link() {
+async fn link_in_a_cache_is_restored_as_a_link() {
     let mut agent = Agent::start().await;
     let paths = ["v1", "cur"].map(str::to_owned).into();
     let linked = CacheEntry { paths, ..entry(&agent, "linked") };

@@ -30,7 +30,7 @@ impl Client {
         Self { service, states, id: id.to_owned() }
     }
 
-    /// Waits for the next pause after that of `number`.
+    /// Waits for the first pause after the pause `number`.
     async fn pause_after(&mut self, number: u64) -> Pause {
         let pausing = async {
             loop {
@@ -53,7 +53,7 @@ impl Client {
         serde_json::from_str(&self.service.inspect(request).await.unwrap().into_inner().call).unwrap()
     }
 
-    /// Returns output and exit code of a shell command in the paused step.
+    /// Runs a shell command in the paused step, and returns its output and exit code.
     async fn shell(&mut self, pause: &Pause, command: &str) -> (String, i32) {
         let command = ["sh", "-c", command].map(str::to_owned).to_vec();
         let request = ExecuteRequest { id: self.id.clone(), pause: pause.number, command };
@@ -86,7 +86,7 @@ fn run_list() -> muster_agent_api::plan::Step {
 }
 
 #[tokio::test]
-async fn job_that_did_not_ask_for_a_debugger_cannot_be_paused() {
+async fn job_without_debugger_cannot_be_paused() {
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![script(&["read -r line <\"$CI_PROJECT_DIR/go\"; echo done"])]);
     agent.run("1-1", &plan, &[]).await;

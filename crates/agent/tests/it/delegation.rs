@@ -117,7 +117,7 @@ async fn log_section_of_delegating_step_ends_when_environment_is_ready() {
 }
 
 #[tokio::test]
-async fn environment_that_machine_cannot_create_is_tried_again() {
+async fn environment_is_retried_when_machine_cannot_create_it() {
     let mut agent = Agent::start().await;
     let inner = SecondAgent::below(&agent);
     let mut step = inner.step(vec![script(&["echo inside"])]);

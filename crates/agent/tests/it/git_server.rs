@@ -18,26 +18,26 @@ pub(crate) const TOKEN: &str = "s3cret-t0ken";
 /// Git server for the repositories in a directory. Requests need the token.
 pub(crate) struct GitServer {
     pub(crate) address: String,
-    seen: Seen,
+    requests: RequestLog,
 }
 
 /// Path and `Authorization` of each request.
-type Seen = Arc<Mutex<Vec<(String, Option<String>)>>>;
+type RequestLog = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 impl GitServer {
     /// Starts a server. Requests for paths below `/public/` need no token.
     pub(crate) async fn start(root: &Path) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let seen = Seen::default();
-        let app = Router::new().fallback(serve).with_state((root.to_owned(), Arc::clone(&seen)));
+        let requests = RequestLog::default();
+        let app = Router::new().fallback(serve).with_state((root.to_owned(), Arc::clone(&requests)));
         tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { address, seen }
+        Self { address, requests }
     }
 
     /// Returns path and `Authorization` of each request since the last call.
     pub(crate) fn requests(&self) -> Vec<(String, Option<String>)> {
-        std::mem::take(&mut self.seen.lock().unwrap())
+        std::mem::take(&mut self.requests.lock().unwrap())
     }
 
     pub(crate) fn url(&self, token: &str, path: &str) -> String {
@@ -45,11 +45,11 @@ impl GitServer {
     }
 }
 
-async fn serve(State((root, seen)): State<(PathBuf, Seen)>, request: Request) -> Response {
+async fn serve(State((root, requests)): State<(PathBuf, RequestLog)>, request: Request) -> Response {
     let uri = request.uri().clone();
     let path = uri.path().trim_start_matches('/').to_owned();
     let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    seen.lock().unwrap().push((path.clone(), authorization.map(str::to_owned)));
+    requests.lock().unwrap().push((path.clone(), authorization.map(str::to_owned)));
     if path == "html.git/info/refs" {
         return axum::response::Html("Sign in").into_response();
     }

@@ -1,4 +1,4 @@
-//! Tests of when an idle agent exits, and what keeps it running.
+//! Exit of an idle agent, and what keeps an agent running.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::harness::{Agent, TIMEOUT, is_running, options, script};
 /// Idle timeout of the agents. Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts an agent that ends after it was idle for [`IDLE_TIMEOUT`].
+/// Starts an agent that exits after it was idle for [`IDLE_TIMEOUT`].
 async fn agent() -> Agent {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { idle_timeout: Some(IDLE_TIMEOUT), ..options(dir.path()) };
@@ -57,7 +57,7 @@ async fn unattended_agent_ends_its_jobs() {
     tokio::time::pause();
     wait_exit(task).await;
     tokio::time::resume();
-    assert!(!is_running(pid), "the job goes on without its agent");
+    assert!(!is_running(pid), "the job continues without its agent");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Jobs that are ended early, and their processes, which must end, too.
+//! Jobs that end early, and their processes, which must end with them.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::StepStatus;
@@ -10,11 +10,11 @@ use crate::killed_agent::spawn_agent_with;
 #[tokio::test]
 async fn cancel_ends_the_script_and_after_script_still_runs() {
     let mut agent = Agent::start().await;
-    let always = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo uploaded"]).call);
+    let upload = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo uploaded"]).call);
     let plan = agent.plan(vec![
         script(&["echo started; sleep 600", "echo never"]),
         after_script(&["echo \"it was $CI_JOB_STATUS\""]),
-        always,
+        upload,
     ]);
     agent.run("1-1", &plan, &[]).await;
     agent.log_until("1-1", "\nstarted\n").await;
@@ -125,7 +125,7 @@ async fn background_process_ends_with_the_job_and_its_output_is_in_the_log() {
 }
 
 #[tokio::test]
-async fn a_shutdown_ends_jobs_and_keeps_their_results() {
+async fn shutdown_ends_jobs_and_keeps_their_results() {
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![script(&["echo started; sleep 600"])]);
     agent.run("1-1", &plan, &[]).await;
@@ -176,7 +176,7 @@ impl SeparateAgent {
         self.agent.wait(id).await;
     }
 
-    /// Runs a job that leaves an orphaned process in a separate session, with a false mark. Returns the ID of that process, and the log of
+    /// Runs a job that leaves an orphaned process in a separate session, with a false tag. Returns the ID of that process, and the log of
     /// the job with its cgroups.
     async fn run_job_with_hidden_process(&mut self, id: &str) -> (String, String) {
         let pid = self.agent.dir.path().join("hidden");

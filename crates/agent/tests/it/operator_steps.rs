@@ -214,7 +214,7 @@ async fn files_of_the_author_have_a_maximum_size() {
 }
 
 #[tokio::test]
-async fn memory_of_the_author_is_limited_and_the_log_says_so() {
+async fn memory_of_the_author_is_limited_and_reported() {
     let limits = StepLimits { memory_bytes: Some(32 << 20), cpu_milli: Some(500), ..StepLimits::default() };
     let steps = vec![script(&["echo begun", "python3 -c 'x = bytearray(200 << 20)'"]), after_script(&["echo after"])];
     let Some((log, result)) = run_limited(limits, steps).await else { return };

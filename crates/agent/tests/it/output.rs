@@ -36,7 +36,7 @@ async fn invalid_utf8_becomes_replacement_characters() {
 }
 
 #[tokio::test]
-async fn a_secret_in_pieces_is_masked() {
+async fn secret_in_pieces_is_masked() {
     let mut agent = Agent::start().await;
     // The pauses separate the pieces, so that they arrive one by one. The echoed command does not contain the value in one piece.
     let plan = agent.plan(vec![script(&["printf hunt; sleep 0.05; printf er >&2; sleep 0.05; echo 22"])]);

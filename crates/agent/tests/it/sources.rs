@@ -135,7 +135,7 @@ async fn clean_config_removes_a_link_to_the_configuration_of_another_repository(
 }
 
 #[tokio::test]
-async fn a_directory_is_declared_safe_once() {
+async fn directory_is_declared_safe_once() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let home = agent.dir.path().join("home");

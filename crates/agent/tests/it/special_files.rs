@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::checkout::{git, repository, with_sources};
 use crate::harness::*;
 
-/// Commands that create something at `$AT` that is not a small regular file, and a part of the expected message.
+/// Commands that create anything but a small regular file at `$AT`, each with a part of the expected message.
 const SPECIAL_FILES: [(&str, &str); 4] = [
     ("mkfifo \"$AT\"", "it is a FIFO"),
     ("ln -s /dev/zero \"$AT\"", "it is a symbolic link"),
@@ -181,7 +181,7 @@ async fn special_file_instead_of_git_attributes_is_ignored() {
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     std::os::unix::fs::symlink(&fifo, upstream.join(".gitattributes")).unwrap();
     git(&upstream, &["add", ".gitattributes"]);
-    git(&upstream, &["commit", "--quiet", "-m", "attributes that lead outside"]);
+    git(&upstream, &["commit", "--quiet", "-m", "attributes that point outside"]);
     let sha = git(&upstream, &["rev-parse", "HEAD"]);
     let checkout = Checkout {
         strategy: "fetch".to_owned(),

@@ -1,4 +1,4 @@
-//! Plans whose steps have steps inside them.
+//! Plans whose steps contain other steps.
 
 use muster_agent_api::plan::{Call, Step, When};
 use muster_agent_api::result::{Outcome, StepNode, StepStatus};

@@ -1,4 +1,4 @@
-//! Steps of Git repositories.
+//! Steps in Git repositories.
 
 use super::*;
 
@@ -88,7 +88,7 @@ async fn c092_host_without_dot_is_refused_legacy() {
 }
 
 #[tokio::test]
-async fn job_token_is_sent_to_the_own_server_only() {
+async fn job_token_is_sent_only_to_its_server() {
     let mut fixture = Fixture::new().await;
     let own = format!("http://{}/g/steps.git", fixture.server.address);
     let log = fixture.pass(json!(format!("{own}@main"))).await;

@@ -17,7 +17,7 @@ use crate::checkout::git;
 use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
 
-/// Step that runs a program from its own directory, which prints that directory.
+/// Step that runs the program `print` in its own directory.
 const STEP: &str = "{}\n---\nexec: {command: ['${{step_dir}}/print', '${{step_dir}}']}\n";
 
 /// Agent, and a Git server with the repository `g/steps.git`.
@@ -52,7 +52,7 @@ impl Fixture {
         self.agent.dir.path().join("served/g/steps.git")
     }
 
-    /// Writes a step that prints `word`.
+    /// Writes a step whose program prints `word`.
     fn write_step(&self, dir: &str, word: &str) {
         let dir = self.work().join(dir);
         fs::create_dir_all(&dir).unwrap();
@@ -68,7 +68,7 @@ impl Fixture {
         git(&self.work(), &["rev-parse", "HEAD"])
     }
 
-    /// Publishes the commit as the branch `main`.
+    /// Publishes the commit under this reference.
     fn push(&self, reference: &str) {
         git(&self.work(), &["push", "--quiet", "--force", &text(&self.bare()), &format!("HEAD:{reference}")]);
     }

@@ -1,4 +1,4 @@
-//! Steps of images in a real registry.
+//! Steps in images of a real registry.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use muster_test_prerequisites::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER
 use super::*;
 
 const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
-/// Step that runs a program from its own directory, which prints the input.
+/// Step that runs the program `print` in its own directory with the input.
 const ECHO: &str = "spec: {inputs: {word: {type: string, default: none}}}\n---\n\
      exec: {command: ['${{step_dir}}/print', '${{inputs.word}}']}\n";
 
