@@ -18,17 +18,17 @@ use crate::ci::ui::{self, Table};
 /// Arguments of `muster step search`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StepSearchArgs {
-    /// Text in the name or the description of a step. Upper and lower case are the same. Empty finds all steps.
+    /// Text in the name or the description of a step. Case is ignored. An empty text finds all steps.
     #[arg(value_name = "TERM", default_value = "", hide_default_value = true)]
     term: String,
     #[command(flatten)]
-    place: SearchPlace,
+    target: SearchTarget,
 }
 
-/// Where to search.
+/// Registry or index to search.
 #[derive(Debug, clap::Args)]
 #[group(required = true, multiple = false)]
-struct SearchPlace {
+struct SearchTarget {
     /// Registry that lists its repositories: HOST or HOST/PATH. Most public registries do not list them.
     #[arg(long, value_name = "HOST[/PATH]")]
     registry: Option<String>,
@@ -45,8 +45,8 @@ pub(crate) struct StepInfoArgs {
     reference: String,
 }
 
-/// Found step.
-struct Found {
+/// Step that was found.
+struct FoundStep {
     step: String,
     description: String,
     marks: String,
@@ -55,14 +55,15 @@ struct Found {
 /// Runs `muster step search`. Returns whether a step was found.
 pub(super) async fn search(args: &StepSearchArgs) -> Result<bool, StepCommandError> {
     let term = args.term.to_lowercase();
-    let all = match (&args.place.registry, &args.place.index) {
+    let all = match (&args.target.registry, &args.target.index) {
         (Some(name), _) => in_registry(name, &term).await?,
         (None, Some(directory)) => in_index(directory)?,
         (None, None) => Vec::new(),
     };
-    let matches =
-        |found: &Found| found.step.to_lowercase().contains(&term) || found.description.to_lowercase().contains(&term);
-    let all: Vec<Found> = all.into_iter().filter(matches).collect();
+    let matches = |found: &FoundStep| {
+        found.step.to_lowercase().contains(&term) || found.description.to_lowercase().contains(&term)
+    };
+    let all: Vec<FoundStep> = all.into_iter().filter(matches).collect();
     if all.is_empty() {
         ui::note(&format!("no step matches {:?}", args.term));
         return Ok(false);
@@ -76,17 +77,17 @@ pub(super) async fn search(args: &StepSearchArgs) -> Result<bool, StepCommandErr
     Ok(true)
 }
 
-fn in_index(directory: &std::path::Path) -> Result<Vec<Found>, StepCommandError> {
+fn in_index(directory: &std::path::Path) -> Result<Vec<FoundStep>, StepCommandError> {
     let found = |entry: index::IndexEntry| {
         let marks = [("deprecated", &entry.deprecated), ("defective", &entry.defective)];
         let marks = marks.iter().filter_map(|(kind, message)| Some(format!("{kind}: {}", message.as_ref()?)));
-        Found { marks: marks.collect::<Vec<_>>().join("; "), step: entry.step, description: entry.description }
+        FoundStep { marks: marks.collect::<Vec<_>>().join("; "), step: entry.step, description: entry.description }
     };
     Ok(index::read(directory)?.into_iter().map(found).collect())
 }
 
-/// Returns the newest version of each image below the name.
-async fn in_registry(name: &str, term: &str) -> Result<Vec<Found>, StepCommandError> {
+/// Returns the newest version of each image whose repository begins with the path in `name`.
+async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepCommandError> {
     let (host, path) = name.split_once('/').unwrap_or((name, ""));
     let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
     let repositories = registry(repository("catalog")).await?.repositories().await?;
@@ -105,12 +106,12 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<Found>, StepCommandEr
         let notices = registry_notices(&client, digest, &index).await?;
         let marks = notices.iter().map(|notice| format!("{}: {}", notice.kind.name(), notice.message));
         let marks = marks.collect::<Vec<_>>().join("; ");
-        found.push(Found { step: format!("{host}/{repository_path}:{tag}"), description, marks });
+        found.push(FoundStep { step: format!("{host}/{repository_path}:{tag}"), description, marks });
     }
     Ok(found)
 }
 
-/// Returns the highest version, or else the last tag that does not belong to a list of documents.
+/// Returns the highest version, or else the last tag of an image. Tags that start with `sha256-` are lists of referrers, not images.
 fn newest(tags: &[String]) -> Option<&str> {
     let versions = tags.iter().filter_map(|tag| Some((tag.parse::<muster_oci::Version>().ok()?, tag)));
     let highest = versions.max().map(|(_, tag)| tag.as_str());
@@ -150,7 +151,10 @@ pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> 
 /// Shows the inputs and outputs of a step file.
 fn show_file(dir: &std::path::Path, names: &[String]) -> Result<(), StepCommandError> {
     let Some(path) = names.iter().map(|name| dir.join(name)).find(|path| path.exists()) else {
-        ui::warning(&format!("it has no step file {}; write its directory after the reference", names.join(" or ")));
+        ui::warning(&format!(
+            "found no step file {}; add the directory of the step to the reference",
+            names.join(" or ")
+        ));
         return Ok(());
     };
     let text = std::fs::read_to_string(&path).map_err(StepCommandError::file(&path))?;

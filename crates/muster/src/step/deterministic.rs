@@ -24,7 +24,8 @@ pub(super) struct Comparison {
     pub(super) differences: Vec<String>,
 }
 
-/// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step. Stops if the first run fails.
+/// Runs a step twice, and compares the files and directories at `paths`, and the outputs of the step. If the first run fails, there is no
+/// second one.
 pub(super) async fn run_twice(
     agent: &LocalAgent,
     target: &TargetArgs,
@@ -82,7 +83,7 @@ fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
         (Err(_), Ok(_)) => return Ok(vec![format!("{name} exists only after the second run")]),
     };
     if first.file_type() != second.file_type() {
-        return Ok(vec![format!("{name} has different types")]);
+        return Ok(vec![format!("{name} is of another type after the second run")]);
     }
     let mut differences = Vec::new();
     let modes = [&first, &second].map(|metadata| metadata.permissions().mode() & 0o7777);
@@ -94,7 +95,11 @@ fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     if first.is_symlink() {
         let (a, b) = (fs::read_link(a)?, fs::read_link(b)?);
         if a != b {
-            differences.push(format!("{name} leads to {}, and then to {}", a.display(), b.display()));
+            differences.push(format!(
+                "{name} points to {} after the first run, and to {} after the second",
+                a.display(),
+                b.display()
+            ));
         }
     } else if first.is_dir() {
         let mut names = BTreeSet::new();
@@ -110,7 +115,11 @@ fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
         && let Some(offset) = first_difference(File::open(a)?, File::open(b)?)?
     {
         let (a, b) = (first.len(), second.len());
-        let sizes = if a == b { String::new() } else { format!("; it has {a} bytes, and then {b}") };
+        let sizes = if a == b {
+            String::new()
+        } else {
+            format!("; it has {a} bytes after the first run, and {b} after the second")
+        };
         differences.push(format!("{name} differs at byte {offset}{sizes}"));
     }
     Ok(differences)
@@ -139,7 +148,8 @@ fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode, difference
             for name in names.into_iter().filter(|name| a.get(*name) != b.get(*name)) {
                 let text = |value: Option<&serde_json::Value>| value.map_or("missing".to_owned(), ToString::to_string);
                 let (a, b) = (text(a.get(name)), text(b.get(name)));
-                differences.push(format!("{kind} {name:?} of step {path} is {a}, and then {b}"));
+                differences
+                    .push(format!("{kind} {name:?} of step {path} is {a} in the first run, and {b} in the second"));
             }
         }
     }
@@ -174,7 +184,7 @@ mod tests {
         fs::write(a.join("only"), "").unwrap();
         let differences = compare(&a, &b, Path::new("out")).unwrap();
         let expected = [
-            "out/link leads to one, and then to two",
+            "out/link points to one after the first run, and to two after the second",
             "out/mode has mode 0644 after the first run, and 0600 after the second",
             "out/only exists only after the first run",
             "out/text differs at byte 0",

@@ -1,4 +1,4 @@
-//! An agent for the steps of one command. It runs as long as the command, and executes steps as it executes those of jobs.
+//! Agent for the steps of one command. The agent runs as long as the command, and executes its steps like those of a job.
 
 use std::io;
 use std::path::{Path, PathBuf};

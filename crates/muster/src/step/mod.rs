@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use error::StepCommandError;
 
 /// Log filter of the commands that print their results themselves.
-const LOG: &str = "warn,muster_runner_api=off,muster_coordinator=off";
+const LOG_FILTER: &str = "warn,muster_runner_api=off,muster_coordinator=off";
 
 /// Subcommands of `muster step`.
 #[derive(Debug, clap::Subcommand)]
@@ -42,7 +42,7 @@ pub(crate) enum StepCommand {
     Update(lock::StepUpdateArgs),
     /// Check that `muster-steps.lock` pins every remote step of the pipeline, and that the pinned content is available.
     Verify(lock::StepVerifyArgs),
-    /// Publish the steps of a directory as an image of a registry.
+    /// Publish the steps of a directory as an image in a registry.
     Publish(publish::StepPublishArgs),
     /// Mark a published step as deprecated or defective. Jobs that use it print the message as a warning.
     Mark(publish::StepMarkArgs),
@@ -54,7 +54,7 @@ pub(crate) enum StepCommand {
 
 /// Runs a subcommand of `muster step`.
 pub(crate) fn run(command: StepCommand) -> ExitCode {
-    crate::logging::init_command(LOG);
+    crate::logging::init_command(LOG_FILTER);
     match command {
         StepCommand::Run(args) => run::run(args),
         StepCommand::Test(args) => test::run(args),

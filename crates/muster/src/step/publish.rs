@@ -1,4 +1,4 @@
-//! `muster step publish` and `mark`: puts steps into a registry, and tells their users about problems.
+//! `muster step publish` and `mark`: publishes steps in a registry, and marks published steps as deprecated or defective.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -133,8 +133,8 @@ pub(super) async fn mark(args: &StepMarkArgs) -> Result<bool, StepCommandError> 
             entry.defective = message(NoticeKind::Defective);
         })?;
     }
-    let what = if marks.is_empty() { "removed the marks of" } else { "marked" };
-    ui::outln(&format!("{what} {source} ({digest})"));
+    let action = if marks.is_empty() { "removed the marks of" } else { "marked" };
+    ui::outln(&format!("{action} {source} ({digest})"));
     Ok(true)
 }
 

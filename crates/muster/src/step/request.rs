@@ -70,9 +70,9 @@ pub(super) struct StepCall {
 }
 
 impl StepCall {
-    /// Returns the call of `step`: a directory, a step file, or the reference of another step.
+    /// Returns the call of `step`: a directory, a step file, or a reference to another step.
     ///
-    /// An input that the step file declares as a string is that text. Any other input is read as YAML.
+    /// An input that the step file declares as a string is used as it is. Any other input is parsed as YAML.
     pub(super) fn new(step: &str, inputs: &[Pair], env: &[Pair]) -> Result<Self, RequestError> {
         let path = Path::new(step);
         let (reference, file) = if path.exists() {
@@ -123,7 +123,7 @@ impl StepCall {
     }
 }
 
-/// Returns the step file of a directory, or the file itself.
+/// Returns the step file at a path: a file in the directory, or the path itself.
 fn step_file(path: &Path) -> Result<PathBuf, RequestError> {
     if path.is_dir() {
         let file = STEP_FILES.iter().map(|name| path.join(name)).find(|file| file.exists());
@@ -173,7 +173,7 @@ pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Resul
 
 /// Returns the plan and the variables of a saved job: the body of the answer to a job request.
 ///
-/// The sources, caches and artifacts stay where they are: the scripts run in `work_dir`, on this machine.
+/// Sources, caches and artifacts are not transferred: the scripts run in `work_dir`, on this machine.
 pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), RequestError> {
     let body = std::fs::read(path).map_err(|source| RequestError::File { path: path.to_owned(), source })?;
     let invalid = |message| RequestError::Payload { path: path.to_owned(), message };

@@ -11,7 +11,7 @@ use crate::ci::ui;
 /// Arguments of `muster step results`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ResultsArgs {
-    /// File that `--results` of `run` or `debug` has written.
+    /// File that `run --results` or `debug --results` wrote.
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

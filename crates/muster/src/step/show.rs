@@ -32,7 +32,7 @@ pub(super) fn values(values: &Map<String, Value>, indent: &str) -> String {
     values.iter().map(|(name, value)| format!("{indent}{name} = {}\n", one_line(value))).collect()
 }
 
-/// Returns a value in one line: strings as they are, unless they contain line breaks, and other values as JSON.
+/// Returns a value on one line: strings as they are, unless they contain line breaks, and other values as JSON.
 fn one_line(value: &Value) -> String {
     match value {
         Value::String(text) if !text.contains('\n') => text.clone(),

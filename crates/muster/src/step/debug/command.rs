@@ -2,7 +2,7 @@
 
 use muster_agent_api::development::{Breakpoint, BreakpointError};
 
-/// Texts of `help`.
+/// Text that `help` prints.
 pub(super) const HELP: &str = "\
 continue, c          Continue to the next breakpoint
 next, n              Continue to the start or the end of the next step
@@ -24,7 +24,7 @@ quit, q              Cancel the job
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PromptCommand {
     /// Empty line.
-    Nothing,
+    Empty,
     Help,
     Continue,
     Next,
@@ -45,7 +45,7 @@ pub(super) enum PromptCommand {
     Quit,
 }
 
-/// Line that is not a command.
+/// Invalid line at the prompt.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CommandError {
     #[error("unknown command {0:?}; enter `help` for a list")]
@@ -71,7 +71,7 @@ impl PromptCommand {
         let (word, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let argument = argument.trim();
         Ok(match (word, argument) {
-            ("", _) => Self::Nothing,
+            ("", _) => Self::Empty,
             ("env", name) => Self::Env(Some(name.to_owned()).filter(|name| !name.is_empty())),
             ("break" | "b", breakpoint) => Self::Break(breakpoint.parse()?),
             ("clear", breakpoint) => Self::Clear(breakpoint.parse()?),
@@ -101,7 +101,7 @@ mod tests {
     fn lines_are_parsed() {
         let breakpoint = || "before:a/b".parse::<Breakpoint>().unwrap();
         for (line, command) in [
-            ("", PromptCommand::Nothing),
+            ("", PromptCommand::Empty),
             (" c ", PromptCommand::Continue),
             ("env", PromptCommand::Env(None)),
             ("env PATH", PromptCommand::Env(Some("PATH".to_owned()))),

@@ -1,4 +1,4 @@
-//! One session: the connection to the debugger of a job, and the prompt.
+//! One session of the debugger: the connection to the debugger of a job, and the prompt.
 
 use std::time::Duration;
 
@@ -62,11 +62,11 @@ impl Session {
             print_log(bytes);
             printed.send_modify(|printed| *printed += bytes.len() as u64);
         };
-        // The job may reach its first breakpoint before the prompt is attached: it waits there.
+        // The job may reach its first breakpoint before the prompt is attached. It then waits there.
         let mut ended = std::pin::pin!(agent.run(request, print));
         let prompt = async {
             self.prompt().await?;
-            // The result follows.
+            // `agent.run` returns the result.
             std::future::pending::<Result<JobResult, LocalError>>().await
         };
         tokio::select! {
@@ -150,7 +150,7 @@ impl Session {
 
     async fn execute(&mut self, command: PromptCommand) -> Result<(), Status> {
         match command {
-            PromptCommand::Nothing => {}
+            PromptCommand::Empty => {}
             PromptCommand::Help => ui::out(HELP),
             PromptCommand::Continue => self.resume(ResumeAction::ResumeContinue).await?,
             PromptCommand::Next => self.resume(ResumeAction::ResumeNext).await?,
@@ -167,14 +167,14 @@ impl Session {
             PromptCommand::Execute(command) => self.shell(command).await?,
             PromptCommand::Steps => ui::out(&self.steps()),
             PromptCommand::Break(breakpoint) => {
-                self.debugger.set_breakpoint(self.about(&breakpoint)).await?;
+                self.debugger.set_breakpoint(self.breakpoint_request(&breakpoint)).await?;
                 let text = breakpoint.to_string();
                 if !self.state.breakpoints.contains(&text) {
                     self.state.breakpoints.push(text);
                 }
             }
             PromptCommand::Clear(breakpoint) => {
-                self.debugger.clear_breakpoint(self.about(&breakpoint)).await?;
+                self.debugger.clear_breakpoint(self.breakpoint_request(&breakpoint)).await?;
                 self.state.breakpoints.retain(|known| *known != breakpoint.to_string());
             }
             PromptCommand::Breakpoints => {
@@ -189,7 +189,7 @@ impl Session {
         Ok(())
     }
 
-    fn about(&self, breakpoint: &Breakpoint) -> BreakpointRequest {
+    fn breakpoint_request(&self, breakpoint: &Breakpoint) -> BreakpointRequest {
         BreakpointRequest { id: self.id.clone(), breakpoint: breakpoint.to_string() }
     }
 
@@ -228,7 +228,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the steps, with the names of inner steps below those of outer ones.
+    /// Returns the list of steps, with the names of inner steps indented below those of outer ones.
     fn steps(&self) -> String {
         let line = |path: &str, state: &str| {
             let depth = path.matches('/').count();

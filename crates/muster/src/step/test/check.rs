@@ -21,8 +21,8 @@ pub(super) struct Mismatch {
     pub(super) message: String,
 }
 
-/// Result of a test that is compared.
-struct Checked<'c> {
+/// Comparison of a result with its expectations.
+struct Checker<'c> {
     case: &'c Case,
     result: &'c JobResult,
     log: &'c str,
@@ -35,25 +35,25 @@ struct Checked<'c> {
 pub(super) fn check(case: &Case, result: &JobResult, log: &str, work_dir: &Path) -> Vec<Mismatch> {
     // The tree of a step file: job, step file, tested step.
     let node = result.tree.steps.first().and_then(|file| file.steps.first());
-    let mut checked = Checked { case, result, log, node, mismatches: Vec::new() };
-    checked.check_end();
+    let mut checker = Checker { case, result, log, node, mismatches: Vec::new() };
+    checker.check_end();
     let call = node.and_then(|node| node.call.as_deref()).cloned().unwrap_or_default();
     let expect = &case.test.expect;
-    checked.check_values("output", &expect.outputs, &call.outputs);
-    checked.check_texts("exported variable", &expect.exports, &call.exports);
-    checked.check_log();
+    checker.check_values("output", &expect.outputs, &call.outputs);
+    checker.check_texts("exported variable", &expect.exports, &call.exports);
+    checker.check_log();
     for (path, expected) in &expect.files {
         if let Err(message) = check_file(&work_dir.join(path), path, &expected.value) {
-            checked.add(expected.referenced.line(), message);
+            checker.add(expected.referenced.line(), message);
         }
     }
     for expected in &expect.steps {
-        checked.check_step(expected.referenced.line(), &expected.value);
+        checker.check_step(expected.referenced.line(), &expected.value);
     }
-    checked.mismatches
+    checker.mismatches
 }
 
-impl Checked<'_> {
+impl Checker<'_> {
     fn add(&mut self, line: u64, message: String) {
         self.mismatches.push(Mismatch { line, message });
     }
@@ -139,10 +139,8 @@ impl Checked<'_> {
                 ExpectedStatus::Success => ("success", "failed"),
                 ExpectedStatus::Failure => ("failure", "succeeded"),
             };
-            self.add(
-                line,
-                format!("step {name:?} has {found}, expected {expected} {}", node.message).trim_end().to_owned(),
-            );
+            let error = if node.message.is_empty() { String::new() } else { format!(": {}", node.message) };
+            self.add(line, format!("step {name:?} {found}, expected {expected}{error}"));
         }
         let call = node.call.as_deref().cloned().unwrap_or_default();
         self.check_values(&format!("input of step {name:?}"), &expected.inputs, &call.inputs);

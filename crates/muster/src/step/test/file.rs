@@ -121,12 +121,12 @@ pub(super) struct ExpectedStep {
     /// Name of the step, or the last names of its path.
     pub(super) step: String,
     pub(super) status: Option<ExpectedStatus>,
-    /// Inputs with which it was called, after expressions were evaluated.
+    /// Inputs with which the step was called, after their expressions were evaluated.
     #[serde(default)]
     pub(super) inputs: IndexMap<String, Spanned<Value>>,
     #[serde(default)]
     pub(super) outputs: IndexMap<String, Spanned<Value>>,
-    /// Variables of its environment.
+    /// Environment variables of the step.
     #[serde(default)]
     pub(super) env: IndexMap<String, Spanned<String>>,
     /// Whether the step was called.
@@ -146,7 +146,7 @@ fn yes() -> bool {
     true
 }
 
-/// Test of a file.
+/// Test with its position in a test file.
 #[derive(Debug, Clone)]
 pub(super) struct Case {
     /// Path of the file, as it was named or found.
@@ -162,7 +162,7 @@ impl Case {
     }
 }
 
-/// Returns the tests of the files, and of those in the directories. Without paths, those in the current directory.
+/// Returns the tests in these files, and in the test files below these directories. Defaults to the current directory.
 pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Case>, TestFileError> {
     let current = [PathBuf::from(".")];
     let mut cases = Vec::new();
@@ -199,7 +199,7 @@ fn read(path: &Path) -> Result<Vec<Case>, TestFileError> {
         let line = referenced.line();
         if let Some(other) = cases.iter().find(|case| case.test.name == test.name) {
             let message =
-                format!("the name {:?} is used twice, also in line {}; rename one test", test.name, other.line);
+                format!("the name {:?} is used twice, also on line {}; rename one test", test.name, other.line);
             return Err(invalid(line, message));
         }
         test.check_patterns().map_err(|(line, message)| invalid(line, message))?;
@@ -209,7 +209,7 @@ fn read(path: &Path) -> Result<Vec<Case>, TestFileError> {
 }
 
 impl Test {
-    /// Checks all patterns, so that a typing error is not reported as a failed test.
+    /// Checks all patterns, so that a typo is not reported as a failed test.
     fn check_patterns(&self) -> Result<(), (u64, String)> {
         let Expectations { error, log, log_excludes, files, .. } = &self.expect;
         let texts =

@@ -18,7 +18,7 @@ use super::run::CommandError;
 use file::TestFileError;
 
 /// Exit code if the tests could not be run.
-const UNTESTED: u8 = 2;
+const UNTESTED_EXIT_CODE: u8 = 2;
 
 /// Arguments of `muster step test`.
 #[derive(Debug, clap::Args)]
@@ -26,7 +26,7 @@ pub(crate) struct TestArgs {
     /// Test files, or directories that are searched for files named step_test.yml and func_test.yml. Defaults to the current directory.
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// Run only tests whose name contains this text.
+    /// Run only tests whose file or name contains this text.
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
     /// Maximum number of tests that run at once. Defaults to the number of processors.
@@ -58,7 +58,7 @@ pub(super) fn run(args: TestArgs) -> ExitCode {
             Ok(false) => ExitCode::FAILURE,
             Err(error) => {
                 super::fail(error_chain(&error));
-                ExitCode::from(UNTESTED)
+                ExitCode::from(UNTESTED_EXIT_CODE)
             }
         }
     })

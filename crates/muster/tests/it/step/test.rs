@@ -130,7 +130,7 @@ fn invalid_test_files_are_rejected_with_their_line() {
     for (text, message) in [
         ("tests:\n  - name: a\n    inptus: {}\n", "t.yml:3: "),
         ("tests:\n  - name: a\n    expect:\n      log: ['(']\n", "t.yml:4: \"(\" is not a valid pattern"),
-        ("tests:\n  - name: a\n  - name: a\n", "t.yml:3: the name \"a\" is used twice, also in line 2"),
+        ("tests:\n  - name: a\n  - name: a\n", "t.yml:3: the name \"a\" is used twice, also on line 2"),
         ("tests:\n  - name: [\n", "t.yml:"),
         ("tests:\n  - inputs: {}\n", "t.yml:2: "),
     ] {
