@@ -5,8 +5,8 @@
 //!        <--------states---------          --commands, resume--->
 //! ```
 //!
-//! The task of the job itself waits at a breakpoint and runs the commands, so a cancel or a timeout ends both in the same way as a step. The time
-//! of a pause does not count toward the timeouts of the step and of the job. A pause ends if no debugger is attached for
+//! The task of the job itself waits at a breakpoint and runs the commands, so a cancel or a timeout ends both in the same way as a step.
+//! The time of a pause does not count toward the timeouts of the step and of the job. A pause ends if no debugger is attached for
 //! [`DebugOptions::attach_timeout_ms`](muster_agent_api::development::DebugOptions::attach_timeout_ms): the job then continues.
 
 mod command;

@@ -49,7 +49,8 @@ pub(in crate::engine) struct PausePoint {
 impl PausePoint {
     /// Pauses if there is a breakpoint for the step.
     ///
-    /// `failure` is `None` before the step. After the step, it is the message of its failure, or empty if the step succeeded. `call` returns the details of the step, without sensitive values.
+    /// `failure` is `None` before the step. After the step, it is the message of its failure, or empty if the step succeeded. `call`
+    /// returns the details of the step, without sensitive values.
     pub(in crate::engine) fn enter(
         debugger: &Arc<Debugger>,
         path: &str,
