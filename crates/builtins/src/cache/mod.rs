@@ -202,7 +202,11 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToke
 /// Saves a cache, unless it already contains exactly these files.
 async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let Some(path) = archive_path(cache, &cache.key) else {
-        context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key");
+        match cache.key.as_str() {
+            "" => context.report(MessageLevel::Notice, "Skipping cache archiving due to empty cache key"),
+            key => context
+                .report(MessageLevel::Warning, &format!("cache key \"{key}\" points outside the cache directory")),
+        }
         return Ok(());
     };
     if !policy_allows(context, cache, "push") {

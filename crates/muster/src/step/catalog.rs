@@ -86,13 +86,13 @@ fn in_index(directory: &std::path::Path) -> Result<Vec<FoundStep>, StepCommandEr
     Ok(index::read(directory)?.into_iter().map(found).collect())
 }
 
-/// Returns the newest version of each image whose repository begins with the path in `name`.
+/// Returns the newest version of each image whose repository is at or below the path in `name`.
 async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepCommandError> {
     let (host, path) = name.split_once('/').unwrap_or((name, ""));
     let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
     let repositories = registry(repository("catalog")).await?.repositories().await?;
     let mut found = Vec::new();
-    for repository_path in repositories.iter().filter(|repository| repository.starts_with(path)) {
+    for repository_path in repositories.iter().filter(|repository| is_within(repository, path)) {
         let client = registry(repository(repository_path)).await?;
         let TagList::Tags(tags) = client.tags().await? else { continue };
         let Some(tag) = newest(&tags) else { continue };
@@ -109,6 +109,12 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
         found.push(FoundStep { step: format!("{host}/{repository_path}:{tag}"), description, marks });
     }
     Ok(found)
+}
+
+/// Returns whether a repository is the one at `path` or below it. Without a path, all are.
+fn is_within(repository: &str, path: &str) -> bool {
+    let path = path.trim_end_matches('/');
+    path.is_empty() || repository.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// Returns the highest version, or else the last tag of an image. Tags that start with `sha256-` are lists of referrers, not images.

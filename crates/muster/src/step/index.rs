@@ -1,4 +1,4 @@
-//! Index of steps in a directory: one TOML file for each step, `NAME.toml`, in any subdirectory.
+//! Index of steps in a directory: one TOML file for each step, in any subdirectory.
 
 use std::path::{Path, PathBuf};
 
@@ -35,11 +35,12 @@ pub(super) fn read(directory: &Path) -> Result<Vec<IndexEntry>, StepCommandError
     Ok(entries)
 }
 
-/// Writes the entry of a step, instead of its earlier entry if it has one. The file is named after the last part of the step's name.
+/// Writes the entry of a step, instead of its earlier entry if it has one. Its file has the path of the step.
 pub(super) fn write(directory: &Path, entry: &IndexEntry) -> Result<(), StepCommandError> {
     let text = toml::to_string(entry).map_err(|error| StepCommandError::Usage(error.to_string()))?;
     let path = path(directory, &entry.step);
-    std::fs::create_dir_all(directory).and_then(|()| std::fs::write(&path, text)).map_err(StepCommandError::file(path))
+    let parent = path.parent().unwrap_or(directory);
+    std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, text)).map_err(StepCommandError::file(path))
 }
 
 /// Changes the entry of a step.
@@ -65,8 +66,27 @@ fn read_entry(path: &Path) -> Result<IndexEntry, StepCommandError> {
     toml::from_str(&text).map_err(invalid)
 }
 
+/// Returns the file of a step: its reference without scheme, version and digest, as a path in the directory.
 fn path(directory: &Path, step: &str) -> PathBuf {
-    let name = step.rsplit('/').next().unwrap_or_default();
+    let step = step.split_once("://").map_or(step, |(_, rest)| rest);
+    let (parents, name) = step.rsplit_once('/').unwrap_or(("", step));
     let name = name.split([':', '@']).next().unwrap_or_default();
-    directory.join(format!("{name}.toml"))
+    let parents = parents.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
+    let mut path = directory.to_owned();
+    path.extend(parents);
+    path.join(format!("{name}.toml"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_different_groups_have_different_files() {
+        let file = |step: &str| path(Path::new("index"), step).display().to_string();
+        assert_eq!(file("r.example:5000/g1/echo:1.2"), "index/r.example:5000/g1/echo.toml");
+        assert_eq!(file("r.example:5000/g2/echo@sha256:ab"), "index/r.example:5000/g2/echo.toml");
+        assert_eq!(file("https://git.example/../../steps/echo@v1"), "index/git.example/steps/echo.toml");
+        assert_eq!(file("echo"), "index/echo.toml");
+    }
 }

@@ -78,7 +78,7 @@ impl UsedSteps {
         reader: Reader<'_>,
         (depth, is_remote): (usize, bool),
     ) -> Result<(), StepError> {
-        if depth > MAX_DEPTH {
+        if depth >= MAX_DEPTH {
             return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
         for entry in entries {

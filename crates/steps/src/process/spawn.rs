@@ -285,12 +285,15 @@ unsafe fn restrict(child: &Child) -> bool {
             }
         }
         let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if socket < 0 {
+            return false;
+        }
         let mut request = std::mem::zeroed::<libc::ifreq>();
         ptr::copy_nonoverlapping(c"lo".as_ptr(), (&raw mut request.ifr_name).cast(), 2);
         #[expect(clippy::cast_possible_truncation, reason = "the flags of an interface are small numbers")]
         let flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         request.ifr_ifru.ifru_flags = flags;
-        let is_up = socket >= 0 && libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &raw mut request) == 0;
+        let is_up = libc::ioctl(socket, libc::SIOCSIFFLAGS as _, &raw mut request) == 0;
         libc::close(socket);
         is_up
     }
