@@ -34,7 +34,7 @@ impl std::fmt::Debug for Meter<'_> {
 }
 
 impl<'a> Meter<'a> {
-    /// Counts up to `limits`. `stop` is called before each read, each directory and each link. If it returns true, the
+    /// Returns counters with these limits. `stop` is called before each read, each directory and each link. If it returns true, the
     /// work ends.
     #[must_use]
     pub fn new(limits: Limits, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
@@ -139,7 +139,7 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Takes `bytes` from a counter. Returns false, and leaves nothing, if it has fewer.
+/// Subtracts `bytes` from a counter. If it has fewer, sets it to zero and returns false.
 fn take(counter: &AtomicU64, bytes: u64) -> bool {
     let before = counter.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes)));
     before.is_ok_and(|before| before >= bytes)

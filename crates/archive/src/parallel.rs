@@ -41,7 +41,7 @@ const MAX_RECENT_BYTES: usize = 16 << 20;
 /// A file to write.
 struct Planned<H> {
     place: FilePlace,
-    /// What the worker needs to find the content.
+    /// Handle from which the worker finds the content.
     handle: H,
     entry: Entry,
     /// Position of the entry in the archive.
@@ -159,7 +159,7 @@ impl<H: Send> Writing<'_, H> {
             Some((path, result)) if path == directory => *result,
             _ => {
                 let opened = openat2(self.root, directory, OFlags::PATH, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-                // A system that has no `openat2` cannot tell.
+                // Without `openat2`, this is unknown, so a link is assumed.
                 let result = !matches!(opened, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
                 self.checked = Some((directory.to_owned(), result));
                 result

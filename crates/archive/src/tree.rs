@@ -41,8 +41,8 @@ impl std::fmt::Debug for Tree<'_> {
 }
 
 impl<'a> Tree<'a> {
-    /// Writes below `root`. The meter counts the directories that names imply, and the bytes that stay in memory until the
-    /// end.
+    /// Returns a tree that writes below `root`. The meter counts the directories that names imply, and the bytes that stay in memory until
+    /// the end.
     #[must_use]
     pub fn new(root: &'a Dir, meter: &'a Meter<'a>) -> Self {
         Self {
@@ -57,7 +57,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Writes one entry. Skips it if it is below a link of the archive, or conflicts with an existing directory.
+    /// Writes one entry. Skips it if it is below a link of the archive, conflicts with an existing directory, or has a name or permissions
+    /// that the file system rejects.
     ///
     /// # Errors
     /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if reading the content fails, or the error of the meter.
@@ -86,10 +87,11 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Skips an entry that conflicts with an existing directory.
+    /// Handles the result of writing an entry. An entry that conflicts with an existing directory, or whose name or permissions the file
+    /// system rejects, counts as skipped.
     ///
     /// # Errors
-    /// The error of another entry.
+    /// Any other error of the entry.
     pub(crate) fn settle(
         &mut self,
         entry: &Entry,

@@ -24,7 +24,7 @@ const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Maximum size of an index, a manifest or a page of tags in bytes.
 /// The specification requires registries to accept this size.
 const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
-/// Maximum number of pages of tags. A page has up to 1000 tags.
+/// Maximum number of pages of a list. A page has up to 1000 names.
 const MAX_TAG_PAGES: usize = 100;
 /// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
@@ -140,7 +140,7 @@ impl Registry {
         self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
     }
 
-    /// Reads all pages of a list. `content` is the name in the error if nothing is found.
+    /// Reads all pages of a list. `content` is the name for the error of a list that does not exist.
     async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -211,7 +211,7 @@ impl Registry {
         self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
-    /// Sends a GET request, with retries. `content` is the name in the error if nothing is found.
+    /// Sends a GET request, with retries. `content` is the name of the requested content, for the error if it does not exist.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -221,7 +221,7 @@ impl Registry {
         self.send(url, &|http| http.get(url.clone()).headers(headers.clone()), content).await
     }
 
-    /// Sends a request to `url`, with retries. `content` is the name in the error if nothing is found.
+    /// Sends a request to `url`, with retries. `content` is the name of the requested content, for the error if it does not exist.
     pub(super) async fn send(
         &self,
         url: &Url,

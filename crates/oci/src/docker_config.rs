@@ -87,8 +87,7 @@ impl DockerConfig {
         }
         let auths = config.entry("auths").or_insert_with(|| json!({}));
         let Some(auths) = auths.as_object_mut() else {
-            let problem = "auths is not a JSON object".to_owned();
-            return Err(CredentialsError::Content { path: self.path.clone(), problem });
+            return Err(self.invalid("auths is not a JSON object".to_owned()));
         };
         auths.retain(|name, _| *name == key || !is_same_registry(name, &key));
         let auth = STANDARD.encode(format!("{}:{}", credentials.username, credentials.password));

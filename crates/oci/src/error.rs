@@ -123,8 +123,8 @@ pub enum ResponseError {
     /// A digest has an invalid format.
     #[error(transparent)]
     Digest(#[from] DigestError),
-    /// The list of tags is too long.
-    #[error("more than {0} pages of tags")]
+    /// A list of tags or repositories is too long.
+    #[error("the list has more than {0} pages")]
     TooManyPages(usize),
     /// The tag points to an image without a platform.
     #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]

@@ -1,7 +1,8 @@
 //! Fetches content from an OCI registry, verifies its digest and unpacks it within limits. Also defines the lock file.
 //!
-//! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution specification). [`unpack`]
-//! writes the files of a layer. [`LockFile`] stores the digests. [`pack`] and [`publish`] put content into a registry.
+//! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution
+//! specification). [`unpack`] writes the files of a layer. [`LockFile`] stores the digests. [`pack`] and [`publish`] put content into a
+//! registry.
 //!
 //! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
 //! continues where it stopped.

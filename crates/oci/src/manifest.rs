@@ -48,7 +48,7 @@ pub struct Descriptor {
     /// Platform of an index entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
-    /// Type of a document about other content. Empty for other content.
+    /// Type of the content if it is a document about other content. Otherwise empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub artifact_type: String,
     /// Annotations with arbitrary keys.

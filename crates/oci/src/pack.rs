@@ -32,8 +32,10 @@ pub enum PackError {
     TooLarge(PathBuf),
 }
 
-/// Packs files into a tar archive that is compressed with zstd. Each file has its path in the archive, and its source, a file or a
-/// directory, which is packed with everything in it except `.git`. Executable files stay executable.
+/// Packs files into a tar archive that is compressed with zstd. Executable files stay executable.
+///
+/// Each element of `files` is a path in the archive and the source of its content: a file, or a directory, which is packed with everything
+/// in it except `.git`.
 ///
 /// # Errors
 /// [`PackError`].

@@ -43,7 +43,10 @@ impl Registry {
         }
     }
 
-    /// Publishes a document of a type about the index with a digest, instead of the earlier documents of this type.
+    /// Publishes a document about the index with the digest `subject`.
+    ///
+    /// If the registry does not implement the API, the document replaces earlier ones of the same type in the list. If it does, the earlier
+    /// ones remain, because they are not deleted.
     ///
     /// # Errors
     /// [`RegistryError`].

@@ -118,8 +118,8 @@ pub enum VaultError {
         /// Description of the namespace.
         namespace: String,
     },
-    /// The answer is not that of a Vault server.
-    #[error("the answer of {url} is not that of a Vault server: {reason}; check the address of the server")]
+    /// The answer is not from a Vault server.
+    #[error("the answer of {url} is not from a Vault server: {reason}; check the address of the server")]
     Answer {
         /// URL of the server.
         url: String,

@@ -31,7 +31,7 @@ pub struct VaultOptions {
     pub timeout: Duration,
     /// Number of times that a request is repeated if the server is not available. Defaults to 2.
     pub max_retries: u32,
-    /// Pause before the first repetition, which doubles. Defaults to 1 s.
+    /// Pause before the first repetition. It doubles with each further one. Defaults to 1 s.
     pub retry_delay: Duration,
 }
 

@@ -16,7 +16,7 @@ const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
 const MAX_TEXT_CHARS: usize = 500;
 const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
 const TOKEN: HeaderName = HeaderName::from_static("x-vault-token");
-/// Header that Vault may require as protection against requests that a proxy was tricked into sending.
+/// Header that Vault may require as protection against server-side request forgery.
 const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
 
 /// Answer of a server that was available.

@@ -1,4 +1,4 @@
-//! Tests with servers that answer what a real server rarely does: redirects, silence, too much, and something else than Vault.
+//! Tests with servers that answer what a real server rarely does: redirects, nothing, too much, or something other than Vault's answers.
 
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ async fn one_redirect_of_a_standby_server_is_followed_with_the_token() {
 }
 
 #[tokio::test]
-async fn redirect_in_circles_and_other_schemes_are_refused() {
+async fn second_redirect_and_other_schemes_are_refused() {
     let (url, _requests) = serve(vec![
         answer("307 Temporary Redirect", "Location: /v1/again\r\n", ""),
         answer("307 Temporary Redirect", "Location: /v1/again\r\n", ""),
@@ -86,7 +86,7 @@ async fn silent_server_ends_with_a_timeout() {
 }
 
 #[tokio::test]
-async fn unavailable_server_is_asked_again() {
+async fn request_to_unavailable_server_is_retried() {
     let sealed = answer("503 Service Unavailable", "", r#"{"errors": ["Vault is sealed"]}"#);
     let answers = vec![sealed.clone(), answer("200 OK", "", TOKEN), sealed.clone(), answer("200 OK", "", VALUE)];
     let (url, _requests) = serve(answers).await;

@@ -90,7 +90,7 @@ fn to_usize(size: u64) -> io::Result<usize> {
 /// Reads from a position until the buffer is full or the file ends. Returns the number of bytes.
 ///
 /// # Errors
-/// That of the file.
+/// The error of the system.
 pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
