@@ -1,7 +1,8 @@
 //! Azure Blob Storage.
 //!
-//! The signature of a URL with an account key is made here, because that of `object_store` is not valid for names with characters that
-//! are escaped in URLs. With a managed identity, Azure gives `object_store` a key, and such names are refused.
+//! With an account key, this module computes the signatures of URLs itself, because those of `object_store` are not valid for names with
+//! characters that are escaped in URLs. With a managed identity, `object_store` signs with a key that Azure issues, and such names are
+//! refused.
 
 use std::time::{Duration, SystemTime};
 

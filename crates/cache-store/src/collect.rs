@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
-use muster_chunks::{Collection, Listed, Marks, Object, Reference, Sweep};
+use muster_chunks::{Collection, Listed, MAX_MARKS_BYTES, MAX_REFERENCE_BYTES, Marks, Object, Reference, Sweep};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
@@ -20,7 +20,7 @@ use crate::{CacheStore, CacheStoreError};
 /// Name of a key's reference below the directory of the key.
 const REFERENCE: &str = "/reference.json";
 
-/// What to collect.
+/// Options of a collection.
 #[derive(Debug, Clone, Copy)]
 pub struct CollectOptions {
     /// Current time.
@@ -29,7 +29,7 @@ pub struct CollectOptions {
     pub grace: Duration,
     /// Time after the last save at which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,
-    /// Whether nothing is changed.
+    /// Whether the figures are only computed, and nothing is changed.
     pub dry_run: bool,
 }
 
@@ -37,7 +37,7 @@ impl CacheStore {
     /// Deletes the unused objects of all chunk stores below `prefix`, which ends before `chunks/`. Returns the name of each with its figures.
     ///
     /// # Errors
-    /// [`CacheStoreError`]. The stores before it are then complete.
+    /// [`CacheStoreError`]. The chunk stores before the one that failed were collected, and those after it were not.
     pub async fn collect(
         &self,
         prefix: &str,
@@ -69,7 +69,7 @@ impl CacheStore {
     ) -> Result<Collection, CacheStoreError> {
         // This is the order that a sweep needs: marks, objects, references.
         let marks_name = format!("{group}/marks.json");
-        let marks = Marks::parse(&self.read_object(&marks_name).await?.unwrap_or_default());
+        let marks = Marks::parse(&self.read_object(&marks_name, MAX_MARKS_BYTES).await?.unwrap_or_default());
         let directory = format!("{group}/objects");
         let mut listed = Vec::new();
         for object in list(bucket, &directory).await? {
@@ -96,7 +96,7 @@ impl CacheStore {
                 continue;
             }
             // A damaged reference cannot be restored, so it needs no objects.
-            if let Some(bytes) = self.read_object(&name).await?
+            if let Some(bytes) = self.read_object(&name, MAX_REFERENCE_BYTES).await?
                 && let Ok(reference) = Reference::parse(&bytes)
             {
                 used.extend(reference.objects().map(|object| object.name.clone()));

@@ -14,10 +14,10 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer.
-const MAX_ANSWER_BYTES: usize = 1024 * 1024;
+/// Maximum size of an answer in bytes. The largest are pages of lists, which have up to 5000 objects at Azure.
+const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
-/// Returns how often requests for credentials are retried. A job waits for them.
+/// Returns the retries of requests. There are few, because a job waits for its credentials.
 pub(crate) fn retries() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(1), base: 2.0 };
@@ -43,6 +43,11 @@ impl Transport {
 
     /// Sends a request and reads the answer.
     pub(crate) async fn send(&self, request: HttpRequest) -> Result<http::Response<Vec<u8>>, HttpError> {
+        self.send_limited(request, MAX_ANSWER_BYTES).await
+    }
+
+    /// Sends a request and reads an answer of at most `max_bytes`.
+    async fn send_limited(&self, request: HttpRequest, max_bytes: u64) -> Result<http::Response<Vec<u8>>, HttpError> {
         let (parts, body) = request.into_parts();
         let client = if parts.uri.scheme() == Some(&Scheme::HTTP) { &self.direct } else { &self.proxied };
         let body = body.collect().await?.to_bytes();
@@ -53,20 +58,20 @@ impl Transport {
         *answer.headers_mut() = std::mem::take(response.headers_mut());
         while let Some(chunk) = response.chunk().await.map_err(error)? {
             answer.body_mut().extend_from_slice(&chunk);
-            if answer.body().len() > MAX_ANSWER_BYTES {
-                let message = format!("the answer is longer than {MAX_ANSWER_BYTES} bytes");
+            if answer.body().len() as u64 > max_bytes {
+                let message = format!("the answer is longer than {max_bytes} bytes");
                 return Err(HttpError::new_boxed(HttpErrorKind::Decode, message.into()));
             }
         }
         Ok(answer)
     }
 
-    /// Reads the object at a signed URL. `None` if it does not exist.
-    pub(crate) async fn read(&self, url: &url::Url) -> Result<Option<Vec<u8>>, HttpError> {
+    /// Reads the object of at most `max_bytes` at a signed URL. `None` if it does not exist.
+    pub(crate) async fn read(&self, url: &url::Url, max_bytes: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let mut request = http::Request::new(HttpRequestBody::empty());
         let invalid = |error: http::uri::InvalidUri| HttpError::new(HttpErrorKind::Request, error);
         *request.uri_mut() = url.as_str().parse().map_err(invalid)?;
-        let answer = self.send(request).await?;
+        let answer = self.send_limited(request, max_bytes).await?;
         match answer.status() {
             http::StatusCode::NOT_FOUND => Ok(None),
             status if status.is_success() => Ok(Some(answer.into_body())),
@@ -77,7 +82,7 @@ impl Transport {
         }
     }
 
-    /// Returns the region of a bucket, which Amazon returns to everyone. `None` if it cannot be reached.
+    /// Returns the region of a bucket, which Amazon returns without credentials. `None` if Amazon cannot be reached or returns no region.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

@@ -39,7 +39,7 @@ const MAX_METADATA_BYTES: usize = 1024;
 /// Time for which URLs of the manager's own requests are signed.
 const READ_EXPIRY: Duration = Duration::from_secs(60);
 
-/// Reason why no URL can be signed.
+/// Reason why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheStoreError {
     /// The settings are not valid, or the store does not give credentials.
@@ -116,7 +116,7 @@ enum Kind {
 }
 
 impl CacheStore {
-    /// Opens a store. Only Amazon's S3 without a region is asked, for the region of the bucket.
+    /// Opens a store. No request is sent, except that Amazon is queried for the region of an S3 bucket whose settings contain none.
     ///
     /// # Errors
     /// [`CacheStoreError`] if the settings are not valid.
@@ -164,13 +164,13 @@ impl CacheStore {
         }
     }
 
-    /// Reads a small object, of at most 1 MiB. `None` if it does not exist.
+    /// Reads an object of at most `max_bytes`. `None` if it does not exist.
     ///
     /// # Errors
-    /// [`CacheStoreError`], also if the store does not answer.
-    pub async fn read_object(&self, name: &str) -> Result<Option<Vec<u8>>, CacheStoreError> {
+    /// [`CacheStoreError`], also if the store does not answer, or the object is larger.
+    pub async fn read_object(&self, name: &str, max_bytes: u64) -> Result<Option<Vec<u8>>, CacheStoreError> {
         let url = self.download_url(name, READ_EXPIRY).await?;
-        self.http.read(&url).await.map_err(|source| CacheStoreError::Read { name: name.to_owned(), source })
+        self.http.read(&url, max_bytes).await.map_err(|source| CacheStoreError::Read { name: name.to_owned(), source })
     }
 
     /// Returns the URL to upload an object.

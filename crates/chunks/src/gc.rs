@@ -21,7 +21,7 @@ use crate::reference::Object;
 use crate::store::{Store, TEMPORARY, read, replace};
 
 /// Maximum size of the list of marks in bytes.
-const MAX_MARKS_BYTES: u64 = 64 << 20;
+pub const MAX_MARKS_BYTES: u64 = 64 << 20;
 
 /// Objects that will be deleted, with the times in seconds since 1970 at which they were found unused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,7 +172,7 @@ impl Store {
         Ok(Collection { expired, ..collection })
     }
 
-    /// Does what a pass plans. `proceed` is called before each change; if it returns false, nothing more is changed.
+    /// Carries out the changes of a pass. `proceed` is called before each change. If it returns false, nothing more is changed.
     pub(crate) fn carry_out(&self, sweep: &Sweep, mut proceed: impl FnMut() -> bool) -> Result<(), ChunkError> {
         if !proceed() {
             return Ok(());

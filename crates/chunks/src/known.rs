@@ -15,7 +15,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Adds the chunks of an index whose packs are usable.
+    /// Adds the chunks of an index that are in usable packs.
     pub fn add_index(&mut self, index: &Index, is_usable: impl Fn(&Object) -> bool) {
         let usable: Vec<bool> = index.packs.iter().map(is_usable).collect();
         for chunk in &index.chunks {
@@ -34,7 +34,7 @@ impl Known {
             self.packs.push(pack.clone());
             u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
         });
-        // Two references that declare different sizes of one pack: one of them is damaged.
+        // If two references declare different sizes of one pack, one of them is damaged.
         if self.packs.get(number as usize) == Some(pack) {
             self.chunks.entry(chunk.hash).or_insert(Chunk { pack: number, ..*chunk });
         }

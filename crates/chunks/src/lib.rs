@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A chunk is named by the hash of its content, and is stored once, in a pack. An index describes all files of a cache and names the packs
-//! that contain their chunks, also those of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
+//! that contain their chunks, including packs of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
 //! byte that is restored was compared with a hash, and damage is found before a file gets its content.
 //!
 //! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has separate objects. A chunk of
@@ -29,7 +29,7 @@ mod store;
 use std::io;
 use std::path::PathBuf;
 
-pub use gc::{Collection, Listed, Marks, Sweep};
+pub use gc::{Collection, Listed, MAX_MARKS_BYTES, Marks, Sweep};
 pub use index::{Index, MAX_INDEX_BYTES};
 pub use known::Known;
 pub use reference::{MAX_REFERENCE_BYTES, Object, Reference};

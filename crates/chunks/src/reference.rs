@@ -78,14 +78,14 @@ impl Reference {
     }
 }
 
-/// Returns whether a protection level has a valid name: lowercase letters, digits and hyphens, so one component of a path.
+/// Returns whether a protection level has a valid name, of lowercase letters, digits and hyphens. Such a name is one component of a path.
 pub(crate) fn is_level_name(name: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
 }
 
-/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. No common file has such a
-/// name, so a collection deletes none if a job exchanged the directory of the objects.
+/// Returns whether a save can create an object with this name: it ends with `-index` or the number of a pack. Ordinary files do not have
+/// such names, so a collection deletes none of them if a job replaced the directory of the objects.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     is_level_name(name) && name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end))

@@ -16,7 +16,7 @@ use std::thread;
 
 use filetime::FileTime;
 use muster_archive::{Entry, EntryKind, Workers};
-use rustix::io::Errno;
+use muster_files::{FileError, Problem};
 
 use crate::ChunkError;
 use crate::index::Index;
@@ -27,7 +27,7 @@ use crate::store::Store;
 use packs::Packs;
 use parts::{Found, Part, Plan, Stored};
 
-/// Share of a cache, as its inverse, whose chunks are copied to new packs at each save, so that the number of packs stays small.
+/// Inverse of the share of a cache that each save may copy from old packs to new ones, so that the number of packs stays small.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -59,9 +59,9 @@ pub struct Save<'a> {
     pub store: &'a Store,
     /// Chunks that need not be stored again.
     pub known: &'a Known,
-    /// Index that the key has. If it has the same files, nothing is stored.
+    /// Current index of the key. If it has the same files, nothing is stored.
     pub current: Option<&'a Index>,
-    /// Beginning of the names of new objects. No other save has the same.
+    /// Prefix of the names of new objects. No other save may use it.
     pub id: &'a str,
     /// Size in bytes from which a pack is complete.
     pub pack_bytes: u64,
@@ -132,7 +132,7 @@ impl Save<'_> {
         Ok(Saved { reference: Some(reference), packs: new, bytes })
     }
 
-    /// Copies the chunks of the packs of which the cache uses least, up to a hundredth of its size, to the new packs.
+    /// Copies chunks to the new packs from those old packs of which the cache uses least, up to a hundredth of its size.
     fn compact(&self, packs: &mut Packs<'_>) -> Result<(), SaveError> {
         let used = packs.used_by_old();
         let budget = used.iter().map(|(_, bytes)| bytes).sum::<u64>() / COMPACTION_DIVISOR;
@@ -219,17 +219,37 @@ fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     }))
 }
 
+/// Opens a regular file. `None` means that it was removed since it was found, or replaced by a link, a directory or a device.
 fn open(path: &Path) -> Result<Option<File>, SaveError> {
-    unless_removed(muster_files::open(path).map_err(io::Error::from), path)
+    match muster_files::open(path) {
+        Err(FileError { problem: Problem::NotRegular(_), .. }) => Ok(None),
+        opened => unless_removed(opened.map_err(io::Error::from), path),
+    }
 }
 
-/// Returns `None` if the file was removed since it was found, as temporary files are.
+/// Returns `None` if the file was removed since it was found, as temporary files are, or if a file replaced a directory above it.
 fn unless_removed<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, SaveError> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // A file that was replaced by a directory or a link since it was found.
-        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => Ok(None),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(SaveError::Read(path.to_owned(), error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_was_removed_or_replaced_is_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("file"), "content").unwrap();
+        std::fs::create_dir(path("directory")).unwrap();
+        std::os::unix::fs::symlink("file", path("link")).unwrap();
+        assert!(open(&path("file")).unwrap().is_some());
+        for name in ["missing", "link", "directory", "file/below"] {
+            assert!(open(&path(name)).unwrap().is_none(), "{name}");
+        }
     }
 }

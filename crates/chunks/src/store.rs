@@ -22,7 +22,7 @@ use crate::reference::{MAX_REFERENCE_BYTES, Object, Reference, is_level_name};
 /// Directory of the stores in a directory of caches.
 const DIRECTORY: &str = ".chunks";
 const REFERENCE: &str = "reference.json";
-/// Beginning of the names of files that are being written.
+/// Prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = "tmp-";
 
 /// Directory of the objects of one protection level.
@@ -144,7 +144,7 @@ impl Store {
         file.persist(&path).map(drop).map_err(|error| ChunkError::Write(path, error.error))
     }
 
-    /// Removes a damaged object, so that no save uses it again.
+    /// Removes an object that is damaged or unused. Does nothing if it does not exist.
     ///
     /// # Errors
     /// [`ChunkError::Write`]

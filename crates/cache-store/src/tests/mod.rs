@@ -71,7 +71,7 @@ async fn session_token_of_a_temporary_key_is_part_of_the_url() {
 }
 
 #[tokio::test]
-async fn name_that_is_no_object_is_an_error() {
+async fn invalid_object_name_is_an_error() {
     let store = open(CacheStoreSettings::S3(s3())).await;
     for name in ["", "/a", "a/", "a//b", "a/../b", "a\nb"] {
         let error = store.download_url(name, HOUR).await.unwrap_err();

@@ -3,8 +3,6 @@
 //!
 //! The signatures for S3 and Google Cloud Storage are compared with those of Amazon's and Google's own libraries.
 
-use std::sync::Arc;
-
 use muster_test_prerequisites::object_stores::{AZURITE_ACCOUNT, AZURITE_KEY, Server, azurite, moto, python_program};
 use object_store::azure::{AzureAuthorizer, AzureCredential};
 use object_store::client::HttpRequest;
@@ -38,7 +36,7 @@ fn options() -> UploadOptions<'static> {
     UploadOptions { cache_key: "deps main", max_bytes: 1000 }
 }
 
-/// Uploads an object, asks for it and downloads it, under ordinary and extraordinary names.
+/// Queries, uploads, queries and downloads an object with an ordinary name, and one with an extraordinary name.
 async fn transfers(store: &CacheStore) {
     for name in NAMES {
         assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::NOT_FOUND, "{name}");
@@ -151,6 +149,32 @@ async fn azure_server_accepts_the_signatures() {
     }
 }
 
+#[tokio::test]
+async fn collection_reads_marks_of_more_than_one_mebibyte() {
+    let Some(server) = moto() else { return };
+    create_bucket(&server).await;
+    let store = open(CacheStoreSettings::S3(settings(&server))).await;
+    let name = |file: &str| format!("chunks/5/unprotected/{file}");
+    let marks: BTreeMap<String, u64> = (0..40_000).map(|number| (format!("1-0123456789abcdef-{number}"), 1)).collect();
+    let marks = serde_json::to_string(&marks).unwrap();
+    assert!(marks.len() > 1 << 20);
+    for (file, content) in [("marks.json", marks.as_str()), ("objects/1-0123456789abcdef-7", "content")] {
+        let upload = store.upload_url(&name(file), HOUR, options()).await.unwrap();
+        assert_eq!(put(&upload, content).await, StatusCode::OK);
+    }
+    let error = store.read_object(&name("objects/1-0123456789abcdef-7"), 6).await.unwrap_err();
+    assert!(muster_job::error_chain(&error).contains("longer than 6 bytes"), "{error:?}");
+    let options = CollectOptions {
+        now: std::time::SystemTime::now(),
+        grace: Duration::from_secs(1),
+        max_age: None,
+        dry_run: false,
+    };
+    let collections = store.collect("", options).await.unwrap();
+    assert_eq!(collections.iter().map(|(_, collection)| collection.deleted).collect::<Vec<_>>(), [(1, 7)]);
+    assert_eq!(store.read_object(&name("objects/1-0123456789abcdef-7"), 1 << 20).await.unwrap(), None);
+}
+
 async fn create_bucket(server: &Server) {
     let answer = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
     assert!(answer.status().is_success(), "{answer:?}");
@@ -209,10 +233,9 @@ async fn credentials_of_the_machine_are_used_without_an_access_key() {
 
 #[tokio::test]
 async fn machine_without_metadata_service_is_an_error_in_bounded_time() {
-    let settings = CacheStoreSettings::S3(S3Settings { access_key: None, ..s3() });
+    let settings = S3Settings { access_key: None, ..s3() };
     let variable = |name: &str| (name == "AWS_EC2_METADATA_SERVICE_ENDPOINT").then(|| "http://127.0.0.1:9".to_owned());
-    let CacheStoreSettings::S3(s3_settings) = &settings else { return };
-    let store = Arc::new(store_of(Kind::S3(s3::S3::open(s3_settings, &variable).await.unwrap())));
+    let store = store_of(Kind::S3(s3::S3::open(&settings, &variable).await.unwrap()));
     let began = std::time::Instant::now();
     store.download_url("a", HOUR).await.unwrap_err();
     assert!(began.elapsed() < stores::SIGN_TIMEOUT, "{:?}", began.elapsed());

@@ -56,6 +56,7 @@ impl<'a> Plan<'a> {
         Self { save, files: save.files.iter(), next: None, blocks: None }
     }
 
+    /// Returns the next part. `None` after the last one.
     fn part(&mut self) -> Result<Option<Part>, SaveError> {
         loop {
             self.save.check_stop()?;
@@ -80,6 +81,7 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// Returns the next small files, and stores a large file that follows them in `next`.
     fn batch(&mut self) -> Result<Vec<Entry>, SaveError> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < BATCH_FILES && bytes < PART_BYTES as u64 {
@@ -99,6 +101,7 @@ impl<'a> Plan<'a> {
         Ok(batch)
     }
 
+    /// Returns the next block of the large file that is being read.
     fn block(&mut self) -> Result<Part, SaveError> {
         let Some((start, path, mut content)) = self.blocks.take() else {
             return Ok(Part::Files(Vec::new()));
@@ -170,7 +173,7 @@ impl<'a> Worker<'a> {
         let path = self.save.root.join(&entry.path);
         let Some(file) = open(&path)? else { return Ok(None) };
         self.buffer.clear();
-        // A file that grows while it is read is cut, as in an archive.
+        // A file that grows while it is read is truncated, as in an archive.
         let read = file.take(2 * LARGE_FILE_BYTES).read_to_end(&mut self.buffer);
         read.map_err(|error| SaveError::Read(path, error))?;
         let content = self.buffer.as_slice();

@@ -1,8 +1,8 @@
-//! Damaged stores: never a wrong file.
+//! Damaged stores, from which no wrong file is ever restored.
 
 use super::*;
 
-/// Makes a store with two keys, whose caches share chunks. Returns the machine, and the old files of the target.
+/// Returns a machine whose store has two keys with caches that share chunks.
 fn two_keys() -> Machine {
     let mut machine = Machine::new();
     let mut numbers = Numbers(5);
@@ -65,7 +65,7 @@ fn every_flipped_or_missing_byte_is_found() {
             };
             fs::write(&path, &bytes).unwrap();
             let restored = check_no_wrong_file(&machine, &what);
-            // The packs of the branch have a chunk that `main` does not use. Spaces may be anywhere in JSON.
+            // The packs of the branch have a chunk that `main` does not use.
             let is_unused = path.ends_with("save1-0") || path.ends_with("save1-1") || path.ends_with("save1-2");
             assert!(restored.is_err() || is_unused, "{what}");
         }
@@ -115,7 +115,7 @@ fn index_and_reference_of_another_cache_are_not_used() {
     let mut machine = two_keys();
     let store = machine.store();
     let (main, branch) = (store.reference("main").unwrap().unwrap(), store.reference("branch").unwrap().unwrap());
-    // The reference of another key in place of the own one.
+    // The reference of another key in place of that of `main`.
     fs::copy(store.reference_path("branch").unwrap(), store.reference_path("main").unwrap()).unwrap();
     let error = check_no_wrong_file(&machine, "reference").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");
@@ -125,7 +125,7 @@ fn index_and_reference_of_another_cache_are_not_used() {
     store.set_reference(&other_reference).unwrap();
     let error = check_no_wrong_file(&machine, "index").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");
-    // The bytes of another index under the own name.
+    // The bytes of another index under the name of the index of `main`.
     store.set_reference(&main).unwrap();
     fs::copy(store.object(&branch.index.name), store.object(&main.index.name)).unwrap();
     check_no_wrong_file(&machine, "bytes of the index").unwrap_err();

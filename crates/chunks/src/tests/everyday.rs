@@ -34,7 +34,7 @@ fn files_links_and_attributes_are_restored() {
 }
 
 #[test]
-fn change_of_a_hundredth_moves_at_most_three() {
+fn change_of_one_percent_moves_at_most_three_percent() {
     let mut machine = Machine::new();
     fill(&machine, 600);
     let first = machine.save("main");

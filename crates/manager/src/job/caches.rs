@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_agent_api::builtin::{CacheObject, ChunkStore, ChunkUpload};
 use muster_cache_store::{CacheStore, CacheStoreError, CacheStores, UploadOptions};
-use muster_chunks::{Marks, Reference};
+use muster_chunks::{MAX_MARKS_BYTES, MAX_REFERENCE_BYTES, Marks, Reference};
 use muster_job::{JobId, Secret};
 use muster_runner_api::payload::JobPayload;
 
@@ -33,7 +33,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
         for usage in &uses.archives {
             match object(store, usage, expires_in, max_bytes).await {
                 Ok(object) => drop(objects.insert(usage.key.clone(), object)),
-                // Only the cache with this name stays on the machine.
+                // The job keeps this cache on its machine. Its other caches use the object store.
                 Err(CacheStoreError::Name(name)) => tracing::warn!(name, "cache key is not a valid object name"),
                 Err(error) => return Err(error),
             }
@@ -55,7 +55,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
     })
 }
 
-/// Returns the URLs that the job needs of one object, and no others.
+/// Returns the URLs of one object that the job needs, and no others.
 async fn object(
     store: &CacheStore,
     usage: &CacheUse,
@@ -79,7 +79,7 @@ async fn object(
 
 /// Reads the references of a cache that is stored as chunks, and returns the URLs that the job needs of their objects.
 ///
-/// The marks are read first: see [`muster_chunks::Sweep`].
+/// The marks must be read before the references ([`muster_chunks::Sweep`]): a save never uses an object that was marked earlier.
 async fn chunk_store(
     store: &CacheStore,
     usage: &ChunkUse,
@@ -94,12 +94,14 @@ async fn chunk_store(
     };
     let secret = |url: url::Url| Secret::new(String::from(url));
     let mut signed = ChunkStore::default();
-    let marks = store.read_object(&format!("{}/marks.json", usage.prefix)).await?.unwrap_or_default();
+    let marks = store.read_object(&format!("{}/marks.json", usage.prefix), MAX_MARKS_BYTES).await?.unwrap_or_default();
     signed.marked = Marks::parse(&marks).names().map(str::to_owned).collect();
     let keys = [&usage.key].into_iter().chain(&usage.fallback_keys).map(String::as_str);
     // A new key shares the chunks of the cache that was saved last.
     let keys = keys.chain(usage.upload.then_some(""));
-    let texts = keys.map(async |key| Ok::<_, CacheStoreError>((key, store.read_object(&reference_name(key)).await?)));
+    let texts = keys.map(async |key| {
+        Ok::<_, CacheStoreError>((key, store.read_object(&reference_name(key), MAX_REFERENCE_BYTES).await?))
+    });
     for (key, text) in futures::future::try_join_all(texts).await? {
         let Some(text) = text.and_then(|text| String::from_utf8(text).ok()) else { continue };
         // The agent reports a reference that is damaged.
