@@ -133,7 +133,8 @@ impl Manager {
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///
     /// # Errors
-    /// [`ManagerError`]. Jobs in progress are finished before, unless the state cannot be written: then the next start continues them.
+    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error. If its state cannot be written, it leaves
+    /// them to the next start instead.
     pub async fn run(mut self, commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         let result = self.work(commands).await;
         self.finish_requests().await;
@@ -158,7 +159,7 @@ impl Manager {
 
     async fn work(&mut self, mut commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         self.executors.configure(&self.settings.runners, |_| true);
-        self.restore_jobs().await?;
+        self.restore_jobs();
         self.executors.leases_announced();
         self.configure(self.settings.clone());
         self.observer.telemetry().lifecycle.advance_to(ProcessState::Running);
@@ -201,7 +202,7 @@ impl Manager {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Returns the part of `shutdown_timeout` that requests and jobs have left.
+    /// Returns the rest of `shutdown_timeout`, which is the time to delete instances.
     fn time_for_instances(&self) -> Duration {
         let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
         self.settings.shutdown_timeout.saturating_sub(passed)
@@ -214,7 +215,7 @@ impl Manager {
     /// Restores the jobs of an earlier manager process.
     ///
     /// They count for admission even beyond the limits that apply now.
-    async fn restore_jobs(&mut self) -> Result<(), ManagerError> {
+    fn restore_jobs(&mut self) {
         let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {
             let Some(runner) = job.runner.clone().or_else(|| self.settings.runners.first().cloned()) else {
@@ -243,7 +244,6 @@ impl Manager {
             }
             self.spawn(context, job, true);
         }
-        Ok(())
     }
 
     /// Applies settings. A runner whose settings are unchanged keeps its requests in flight.

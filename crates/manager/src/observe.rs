@@ -121,7 +121,7 @@ impl Observer {
         if !self.has_logged_unsupported.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 feature,
-                "server requests an unsupported export of spans; jobs are not affected, and this is logged once"
+                "coordinator requests an unsupported export of spans; jobs are not affected, and this is logged once"
             );
         }
     }

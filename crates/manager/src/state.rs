@@ -146,7 +146,7 @@ impl JobState {
         }
     }
 
-    /// Changes a job whose agent never got it back to `received`. The next agent gets the same attempt.
+    /// Sets the job back to `received`, because its agent never received it. The next agent gets the same attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -157,7 +157,7 @@ impl JobState {
         }
     }
 
-    /// Changes a job whose instance was lost before a user command ran back to `received`. The next agent gets a new attempt.
+    /// Sets the job back to `received`, because its instance was lost before a user command ran. The next agent gets a new attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -215,7 +215,7 @@ impl JobState {
     /// Ends the job with an outcome that only the manager knows.
     ///
     /// # Errors
-    /// [`InvalidTransition`] if the manager has ended the job before.
+    /// [`InvalidTransition`] if the manager has already ended the job.
     pub fn fail(self, outcome: ManagerOutcome) -> Result<Self, InvalidTransition> {
         let lease = match self {
             Self::Received { .. } | Self::AwaitingReport { .. } => None,

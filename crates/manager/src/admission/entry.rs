@@ -92,7 +92,7 @@ pub(crate) enum Outcome {
 pub(crate) enum Notice {
     /// No usable answer. The request will be repeated.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refused the runner again. `unhealthy`: it counts as unhealthy.
+    /// The coordinator refused the runner again. `unhealthy` is true if the runner now counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
     /// Requests succeed again after this number of failures or refusals.
     Recovered { failures: u32 },
@@ -113,7 +113,7 @@ pub struct RunnerStats {
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// How many of `requests_total` the coordinator refused (403), or had no client because it could not be created.
+    /// Number of requests among `requests_total` that the coordinator refused (403), or for which no client could be created.
     pub refusals_total: u64,
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,
@@ -121,17 +121,20 @@ pub struct RunnerStats {
     pub wait: Option<Duration>,
 }
 
+/// Admission state of one runner.
 #[derive(Debug)]
 pub(super) struct RunnerEntry {
     pub(super) limits: Limits,
-    /// Maximum number of jobs of its executor. 0 until that is known.
+    /// Maximum number of jobs of the runner's executor. 0 until the executor reports it.
     pub(super) capacity: usize,
-    /// Whether its coordinator answers the same idempotency key with the same job.
+    /// Whether the runner's coordinator answers the same idempotency key with the same job.
     pub(super) is_repeatable: bool,
-    /// Number of its last request. The runner with the lowest number has waited longest.
+    /// Number of the runner's last request. The runner with the lowest number has waited longest.
     pub(super) last_turn: u64,
-    /// Number of requests that may be in flight: doubled by a job, since more may be queued behind it; reduced by one with an empty
-    /// answer; halved by an overloaded coordinator. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
+    /// Number of requests that may be in flight.
+    ///
+    /// A job doubles the number, because more jobs may be queued behind it. An empty answer reduces it by one, and an overloaded
+    /// coordinator halves it. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
     adaptive: usize,
     not_before: Option<Instant>,
     /// Whether the last empty answer was followed by a request without a wait.

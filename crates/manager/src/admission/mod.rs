@@ -14,8 +14,8 @@
 //! the last two reasons a request is canceled at once if its coordinator answers the same idempotency key with the same job.
 //!
 //! Invariants, checked by the properties in `tests.rs`: no request is canceled before its time; a decision starts no request beyond
-//! `concurrent`, `limit` and `request_concurrency`; each runner that may send a request does so within a bound; every later decision
-//! has a wake-up.
+//! `concurrent`, `limit` and `request_concurrency`; each runner that may send a request does so within a bound; a wake-up is scheduled
+//! for every later decision.
 
 mod entry;
 #[cfg(test)]
@@ -38,7 +38,7 @@ use muster_config::settings::{MIN_HOLD, RunnerKey};
 pub(crate) struct PollTimings {
     /// Minimum time between two requests of a runner that the coordinator does not hold.
     pub(crate) check_interval: Duration,
-    /// Time that a request is held in any case before it may be canceled.
+    /// Minimum time that a request is held before it may be canceled.
     pub(crate) min_hold: Duration,
 }
 
@@ -60,10 +60,10 @@ pub(crate) struct Decisions {
 #[derive(Debug)]
 struct Poll {
     runner: RunnerKey,
-    /// Generation of the runner's settings that it was sent with.
+    /// Generation of the runner's settings with which the request was sent.
     generation: u64,
     started: Instant,
-    /// Whether its coordinator answers the same key with the same job, so that the request need not be awaited.
+    /// Whether the coordinator answers the same key with the same job, so that the answer to this request need not be awaited.
     is_repeatable: bool,
     /// Time from which an unanswered request is certainly held by the front end, or abandoned by the coordinator.
     held_at: Instant,
@@ -86,7 +86,7 @@ pub(crate) struct Admission {
     polls_by_runner: HashMap<RunnerKey, usize>,
     /// Jobs in progress of each runner, including runners that are no longer configured.
     jobs: HashMap<RunnerKey, usize>,
-    /// Number of requests sent so far: the number of the last one, by which runners take turns.
+    /// Number of requests sent so far, which is also the number of the last one. Runners take turns by these numbers.
     sent: u64,
     seed: u64,
 }

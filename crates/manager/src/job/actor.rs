@@ -114,7 +114,7 @@ impl JobActor {
         }
     }
 
-    /// Stores the job's next state, before anything is done in it.
+    /// Stores the job's next state before the actor does anything in it.
     pub(super) fn transition(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,
@@ -124,8 +124,8 @@ impl JobActor {
 
     /// Waits until a lease that an earlier manager acquired is restored.
     ///
-    /// An executor may take long to start, which costs the job nothing: its agent continues. A job that must end anyway waits only for
-    /// as long as closing it may take.
+    /// An executor may take long to start. This does not delay the job, because its agent continues. A job that must end anyway waits
+    /// for at most [`CLOSE_TIMEOUT`].
     async fn restore_lease(&mut self, interruption: Option<Interruption>) -> Option<Interruption> {
         let is_ending = interruption.is_some()
             || matches!(self.row.state(), JobState::FailedByManager { .. } | JobState::Suspended { .. });

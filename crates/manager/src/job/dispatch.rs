@@ -1,4 +1,4 @@
-//! From a slot to an agent that has the job (R2, R3).
+//! Takes a job from the wait for a slot to an agent that has accepted it (R2, R3).
 //!
 //! An agent on an instance requests start approval before the user's first command. If the instance is lost before that, the job is
 //! rescheduled, and its trace has a note about it. A job that resumes a suspended environment cannot be rescheduled.
@@ -39,13 +39,13 @@ const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Result of dispatching a job to an agent.
 pub(super) enum DispatchOutcome {
-    /// An agent has accepted the job. `needs_approval`: it waits before the user's first command for the manager's approval.
+    /// An agent has accepted the job. If `needs_approval` is true, it waits for the manager's approval before the user's first command.
     Accepted { needs_approval: bool },
     /// The instance's agent does not support start approval, and did not get the job.
     NoStartApproval,
     /// The agent does not accept the job, or the job cannot be lowered.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
-    /// No agent answered. `was_sent`: an agent may have received the job anyway.
+    /// No agent answered. If `was_sent` is true, an agent may have received the job anyway.
     NotReached { message: String, was_sent: bool },
     /// The environment is lost permanently.
     Lost { message: String },

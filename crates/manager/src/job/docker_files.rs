@@ -10,7 +10,7 @@ use crate::lower::{AuthFile, DockerFiles};
 
 /// Docker's files with credentials, relative to a home directory. The first one that exists is used.
 const AUTH_FILES: [&str; 2] = [".docker/config.json", ".dockercfg"];
-/// Maximum size of a file. Larger ones are not what they should be.
+/// Maximum size of a file. Neither credentials nor a seccomp profile needs more.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Reads the files for a job. They are read for each job, because they change while a manager runs.

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! An interrupted restore returns to `Unassigned`. In `Unassigned`, `Restoring` and `Lost` the agent may still have the
-//! job. It is then closed by the lease record in the job's row.
+//! job. The manager then finds the agent by the lease record in the job's row, and closes the job there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ impl JobEnvironment {
 
     /// Keeps other jobs away from an environment that does not respond.
     ///
-    /// The agent is not contacted again if it `is_remote`. An agent of this host may only be slow: it must still end the job.
+    /// If `is_remote` is true, the agent is not contacted again. An agent of this host may only be slow, and must still end the job.
     pub(super) fn retire(&mut self, reason: &str, is_remote: bool) {
         if let Some(environment) = self.lease().and_then(|lease| lease.environment.replaceable()) {
             environment.retire(reason);
@@ -110,7 +110,7 @@ impl JobEnvironment {
 
     /// Closes the job at its agent and suspends the environment for later jobs of `owner`.
     ///
-    /// A manager that was killed may have done so before: then the scaler knows the environment by `task_key`.
+    /// A manager that was killed may have suspended the environment already. The scaler then knows the environment by `task_key`.
     ///
     /// # Errors
     /// The reason why the environment is not suspended, for the job's trace.

@@ -65,7 +65,7 @@ impl JobActor {
 
     /// Releases the slot of a job that has ended, because the coordinator did not accept its report.
     ///
-    /// Stored first (R2): the next start of the manager must not use the slot for this job again.
+    /// The release is stored first (R2), because the next start of the manager must not use the slot for this job again.
     pub(super) fn release_slot(&mut self) {
         // A suspended environment is on the job's instance, which is bound to the slot.
         let may_suspend = |success| suspension::suspend_owner(&self.payload, &self.runner.runner, success).is_some();
@@ -90,7 +90,9 @@ impl JobActor {
         tracing::warn!("coordinator does not accept the report, slot released; the job is reported from its spool");
     }
 
-    /// Sends the final update until the coordinator acknowledges it, or no longer expects the job. The waits grow to a minute.
+    /// Sends the final update until the coordinator acknowledges it, or no longer expects the job.
+    ///
+    /// The wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer one.
     async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
         loop {
             match self.uploader.report(update).await {
@@ -103,7 +105,7 @@ impl JobActor {
         }
     }
 
-    /// Stores that the environment of a job with a result must be suspended. Returns false if it is not suspended.
+    /// Stores that the environment of a job with a result must be suspended. Returns false if it will not be suspended.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -250,7 +252,7 @@ impl JobActor {
                         tracing::warn!(%error, "failed to close the job at its agent, the agent removes it after its retention");
                     }
                     Err(_) => {
-                        tracing::warn!("timeout closing the job at its agent, the agent removes it after its retention");
+                        tracing::warn!("timed out closing the job at its agent, the agent removes it after its retention");
                     }
                 },
                 reason = environment.lost() => tracing::debug!(reason, "environment lost, nothing left to close"),

@@ -28,7 +28,7 @@ impl Interruption {
         match self {
             Self::JobGone => None,
             Self::Canceled => Some((FailureReason::JobCanceled, "canceled".to_owned())),
-            // Every GitLab knows and retries this reason (`retry: { when: runner_system_failure }`).
+            // Every version of GitLab knows this reason, and can retry the job (`retry: { when: runner_system_failure }`).
             Self::ManagerStopping if matches!(state, JobState::Received { .. }) => Some((
                 FailureReason::RunnerSystemFailure,
                 "the runner manager was stopped before the job started".to_owned(),

@@ -26,7 +26,7 @@ pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<
     })
 }
 
-/// Fetches the secrets as often as the job allows. An error that the server would repeat ends the job at once.
+/// Fetches the secrets, with the number of attempts that the job allows. An error that the server would repeat is not retried.
 async fn fetch_with_retries(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
     let (mut wait_ms, max_wait_ms) = requests.retry_wait_ms;
     let mut attempt = 1;

@@ -12,12 +12,12 @@ use super::paths::Paths;
 use super::variables::Variables;
 use super::{JobContext, LowerError, driver};
 
-/// Number of digits of a hashed key by which the objects of a project are divided.
+/// Number of leading digits of a hashed key that divide the objects of a project among prefixes.
 const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
 
-/// Returns the job's caches that have a key, each with its `when`.
+/// Returns the job's caches that have paths or untracked files to save, each with its `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     context: &JobContext,
@@ -65,7 +65,7 @@ pub(super) fn entries(
         if are_chunks {
             let store = context.cache_chunks.get(&entry.key).cloned();
             entry.chunks = Some(ChunkCache { level: level.to_owned(), store });
-            // The other form of the key is only for archives that exist.
+            // The alternate key only serves to find archives that were saved under the other value of the flag.
             entry.alternate.clear();
         }
         let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
@@ -84,8 +84,8 @@ fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
 
 /// Returns the protection level of a cache. Caches of different levels share no chunks.
 ///
-/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. The payload of a job says in addition
-/// whether its ref is protected, so a job of another ref cannot choose such a key.
+/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. The payload of a job also
+/// contains whether its ref is protected, so a job of an unprotected ref cannot choose such a key.
 fn level(payload: &JobPayload, key: &str) -> &'static str {
     let is_unprotected = payload.git_info.protected == Some(false);
     if is_protected_key(key) && !is_unprotected { "protected" } else { "unprotected" }
@@ -152,7 +152,7 @@ pub(crate) struct ChunkUse {
     pub(crate) fallback_keys: Vec<String>,
     /// Human-readable key.
     pub(crate) name: String,
-    /// Beginning of the names of the objects of the project and the protection level, without the last `/`.
+    /// Prefix of the names of all objects of the project and the protection level, without the last `/`.
     pub(crate) prefix: String,
     /// Whether the job may restore the cache.
     pub(crate) download: bool,
@@ -160,7 +160,7 @@ pub(crate) struct ChunkUse {
     pub(crate) upload: bool,
 }
 
-/// What the caches of a job use of the object store of its runner.
+/// Objects that the caches of a job use in the object store of its runner.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CacheUses {
     /// Archives. Each key occurs once.
@@ -227,9 +227,9 @@ fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, down
     uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
 }
 
-/// Returns the beginning of the names of the objects with the chunks of a project and a protection level.
+/// Returns the prefix of the names of the objects with the chunks of a project and a protection level.
 ///
-/// No cache key leads there: the names of archives have `project` at the place of `chunks`.
+/// No cache key can lead to these objects: the names of archives have `project` in place of `chunks`.
 fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
     let mut segments = prefix(context);
     segments.extend(["chunks".to_owned(), payload.job_info.project_id.to_string(), level.to_owned()]);
@@ -246,7 +246,7 @@ fn object_name(payload: &JobPayload, context: &JobContext, key: &str, is_hashed:
     segments.join("/")
 }
 
-/// Returns the beginning of the names of all objects of a runner.
+/// Returns the first segments of the names of all objects of a runner.
 fn prefix(context: &JobContext) -> Vec<String> {
     let settings = &context.runner.cache;
     let path = settings.path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));

@@ -4,7 +4,7 @@
 //! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
 //! ```
 //!
-//! The directories of the job may be known only when the driver has been asked. Until then, tokens stand for them.
+//! A driver with a configuration stage chooses the directories of the job itself. Until that stage has run, tokens stand for them.
 
 use std::path::PathBuf;
 
@@ -55,7 +55,8 @@ pub(super) fn layout(context: &JobContext) -> &'static str {
     if applies(context) { DRIVER_LAYOUT } else { "" }
 }
 
-/// Returns the steps of a job whose stages a driver runs. `inside` are the steps of the same job elsewhere, from `prepare_script` on.
+/// Returns the steps of a job whose stages a driver runs. `inside` are the steps that the job would have without a driver, from
+/// `prepare_script` on.
 ///
 /// # Errors
 /// [`LowerError`] if the runner has no driver, or if the job has steps that no script can run.
@@ -123,7 +124,7 @@ fn shared_layout(context: &JobContext) -> String {
     format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
 }
 
-/// Returns the payload as the server sent it.
+/// Returns the payload as the server sent it, or in Muster's own form if the text of the answer was not kept.
 fn answer(payload: &JobPayload) -> String {
     let answer = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
     answer.unwrap_or_else(|| json!(payload).to_string())

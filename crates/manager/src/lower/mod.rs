@@ -102,7 +102,7 @@ pub struct LoweredJob {
     pub plan: JobPlan,
     /// Expanded variables of the job. Each name occurs once.
     pub variables: Vec<Variable>,
-    /// Number of texts of the payload that contained inputs.
+    /// Number of texts of the payload that the interpolation of inputs changed.
     pub interpolated_inputs: u64,
 }
 
@@ -110,7 +110,7 @@ impl LoweredJob {
     /// Returns the `Run` request for the agent. `id` is the ID of the run there.
     ///
     /// # Errors
-    /// Never in practice: a plan is always JSON.
+    /// Never in practice, because every plan can be represented as JSON.
     pub(crate) fn request(&self, id: &str) -> Result<RunRequest, serde_json::Error> {
         let variables = self.variables.iter().map(|variable| AgentVariable {
             key: variable.key.clone(),
@@ -245,7 +245,8 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
 }
 
-/// Returns the context of a job inside the environment that the job has for itself. `None` means that it runs in that of the executor.
+/// Returns the context of a job inside its container, or inside the environment of its driver. `None` means that the job has neither,
+/// and runs directly in the executor's environment.
 fn inner_context(outside: &JobContext) -> Option<JobContext> {
     if driver::applies(outside) {
         return Some(driver::inside(outside));
@@ -271,11 +272,13 @@ fn with_variables<T>(
         &flags::Flags,
     ) -> Result<T, LowerError>,
 ) -> Result<T, LowerError> {
-    let inside = inner_context(context);
-    let context = inside.as_ref().unwrap_or(context);
     let flags = flags::Flags::resolve(payload, &context.runner);
     let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
     let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
+    let on_host = docker::on_host(&payload, context);
+    let outside = on_host.as_ref().unwrap_or(context);
+    let inside = inner_context(outside);
+    let context = inside.as_ref().unwrap_or(outside);
     let paths = paths::Paths::new(&payload, context)?;
     let variables = variables::Variables::join(&payload, context, &paths, &flags);
     variables.check()?;

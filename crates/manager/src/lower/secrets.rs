@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::variables::Variables;
 use super::{JobContext, LowerError, settings, with_variables};
 
-/// The only login that GitLab sends for HashiCorp Vault.
+/// The only login method that GitLab uses for HashiCorp Vault.
 const LOGIN_METHOD: &str = "jwt";
 const VAULT: &str = "vault";
 const GITLAB: &str = "gitlab_secrets_manager";
@@ -24,9 +24,9 @@ const GITLAB: &str = "gitlab_secrets_manager";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SecretRequests {
     pub(crate) list: Vec<SecretRequest>,
-    /// Number of times that fetching is tried.
+    /// Maximum number of attempts to fetch the secrets.
     pub(crate) attempts: u32,
-    /// First and longest pause before it is tried again, in milliseconds.
+    /// First and longest wait between two attempts, in milliseconds.
     pub(crate) retry_wait_ms: (u64, u64),
     /// Whether a secret that does not exist fails the job. If not, its variable is empty.
     pub(crate) missing_fails: bool,

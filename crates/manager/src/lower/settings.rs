@@ -92,9 +92,9 @@ impl Reader<'_> {
         let timeout = job_timeout(payload);
         let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
         let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.has_inner_environment());
-        // Preparing a host cannot fail between two stages, but an invalid value gets a warning.
+        // Muster repeats no stage after its environment has disappeared. The call only warns about an invalid value.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
-        // The manager has read this one already, and the call only warns about an invalid value.
+        // The manager has used this setting already. The call only warns about an invalid value.
         self.attempts(SECRETS_ATTEMPTS);
         // The manager enforces this timeout. The call only warns if it has no effect.
         self.effective_timeout("prepare_timeout", context.runner.prepare_timeout, timeout);
@@ -228,7 +228,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns how often fetching the job's secrets is tried.
+/// Returns the maximum number of attempts to fetch the job's secrets.
 pub(super) fn secrets_attempts(variables: &Variables) -> u32 {
     Reader { variables, warnings: Vec::new() }.attempts(SECRETS_ATTEMPTS)
 }

@@ -55,7 +55,7 @@ impl Variables {
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
-        // The driver of the custom executor does not tell whether its environment is deleted after the job.
+        // The driver of the custom executor does not report whether its environment is deleted after the job.
         let is_shared =
             super::driver::applies(context) || context.directories.shared && !context.runner.uses_containers();
         let kind = if is_shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };

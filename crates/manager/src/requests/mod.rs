@@ -46,7 +46,7 @@ pub(crate) enum PollResult {
 }
 
 impl PollResult {
-    /// Returns the result in the terms of admission.
+    /// Returns the outcome that admission records for the result.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Job(_) => Outcome::Job,
@@ -123,7 +123,7 @@ pub(crate) struct Requests {
     runners: HashMap<RunnerKey, Lanes>,
     /// How long connections are reused.
     age: ConnectionAge,
-    /// Time that a request is held before it may be canceled, from the settings.
+    /// Minimum time that a request is held before it may be canceled, from the settings.
     min_hold: Duration,
     answer_timeout: Duration,
     tasks: JoinSet<PollResult>,

@@ -70,7 +70,7 @@ impl Renewed {
     }
 }
 
-/// Attempts to renew or save one token.
+/// State of the attempts to renew or save one token.
 #[derive(Debug)]
 struct RetryState {
     backoff: Backoff,

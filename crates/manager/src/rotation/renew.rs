@@ -15,6 +15,7 @@ use super::plan::renewal_deadline;
 use super::{MIN_RESET_INTERVAL, RotationTask, RunnerSettings};
 
 impl RotationTask {
+    /// Renews the runner's token, and saves the new one. Schedules another attempt if one of these fails.
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
         // A stop may end the wait for the file, because nothing has been requested yet.
         let stop = self.stop.clone();
@@ -94,7 +95,7 @@ impl RotationTask {
         self.notify_changed();
     }
 
-    /// Retries to save the token that replaces `origin`.
+    /// Saves the token that replaces `origin`, after an earlier attempt failed.
     pub(super) async fn retry_save(&mut self, origin: &str) {
         let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
         let saved = match self.lock_writable_file().await {

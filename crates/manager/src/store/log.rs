@@ -259,7 +259,7 @@ mod tests {
         log.append("second").unwrap();
         let writable = std::mem::replace(&mut log.file, File::open(&path).unwrap());
         log.append("lost").unwrap_err();
-        // As a full disk leaves it.
+        // A full disk leaves a part of the line.
         writable.write_all_at(b"00000000 lo", log.end).unwrap();
         log.file = writable;
         let span = log.append("third, which is longer").unwrap();

@@ -214,7 +214,8 @@ impl Store {
         }
     }
 
-    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane. A crash leaves both stored or none of them.
+    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane. After a crash, either both are
+    /// stored or neither.
     ///
     /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
     ///

@@ -18,7 +18,7 @@ const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 
 impl SyncTask {
-    /// Starts the task unless it runs. Called after each write.
+    /// Starts the task unless it is running. Must be called after each write.
     pub(super) fn wake(&self, index: &Arc<Mutex<StateIndex>>) {
         if std::mem::replace(&mut index.lock().has_sync_task, true) {
             return;

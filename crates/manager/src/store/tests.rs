@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
@@ -187,7 +187,7 @@ async fn compaction_keeps_content_during_writes() {
     let mut active: BTreeMap<i64, usize> = BTreeMap::new();
     let mut store = Store::open(home.path()).await.unwrap();
     let mut id = 0;
-    let mut write = |random: &mut StdRng, store: &Store| {
+    let mut write = |random: &mut StdRng, store: &Store, active: &mut BTreeMap<i64, usize>| {
         for _ in 0..random.random_range(0..12) {
             let known = active.keys().copied().nth(random.random_range(0..active.len().max(1)));
             match (random.random_range(0..3), known) {
@@ -203,25 +203,27 @@ async fn compaction_keeps_content_during_writes() {
         }
     };
     for _ in 0..60 {
-        write(&mut random, &store);
+        write(&mut random, &store, &mut active);
         store.index.lock().min_compaction_bytes = [0, 0];
         let compactor = store.index.lock().compactor().unwrap();
-        if let Some(compactor) = compactor {
+        let copied = compactor.map(|compactor| {
             let copied = compactor.copy(&index::encode(&Record::Version(record::VERSION)).unwrap()).unwrap();
-            write(&mut random, &store);
-            if random.random_bool(0.2) {
-                // Killed before the copy is in use.
-                drop(copied);
-            } else {
-                let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-                store.index.lock().replace_with(copied).unwrap();
-                // The length is the same if all written lines are still valid.
-                let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
-                assert!(after <= before, "{after} > {before}");
-            }
-        }
+            write(&mut random, &store, &mut active);
+            copied
+        });
         let expected = content_of(&store, &runners);
-        assert_eq!(expected.0.len(), store.jobs().len());
+        let stored: BTreeSet<JobRunId> = store.jobs().into_iter().map(|job| job.run).collect();
+        let written = active.iter().map(|(id, runner_index)| run_id(&runners[*runner_index], *id));
+        assert_eq!(stored, written.collect());
+        // In the other cases, the manager is killed before the copy is in use.
+        if let Some(copied) = copied.filter(|_| random.random_bool(0.8)) {
+            let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+            store.index.lock().replace_with(copied).unwrap();
+            // The length is the same if all written lines are still valid.
+            let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+            assert!(after <= before, "{after} > {before}");
+        }
+        assert_eq!(content_of(&store, &runners), expected);
         if random.random_bool(0.5) {
             drop(store);
             store = Store::open(home.path()).await.unwrap();

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::harness::{Harness, JOB, RUN};
 
 /// Starts a coordinator with two-phase commit and one job.
-async fn bench_with_offered_job() -> Harness {
+async fn harness_with_offered_job() -> Harness {
     let harness = Harness::start().await;
     harness.coordinator.offer_in_two_phases();
     harness.push(&json!({}));
@@ -28,7 +28,7 @@ async fn assert_started_once(harness: &Harness) {
 
 #[tokio::test]
 async fn job_is_accepted_before_it_is_started() {
-    let harness = bench_with_offered_job().await;
+    let harness = harness_with_offered_job().await;
     let _manager = harness.manager().await;
     let accepted = harness.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
     assert_eq!((accepted.updates[0].state.as_str(), accepted.trace.len()), ("running", 0));
@@ -37,7 +37,7 @@ async fn job_is_accepted_before_it_is_started() {
 
 #[tokio::test]
 async fn acceptance_is_repeated_if_answer_is_lost() {
-    let harness = bench_with_offered_job().await;
+    let harness = harness_with_offered_job().await;
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailAfter, Fault::FailBefore, Fault::FailAfter]);
     let _manager = harness.manager().await;
     assert_started_once(&harness).await;
@@ -46,7 +46,7 @@ async fn acceptance_is_repeated_if_answer_is_lost() {
 
 #[tokio::test]
 async fn job_requeued_before_acceptance_is_never_started() {
-    let harness = bench_with_offered_job().await;
+    let harness = harness_with_offered_job().await;
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let manager = harness.manager().await;
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
@@ -66,7 +66,7 @@ async fn job_requeued_before_acceptance_is_never_started() {
 
 #[tokio::test]
 async fn killed_manager_accepts_after_restart() {
-    let harness = bench_with_offered_job().await;
+    let harness = harness_with_offered_job().await;
     harness.coordinator.fail(Call::UpdateJob, vec![Fault::FailBefore; 3]);
     let manager = harness.manager().await;
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
@@ -78,7 +78,7 @@ async fn killed_manager_accepts_after_restart() {
 
 #[tokio::test]
 async fn job_canceled_before_acceptance_is_reported() {
-    let harness = bench_with_offered_job().await;
+    let harness = harness_with_offered_job().await;
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore]);
     let _manager = harness.manager().await;
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;

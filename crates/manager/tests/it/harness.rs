@@ -39,7 +39,7 @@ pub(crate) struct Harness {
     pub(crate) agent: FakeAgent,
     served: Served,
     home: tempfile::TempDir,
-    /// Numbers of the slots that jobs have got so far.
+    /// Numbers of the slots that were assigned to jobs so far.
     assigned: watch::Sender<Vec<u32>>,
     /// Capacity of the managers' executor.
     pub(crate) capacity: watch::Sender<Capacity>,
@@ -137,7 +137,7 @@ impl Harness {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Returns the slots that jobs have got so far, in order.
+    /// Returns the slots that were assigned to jobs so far, in order.
     pub(crate) fn assigned_slots(&self) -> Vec<u32> {
         self.assigned.borrow().clone()
     }

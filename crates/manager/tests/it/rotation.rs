@@ -190,7 +190,7 @@ async fn stop_waits_for_reset_in_progress() {
     fixture.coordinator.faults_left(Call::ResetToken, 0).await;
     let mut end = pin!(fixture.rotation.stop());
     assert!(futures::poll!(&mut end).is_pending());
-    // But not indefinitely.
+    // The wait ends after the timeout of the reset.
     tokio::time::pause();
     end.await;
 }

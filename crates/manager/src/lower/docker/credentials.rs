@@ -1,4 +1,4 @@
-//! Credentials for registries, in the order in which they count (docs/spec/job-execution.md, section 5.8).
+//! Credentials for registries, in their order of precedence (docs/spec/job-execution.md, section 5.8).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -117,7 +117,7 @@ fn registry_path(text: &str) -> String {
     format!("{host}{rest}")
 }
 
-/// Returns whether the name of a helper can only be that of a program `docker-credential-<name>`. No helper is valid, too.
+/// Returns whether a helper's name can only lead to a program `docker-credential-<name>`. An empty name means no helper, and is valid.
 fn is_helper_name(name: &str) -> bool {
     name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }

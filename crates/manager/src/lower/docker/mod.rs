@@ -115,7 +115,7 @@ pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     }
 }
 
-/// Returns the name of the network that the job has for itself. `None` if it has none.
+/// Returns the name of the job's separate network. `None` if the job has none.
 pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
     let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers() && per_job)?;
     docker.network_mode.is_empty().then(|| names::network(payload, context))
@@ -269,7 +269,7 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     }
 }
 
-/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach otherwise.
+/// Returns `host:port` of a coordinator at a loopback address, which a container cannot reach without a relay. Empty for any other one.
 fn relay(coordinator: &Url) -> String {
     let is_loopback = match coordinator.host() {
         Some(Host::Ipv4(address)) => address.is_loopback(),

@@ -1,4 +1,4 @@
-//! Names and labels of what a job has at the engine (docs/spec/job-execution.md, sections 2.9, 5.2 and 5.11).
+//! Names and labels of a job's containers, network and volumes (docs/spec/job-execution.md, sections 2.9, 5.2 and 5.11).
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ fn digest(text: &str, bytes: usize) -> String {
     Sha256::digest(text).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the labels of everything that the job has at the engine.
+/// Returns the labels of the job's containers, network and volumes.
 ///
 /// # Errors
 /// [`LowerError`] if a configured label has no name.

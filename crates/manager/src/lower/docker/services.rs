@@ -28,7 +28,7 @@ struct Wanted<'a> {
     of_job: Option<&'a Image>,
 }
 
-/// Returns the services: those of the configuration, then those of the job. Adds warnings about what is left out.
+/// Returns the services: those of the configuration, then those of the job. Adds warnings about aliases and entrypoints that are not used.
 ///
 /// # Errors
 /// [`LowerError`] if there are too many services, or the runner does not allow one.

@@ -132,6 +132,17 @@ fn sources_come_from_the_server_and_git_trusts_the_directory() {
 }
 
 #[test]
+fn caches_of_job_on_the_host_have_the_keys_of_its_plan() {
+    let mut context = with(|docker| docker.host_without_image = true);
+    Arc::make_mut(&mut context.runner).cache.shared = true;
+    let payload = payload(json!({ "cache": [{ "key": "$CI_PROJECT_DIR", "paths": ["a"] }] }));
+    let uses = crate::lower::cache_uses(&payload, &context).archives;
+    assert_eq!(uses[0].object, "project/5/srv/builds/shorttoke/1/group/project");
+    let plan = plan(&lower(&payload, &context).unwrap()).to_string();
+    assert!(plan.contains(&format!("\"key\":\"{}\"", uses[0].key)), "{plan}");
+}
+
+#[test]
 fn runner_without_docker_table_or_with_invalid_value_fails_the_job() {
     let mut missing = with(|_| ());
     Arc::make_mut(&mut missing.runner).docker = None;

@@ -63,7 +63,7 @@ fn volumes_are_named_like_those_of_gitlab_runner() {
 }
 
 #[test]
-fn protected_jobs_have_volumes_of_their_own() {
+fn protected_jobs_have_separate_volumes() {
     let suffix = |more: Value| volumes(|_| (), more)[0].0.ends_with("-protected");
     let git = |protected: bool| json!({ "git_info": { "repo_url": "https://gitlab.example/a/b.git", "protected": protected } });
     assert!(suffix(git(true)) && !suffix(git(false)));
