@@ -34,7 +34,7 @@ impl Development {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DebugOptions {
-    /// Breakpoints at the start of the job.
+    /// Breakpoints that are set when the job starts. A debugger can set and clear breakpoints later.
     pub breakpoints: Vec<Breakpoint>,
     /// Whether the job pauses before its first step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

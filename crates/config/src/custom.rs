@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::tree::Table;
 use crate::settings::{CustomProgram, CustomSettings, MAX_WAIT};
 
-/// Default run time of the programs that prepare and clean up.
+/// Default maximum run time of each of the config, prepare and cleanup programs.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Default time between TERM and KILL.
 const GRACEFUL_KILL_TIMEOUT: Duration = Duration::from_secs(600);

@@ -1,4 +1,4 @@
-//! Checks the examples and templates: their size, and their copy of the protocol.
+//! Checks the size of the examples and templates, the copy of the protocol in the Python example, and the imports of the plugins.
 
 use std::path::PathBuf;
 
@@ -33,7 +33,7 @@ fn python_example_has_current_protocol() {
     assert!(copy == original, "copy crates/fleeting/proto/instance_group.proto to examples/plugins/python");
 }
 
-/// Requirement R045: plugins use the SDK, sessions and files, but not the host, the scaler or the manager.
+/// Requirement R045: plugins use the SDK and the crates `remote` and `files`, but not the host, the scaler or the manager.
 /// Host and scaler contain no names of providers.
 #[test]
 fn plugins_use_only_the_sdk_and_hosts_know_no_provider() {

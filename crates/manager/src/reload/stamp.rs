@@ -8,8 +8,10 @@ use sha2::Digest as _;
 /// SHA-256 of the content.
 pub(super) type Digest = [u8; 32];
 
-/// Metadata of a file. Links are followed. Every change to the content is visible: a write changes the times, and a replacement changes
-/// the inode. Times may go backwards.
+/// Metadata of a file, or of the file to which a link leads.
+///
+/// Two stamps of a path are equal only if the content has not changed: a write changes the times, and a replacement changes the inode.
+/// A changed file may have an older time than before, so compare stamps for equality.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,

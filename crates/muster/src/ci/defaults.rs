@@ -14,17 +14,17 @@ use super::variables::parse_file;
 /// Prefix of the environment variables.
 const PREFIX: &str = "MUSTER_CI_";
 /// Options of gitlab-ci-local whose flags have other names here.
-const RENAMED_OPTIONS: [(&str, &str); 6] = [
+const RENAMED_OPTIONS: [(&str, &str); 5] = [
     ("VARIABLE", "var"),
     ("VARIABLES_FILE", "var-file"),
     ("CONCURRENCY", "concurrent"),
     ("CWD", "directory"),
-    ("PREVIEW", "preview"),
     ("LIST_ALL", "all"),
 ];
 
-/// Returns the command with the defaults for the subcommand of `ci` in the arguments. Only that subcommand gets them, because flags of the
-/// same name may take other values in other subcommands.
+/// Returns the command with defaults for the flags of `muster ci`, or of the subcommand of `ci` that `arguments` contain.
+///
+/// The other subcommands get no defaults, because a flag of the same name may take other values there.
 pub(crate) fn with_defaults(command: Command, arguments: &[OsString]) -> Command {
     let files = read_option_files();
     command.mut_subcommand("ci", |ci| {

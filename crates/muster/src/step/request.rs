@@ -38,7 +38,7 @@ pub(super) enum RequestError {
     NotUtf8(PathBuf),
     #[error("{} is neither a directory with a step nor a step file; name a directory, or a file that ends with .yml", .0.display())]
     NotStepFile(PathBuf),
-    #[error("failed to write the request")]
+    #[error("failed to encode the request as JSON")]
     Json(#[from] serde_json::Error),
 }
 
@@ -221,7 +221,7 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Va
     Ok((job.plan, job.variables))
 }
 
-/// Returns the URL of the job's coordinator. The scripts do not reach it through Muster.
+/// Returns the URL of the job's coordinator. Muster sends no requests to it for a saved job.
 fn coordinator_url(payload: &JobPayload) -> Result<Url, url::ParseError> {
     let variable = payload.variables.iter().rev().find(|variable| variable.key == "CI_SERVER_URL");
     Url::parse(variable.map_or("http://localhost", |variable| &variable.value))

@@ -15,12 +15,12 @@ impl Budget {
         Self { remaining: values }
     }
 
-    /// Subtracts `values` from the budget. [`Budget::is_spent`] returns true once it is exceeded.
+    /// Subtracts `values` from the budget. [`Budget::is_spent`] returns true once nothing remains.
     pub(super) fn spend(&mut self, values: usize) {
         self.remaining = self.remaining.saturating_sub(values);
     }
 
-    /// Returns true if the budget is exceeded. The caller must stop, and the configuration is reported as too large.
+    /// Returns true if nothing remains of the budget. The caller must stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
         self.remaining == 0
     }

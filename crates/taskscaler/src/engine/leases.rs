@@ -19,7 +19,7 @@ struct LeaseLocation {
     slot: usize,
     slots: u32,
     since: Time,
-    /// Occupancy of the instance when the lease began.
+    /// Total run time of the instance's jobs when the lease began.
     occupancy_ms: u64,
     job_kind: Option<JobKind>,
 }
@@ -84,7 +84,9 @@ impl Leases {
         assignment(pool, key, location)
     }
 
-    /// Returns the tasks whose leases from before a restart no job has claimed. Each is returned once.
+    /// Returns the tasks with leases from before a restart that no job has claimed, and forgets that they are unclaimed.
+    ///
+    /// The next call therefore does not return them again.
     pub(super) fn take_unclaimed(&mut self) -> BTreeSet<TaskKey> {
         std::mem::take(&mut self.unclaimed)
     }

@@ -11,7 +11,7 @@ use crate::types::{GroupId, RemovalReason};
 /// Rows that need attention after a restore.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Keys of rows of groups that cannot be used: the group is not configured, or the value is of another kind.
+    /// Keys of group rows that cannot be used, because the group is not configured, or the value does not match the key.
     unknown: Vec<RowKey>,
     /// Keys of rows to write or delete.
     outdated: Vec<RowKey>,
@@ -20,7 +20,7 @@ struct Findings {
 impl Engine {
     /// Restores an engine from stored rows.
     ///
-    /// Also returns the keys of rows of groups that cannot be used: the group is not configured, or the value is of another kind.
+    /// Also returns the keys of group rows that cannot be used, because the group is not configured, or the value does not match the key.
     /// The instances of such rows are ignored.
     ///
     /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed ([`Self::claim`])

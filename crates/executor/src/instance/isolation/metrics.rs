@@ -16,7 +16,7 @@ pub(super) enum Operation {
     Create,
     /// A machine could not be created, or its agent did not answer.
     CreateFailed,
-    /// A machine was deleted with its job.
+    /// A machine was deleted, because its job had ended or could not start.
     Delete,
     /// A machine could not be deleted, and remains.
     DeleteFailed,

@@ -17,7 +17,7 @@ use super::names::{LABEL, Names, label};
 const MAX_NAME_PART: usize = 100;
 
 /// A service of the job or of the runner.
-struct Wanted<'a> {
+struct RequestedService<'a> {
     /// Image, expanded.
     name: String,
     alias: String,
@@ -38,16 +38,16 @@ pub(super) fn services(
     names: &Names,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<ServiceSpec>, LowerError> {
-    let wanted = wanted(parts, docker);
-    let count = u32::try_from(wanted.len()).unwrap_or(u32::MAX);
+    let requested = requested_services(parts, docker);
+    let count = u32::try_from(requested.len()).unwrap_or(u32::MAX);
     if let Some(limit) = docker.services_limit.filter(|limit| count > *limit) {
         return Err(LowerError::configuration(format!("too many services requested: {count}, only {limit} allowed")));
     }
     let of_runner: BTreeSet<&str> =
-        wanted.iter().filter(|service| service.of_job.is_none()).map(|service| service.name.as_str()).collect();
+        requested.iter().filter(|service| service.of_job.is_none()).map(|service| service.name.as_str()).collect();
     let mut used = BTreeSet::new();
     let mut services = Vec::new();
-    for (index, service) in wanted.iter().enumerate() {
+    for (index, service) in requested.iter().enumerate() {
         if service.of_job.is_some() && !of_runner.contains(service.name.as_str()) {
             images::check_allowed(&service.name, AllowList::Services, &docker.allowed_services)?;
         }
@@ -62,14 +62,14 @@ pub(super) fn services(
                 ));
             }
         }
-        services.push(one(parts, docker, names, service, (index, aliases), warnings)?);
+        services.push(service_spec(parts, docker, names, service, (index, aliases), warnings)?);
     }
     Ok(services)
 }
 
-fn wanted<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<Wanted<'a>> {
+fn requested_services<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<RequestedService<'a>> {
     let variables = parts.variables;
-    let of_runner = docker.services.iter().map(|service: &DockerService| Wanted {
+    let of_runner = docker.services.iter().map(|service: &DockerService| RequestedService {
         name: variables.expand(&service.name).trim().to_owned(),
         alias: variables.expand(&service.alias),
         command: Some(service.command.as_slice()),
@@ -78,7 +78,7 @@ fn wanted<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<Wanted<'a
         of_job: None,
     });
     let payload: &'a JobPayload = parts.payload;
-    let of_job = payload.services.iter().map(|service| Wanted {
+    let of_job = payload.services.iter().map(|service| RequestedService {
         name: variables.expand(&service.name).trim().to_owned(),
         alias: variables.expand(service.alias.as_deref().unwrap_or_default()),
         command: service.command.as_deref(),
@@ -89,11 +89,11 @@ fn wanted<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<Wanted<'a
     of_runner.chain(of_job).filter(|service| !service.name.is_empty()).collect()
 }
 
-fn one(
+fn service_spec(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
     names: &Names,
-    service: &Wanted<'_>,
+    service: &RequestedService<'_>,
     (index, aliases): (usize, Vec<String>),
     warnings: &mut Vec<String>,
 ) -> Result<ServiceSpec, LowerError> {
@@ -122,7 +122,7 @@ fn one(
     Ok(ServiceSpec { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
-/// Returns the name of an image as a part of a container's name, as gitlab-runner writes it. What engines do not accept becomes `_`.
+/// Converts the name of an image to a part of a container's name, as gitlab-runner does. Characters that engines do not accept become `_`.
 fn name_part(image: &str) -> String {
     let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
     image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()
@@ -150,7 +150,7 @@ fn split_image(reference: &str) -> (String, &str) {
 }
 
 /// Returns the host names of a service: two forms of its image's name, and those that its author chose.
-fn aliases_of(service: &Wanted<'_>) -> Vec<String> {
+fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     let (name, _) = split_image(&service.name);
     let mut aliases = vec![name.replace('/', "__")];
     let chosen = service.alias.split([',', ' ', '\t', '\n', '\r']).filter(|alias| !alias.is_empty());
@@ -163,7 +163,7 @@ fn aliases_of(service: &Wanted<'_>) -> Vec<String> {
 }
 
 /// Returns the environment of a service: the public variables of the job, and its own.
-fn environment(parts: &JobParts<'_>, service: &Wanted<'_>) -> Vec<String> {
+fn environment(parts: &JobParts<'_>, service: &RequestedService<'_>) -> Vec<String> {
     let of_job = parts.variables.resolved().filter(|(variable, _)| variable.public);
     let mut env: Vec<(String, String)> = of_job.map(|(variable, value)| (variable.key.clone(), value)).collect();
     for variable in &service.variables {

@@ -74,7 +74,9 @@ impl Child {
         self.state.borrow().clone()
     }
 
-    /// Asks the process to exit: after its jobs with SIGQUIT, immediately with SIGTERM. Does nothing if it has exited.
+    /// Asks the process to exit, with a signal: after SIGQUIT it finishes its jobs first, after SIGTERM it does not.
+    ///
+    /// Does nothing if the process has exited. Returns its state.
     pub(super) fn shut_down(&self, signal: Signal) -> io::Result<RunnerProcessState> {
         let mut sent = Ok(());
         self.state.send_if_modified(|state| {
