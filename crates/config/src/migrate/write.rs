@@ -8,9 +8,15 @@ use super::super::tree::Table as Tree;
 use super::{ConnectorValue, MigratedSettings, remove};
 
 /// Replaces `[runners.machine]` with `[runners.autoscaler]`.
-pub(super) fn replace(entry: &mut Table, runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool) {
+pub(super) fn replace(
+    entry: &mut Table,
+    runner: &Runner,
+    old: &Tree,
+    new: &MigratedSettings,
+    delete_on_shutdown: bool,
+) {
     remove_machine(entry, runner);
-    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains)));
+    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, delete_on_shutdown)));
 }
 
 /// Removes `[runners.machine]` and replaces the executor.
@@ -26,7 +32,7 @@ pub(super) fn remove_machine(entry: &mut Table, runner: &Runner) {
     }
 }
 
-fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool) -> Table {
+fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, delete_on_shutdown: bool) -> Table {
     let mut table = Table::new();
     set(&mut table, "plugin", new.plugin.as_str());
     set(&mut table, "capacity_per_instance", 1);
@@ -37,7 +43,7 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool)
             set(&mut table, key, i64::from(count));
         }
     }
-    if drains {
+    if delete_on_shutdown {
         set(&mut table, "delete_instances_on_shutdown", true);
     }
     let mut config = Table::new();
@@ -53,7 +59,7 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains: bool)
             match value {
                 ConnectorValue::Text(text) => set(&mut connector, key, text.as_str()),
                 ConnectorValue::Number(number) => set(&mut connector, key, *number),
-                ConnectorValue::Truth(truth) => set(&mut connector, key, *truth),
+                ConnectorValue::Boolean(value) => set(&mut connector, key, *value),
             }
         }
         insert_table(&mut table, "connector_config", connector);
@@ -98,7 +104,7 @@ fn set(table: &mut Table, key: &str, value: impl Into<Value>) {
     }
 }
 
-/// Converts JSON to TOML. Values without a meaning (empty lists, the plugin's own default of 0) are left out.
+/// Converts JSON to TOML. Values that equal the plugin's default (empty lists and 0) are left out.
 fn toml(json: &serde_json::Value) -> Option<Value> {
     match json {
         serde_json::Value::String(text) => Some(text.as_str().into()),
