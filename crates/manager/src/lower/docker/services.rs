@@ -62,7 +62,7 @@ pub(super) fn services(
                 ));
             }
         }
-        services.push(one(parts, docker, names, service, (index, aliases), warnings)?);
+        services.push(service_spec(parts, docker, names, service, (index, aliases), warnings)?);
     }
     Ok(services)
 }
@@ -89,7 +89,7 @@ fn wanted<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<Wanted<'a
     of_runner.chain(of_job).filter(|service| !service.name.is_empty()).collect()
 }
 
-fn one(
+fn service_spec(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
     names: &Names,
@@ -122,7 +122,7 @@ fn one(
     Ok(ServiceSpec { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
-/// Returns the name of an image as a part of a container's name, as gitlab-runner writes it. What engines do not accept becomes `_`.
+/// Returns the name of an image as a part of a container's name, as in gitlab-runner. Characters that engines do not accept become `_`.
 fn name_part(image: &str) -> String {
     let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
     image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()
