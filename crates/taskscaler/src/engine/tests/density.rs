@@ -180,19 +180,19 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
 fn rescheduled_job_avoids_the_instance_that_it_tried() {
     let mut fixture = adopted(sized_config(2, 2), &["a", "b"]);
     fixture.acquire("1");
-    let (full, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
-    let avoids_first =
-        SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(full))), ..SlotRequest::default() };
+    let (tried, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
+    let avoids_tried =
+        SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(tried))), ..SlotRequest::default() };
     fixture.acquire("2");
-    assert_eq!(fixture.slot_of("2"), format!("{full}/1"), "the second job must share the instance of the first job");
+    assert_eq!(fixture.slot_of("2"), format!("{tried}/1"), "the second job must share the instance of the first job");
     fixture.release("2");
-    fixture.acquire_for("3", &avoids_first);
+    fixture.acquire_for("3", &avoids_tried);
     assert_eq!(fixture.slot_of("3"), format!("{other}/0"));
-    fixture.acquire_for("4", &avoids_first);
-    fixture.acquire_for("5", &avoids_first);
+    fixture.acquire_for("4", &avoids_tried);
+    fixture.acquire_for("5", &avoids_tried);
     assert_eq!(
         [fixture.slot_of("4"), fixture.slot_of("5")],
-        [format!("{other}/1"), format!("{full}/1")],
+        [format!("{other}/1"), format!("{tried}/1")],
         "the avoided instance is used if no other is free"
     );
 }
