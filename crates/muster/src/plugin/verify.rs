@@ -53,12 +53,12 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     Ok(all_succeeded)
 }
 
-/// Whether the reference selects all versions, because it has none.
+/// Returns whether the reference names no version, so that it matches all installed versions.
 fn has_no_version(requested: &Reference) -> bool {
     matches!(requested.constraint, Constraint::Latest | Constraint::Any)
 }
 
 fn matches(requested: &Reference, installed: &Installed) -> bool {
-    let has_version = has_no_version(requested) || requested.constraint.matches(&installed.version);
-    requested.repository == installed.repository && has_version
+    let version_matches = has_no_version(requested) || requested.constraint.matches(&installed.version);
+    requested.repository == installed.repository && version_matches
 }
