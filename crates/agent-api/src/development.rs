@@ -135,9 +135,9 @@ impl fmt::Display for Breakpoint {
 /// Pattern that matches every step.
 pub const ANY: &str = "*";
 
-/// Returns whether `pattern` names the step at `path`: it is the whole path, its last names, or [`ANY`].
+/// Returns whether `pattern` matches the step at `path`: the pattern is the whole path, the end of the path, or [`ANY`].
 ///
-/// A path consists of the names of the steps from the outermost one to the step, with `/` between them.
+/// A path consists of the names of the steps from the outermost one to the step, with `/` between them. A pattern consists of whole names.
 #[must_use]
 pub fn matches_path(pattern: &str, path: &str) -> bool {
     pattern == ANY || path.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))

@@ -78,7 +78,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C035", Warning, "A changed key needs a restart"),
     ("C037", Warning, "Metrics on a public address, or debug logging"),
     ("C038", Warning, "`[session_server]` has an address that users cannot reach"),
-    ("C040", Warning, "Stop aborts jobs instead of draining"),
+    ("C040", Warning, "The shutdown aborts running jobs instead of waiting for them"),
     ("C041", Warning, "`shutdown_timeout` is too short for cleaning up"),
     ("C042", Warning, "Stage timeout exceeds the job timeout"),
     ("C050", Warning, "Jobs can gain root on the host"),

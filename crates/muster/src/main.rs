@@ -51,7 +51,7 @@ enum Command {
     /// Inspect and operate autoscaled instances, and simulate scaling policies.
     #[command(subcommand)]
     Fleet(fleet::Command),
-    /// Delete unused data of the caches of jobs.
+    /// Manage the caches of jobs.
     #[command(subcommand)]
     Cache(cache::Command),
     /// Watch a fleet at work: runs a coordinator, a manager, instances and jobs on this machine until you quit.
@@ -73,8 +73,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // `plugin serve` starts plugins, and the instances of the plugin `local`, whatever the executable's name. It is handled first, so that
-    // they need not wait until clap has built the flags of all commands.
+    // Plugins, and the instances of the plugin `local`, are started with `plugin serve`, whatever the name of the executable is. This
+    // command is handled first, so that it does not wait until clap has built the flags of all commands.
     if plugin::serve::is_serve_invocation(&arguments) {
         return plugin::serve::run(&plugin::serve::PluginServeArgs::parse_from(arguments.iter().skip(2)));
     }

@@ -1,6 +1,6 @@
 //! Checks of runners whose jobs belong to people who do not trust each other (check C112).
 //!
-//! GitLab does not report who may use a runner: its answers about a runner contain only the ID and the expiry of the token
+//! GitLab does not report who may use a runner: its answers contain only the runner's ID, and the token with its expiry time
 //! (docs/spec/runner-api.md, section 1). The operator must therefore set the key `public`.
 
 use super::super::runners::Runner;

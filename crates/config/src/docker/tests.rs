@@ -54,6 +54,10 @@ fn services_are_as_privileged_as_the_build_container_unless_set() {
 fn wait_for_services_has_a_default_and_can_be_disabled() {
     let seconds = |value: i64| docker(&format!("wait_for_services_timeout = {value}")).wait_for_services_s;
     assert_eq!((seconds(0), seconds(-1), seconds(5)), (30, 0, 5));
+}
+
+#[test]
+fn negative_services_limit_means_no_limit() {
     let limit = |value: i64| docker(&format!("services_limit = {value}")).services_limit;
     assert_eq!((limit(-1), limit(0), limit(3)), (None, Some(0), Some(3)));
 }

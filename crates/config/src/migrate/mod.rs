@@ -71,7 +71,7 @@ struct MigratedSettings {
 enum ConnectorValue {
     Text(String),
     Number(i64),
-    Truth(bool),
+    Boolean(bool),
 }
 
 /// Replaces every `[runners.machine]` in the text.
@@ -83,7 +83,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
     let (Some(config), Ok(mut document)) = (&loaded.config, text.parse::<DocumentMut>()) else {
         return Err(MigrateError::Invalid(loaded));
     };
-    let drains_on_shutdown = config.tree.bool("machine.shutdown_drain.enabled").unwrap_or_default();
+    let delete_on_shutdown = config.tree.bool("machine.shutdown_drain.enabled").unwrap_or_default();
     let mut entries = Vec::new();
     for runner in &config.runners {
         let Some(old) = runner.table.table("machine") else { continue };
@@ -95,12 +95,12 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
             vec![format!("executor `{executor}` has no machines: [runners.machine] had no effect and was removed")]
         } else if let Some(autoscaler) = runner.table.table("autoscaler") {
             write::remove_machine(entry, runner);
-            notes_beside_autoscaler(runner, old, autoscaler, drains_on_shutdown)
+            notes_beside_autoscaler(runner, old, autoscaler, delete_on_shutdown)
         } else if old.str("MachineDriver").unwrap_or_default().trim().is_empty() {
             return Err(MigrateError::NoDriver(name));
         } else {
             let new = migrated_settings(runner, old, target);
-            write::replace(entry, runner, old, &new, drains_on_shutdown);
+            write::replace(entry, runner, old, &new, delete_on_shutdown);
             new.notes
         };
         entries.push((name, notes));
@@ -136,7 +136,7 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
 const MACHINE_EXECUTORS: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
 
 /// Returns notes about a `[runners.machine]` whose entry keeps its `[runners.autoscaler]`: everything that it contained.
-fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, drains_on_shutdown: bool) -> Vec<String> {
+fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, delete_on_shutdown: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
         notes.push(NEEDS_ENGINE.to_owned());
@@ -154,7 +154,7 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, dra
     if autoscaler.tables("policy").is_empty() {
         notes.push("[runners.autoscaler] has no policy, so no instance is kept idle".to_owned());
     }
-    if drains_on_shutdown && autoscaler.bool("delete_instances_on_shutdown") != Some(true) {
+    if delete_on_shutdown && autoscaler.bool("delete_instances_on_shutdown") != Some(true) {
         notes.push(
             "[machine.shutdown_drain] removed machines on shutdown: to keep this behavior, set delete_instances_on_shutdown = true"
                 .to_owned(),
@@ -255,7 +255,7 @@ fn group_of(
                         connector.push((key, ConnectorValue::Text(value.to_owned())));
                         if key == "key_path" {
                             connector.retain(|(known, _)| *known != "use_static_credentials");
-                            connector.push(("use_static_credentials", ConnectorValue::Truth(true)));
+                            connector.push(("use_static_credentials", ConnectorValue::Boolean(true)));
                         }
                     }
                 }
@@ -271,7 +271,7 @@ fn group_of(
             _ => notes.push(note(option, value, to)),
         }
     }
-    connector.push(("use_external_addr", ConnectorValue::Truth(!internal)));
+    connector.push(("use_external_addr", ConnectorValue::Boolean(!internal)));
     (config, connector)
 }
 

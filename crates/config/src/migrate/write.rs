@@ -13,10 +13,10 @@ pub(super) fn replace(
     runner: &Runner,
     old: &Tree,
     new: &MigratedSettings,
-    drains_on_shutdown: bool,
+    delete_on_shutdown: bool,
 ) {
     remove_machine(entry, runner);
-    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, drains_on_shutdown)));
+    entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, delete_on_shutdown)));
 }
 
 /// Removes `[runners.machine]` and replaces the executor.
@@ -32,7 +32,7 @@ pub(super) fn remove_machine(entry: &mut Table, runner: &Runner) {
     }
 }
 
-fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains_on_shutdown: bool) -> Table {
+fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, delete_on_shutdown: bool) -> Table {
     let mut table = Table::new();
     set(&mut table, "plugin", new.plugin.as_str());
     set(&mut table, "capacity_per_instance", 1);
@@ -43,7 +43,7 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains_on_shu
             set(&mut table, key, i64::from(count));
         }
     }
-    if drains_on_shutdown {
+    if delete_on_shutdown {
         set(&mut table, "delete_instances_on_shutdown", true);
     }
     let mut config = Table::new();
@@ -59,7 +59,7 @@ fn autoscaler(runner: &Runner, old: &Tree, new: &MigratedSettings, drains_on_shu
             match value {
                 ConnectorValue::Text(text) => set(&mut connector, key, text.as_str()),
                 ConnectorValue::Number(number) => set(&mut connector, key, *number),
-                ConnectorValue::Truth(truth) => set(&mut connector, key, *truth),
+                ConnectorValue::Boolean(value) => set(&mut connector, key, *value),
             }
         }
         insert_table(&mut table, "connector_config", connector);
@@ -104,7 +104,7 @@ fn set(table: &mut Table, key: &str, value: impl Into<Value>) {
     }
 }
 
-/// Converts JSON to TOML. Returns `None` for empty lists and 0, which are the plugin's defaults, and for other types.
+/// Converts JSON to TOML. Values that equal the plugin's default (empty lists and 0) are left out.
 fn toml(json: &serde_json::Value) -> Option<Value> {
     match json {
         serde_json::Value::String(text) => Some(text.as_str().into()),

@@ -142,7 +142,7 @@ fn type_name(schema: &Map<String, Value>) -> String {
         }
         // An enumeration whose values have doc comments.
         _ if schema.contains_key("oneOf") => "string".to_owned(),
-        _ => "table".to_owned(),
+        _ => "any".to_owned(),
     }
 }
 

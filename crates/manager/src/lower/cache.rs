@@ -12,7 +12,7 @@ use super::paths::Paths;
 use super::variables::Variables;
 use super::{JobContext, LowerError, driver};
 
-/// Number of leading digits of a hashed key that divide the objects of a project among prefixes.
+/// Number of leading digits of a hashed key that are also a separate segment of the object's name.
 const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
@@ -65,7 +65,7 @@ pub(super) fn entries(
         if are_chunks {
             let store = context.cache_chunks.get(&entry.key).cloned();
             entry.chunks = Some(ChunkCache { level: level.to_owned(), store });
-            // The alternate key only serves to find archives that were saved under the other value of the flag.
+            // The alternate key only serves to find archives that were saved with the other value of `FF_HASH_CACHE_KEYS`.
             entry.alternate.clear();
         }
         let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
@@ -84,8 +84,8 @@ fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
 
 /// Returns the protection level of a cache. Caches of different levels share no chunks.
 ///
-/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. The payload of a job also
-/// contains whether its ref is protected, so a job of an unprotected ref cannot choose such a key.
+/// The key decides, because the coordinator adds the suffix `-protected` to the keys of protected refs. If a job of an unprotected ref
+/// uses such a key, the suffix has no effect, because the payload states that the ref is unprotected.
 fn level(payload: &JobPayload, key: &str) -> &'static str {
     let is_unprotected = payload.git_info.protected == Some(false);
     if is_protected_key(key) && !is_unprotected { "protected" } else { "unprotected" }
@@ -123,7 +123,7 @@ fn is_protected_key(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }
 
-/// Returns whether a directory of this name may belong to a hashed key. The hash does not reveal the key.
+/// Returns whether a directory of this name may belong to a hashed key. A hash does not reveal whether its key ends in `-protected`.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -227,7 +227,7 @@ fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, down
     uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
 }
 
-/// Returns the prefix of the names of the objects with the chunks of a project and a protection level.
+/// Returns the prefix of object names for the chunks of a project at a protection level.
 ///
 /// No cache key can lead to these objects: the names of archives have `project` in place of `chunks`.
 fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
@@ -282,7 +282,7 @@ impl Keys<'_> {
         key
     }
 
-    /// Returns the directory name for the other value of the flag, so that a cache saved under that value is found.
+    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`, so that a cache saved with that value is found.
     fn alternate(&self, raw: &str) -> Option<String> {
         if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }

@@ -59,7 +59,7 @@ fn add_defaults(command: Command, files: &BTreeMap<String, String>) -> Command {
     })
 }
 
-/// Returns the options in gitlab-ci-local's files, by the flags that they set here.
+/// Returns the values of the options in gitlab-ci-local's files. The keys are the flags that the options set here.
 fn read_option_files() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let home = std::env::home_dir().map(|home| home.join(".gitlab-ci-local/.env"));

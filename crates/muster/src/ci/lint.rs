@@ -38,7 +38,7 @@ pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
             let excluded = count(pipeline.excluded.len(), "job");
             let incomplete = pipeline.jobs.iter().filter(|job| job.lacks_parts()).count();
             let incomplete = if incomplete == 0 { String::new() } else { format!(", {incomplete} of them incomplete") };
-            format!("{}{incomplete} in the pipeline, {excluded} excluded by rules", count(pipeline.jobs.len(), "job"))
+            format!("{} in the pipeline{incomplete}, {excluded} excluded by rules", count(pipeline.jobs.len(), "job"))
         }
         (None, Some(cause)) => format!("no pipeline for this event: {}", cause.reason),
         (None, None) => "no pipeline".to_owned(),

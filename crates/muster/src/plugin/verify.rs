@@ -53,7 +53,7 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     Ok(all_succeeded)
 }
 
-/// Returns whether the reference has no version. Such a reference selects all versions.
+/// Returns whether the reference names no version, so that it matches all installed versions.
 fn has_no_version(requested: &Reference) -> bool {
     matches!(requested.constraint, Constraint::Latest | Constraint::Any)
 }

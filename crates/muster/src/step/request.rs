@@ -221,7 +221,7 @@ pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Va
     Ok((job.plan, job.variables))
 }
 
-/// Returns the URL of the job's coordinator. Muster sends no requests to it for a saved job.
+/// Returns the URL of the job's coordinator. Muster itself does not connect to it.
 fn coordinator_url(payload: &JobPayload) -> Result<Url, url::ParseError> {
     let variable = payload.variables.iter().rev().find(|variable| variable.key == "CI_SERVER_URL");
     Url::parse(variable.map_or("http://localhost", |variable| &variable.value))

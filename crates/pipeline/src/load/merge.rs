@@ -20,7 +20,7 @@ impl Budget {
         self.remaining = self.remaining.saturating_sub(values);
     }
 
-    /// Returns true if nothing remains of the budget. The caller must stop, and the configuration is reported as too large.
+    /// Returns whether the budget is used up. If it is, the caller must stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
         self.remaining == 0
     }
@@ -28,7 +28,7 @@ impl Budget {
 
 /// Merges `over` into `base`: maps are merged by key, and any other value, including null, replaces the previous one.
 ///
-/// Spends the number of entries that are copied or visited. Subtrees are shared and cost nothing.
+/// Spends the number of entries that are copied or visited. Subtrees that are not merged are shared and cost nothing.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {

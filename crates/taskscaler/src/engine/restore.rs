@@ -11,7 +11,7 @@ use crate::types::{GroupId, RemovalReason};
 /// Rows that need attention after a restore.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Keys of group rows that cannot be used, because the group is not configured, or the value does not match the key.
+    /// Keys of unusable group rows: their group is not configured, or their value does not fit the key.
     unknown: Vec<RowKey>,
     /// Keys of rows to write or delete.
     outdated: Vec<RowKey>,
@@ -20,7 +20,7 @@ struct Findings {
 impl Engine {
     /// Restores an engine from stored rows.
     ///
-    /// Also returns the keys of group rows that cannot be used, because the group is not configured, or the value does not match the key.
+    /// Also returns the keys of unusable group rows: their group is not configured, or their value does not fit the key.
     /// The instances of such rows are ignored.
     ///
     /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed ([`Self::claim`])
@@ -59,8 +59,8 @@ impl Engine {
 
     /// Returns the name of the only group if all rows are of one group with another name.
     ///
-    /// In this case the runner was renamed. If the configuration gives the group a name, a new name means a new group, perhaps at another
-    /// provider.
+    /// In this case the runner was renamed. Returns `None` if the configuration names the group explicitly: a different name then means a
+    /// new group, perhaps at another provider.
     fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };

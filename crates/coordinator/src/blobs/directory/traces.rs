@@ -1,8 +1,8 @@
-//! Traces in files: one file per job, to which bytes are only appended (J3).
+//! Traces in files: one append-only file per job (invariant J3).
 //!
-//! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected with the length, from which
-//! the sender continues (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file is truncated to its previous
-//! length, so that the same bytes can be sent again.
+//! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected. The response contains the
+//! length, so that the sender can continue from there (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file
+//! is truncated to its previous length, so that the same bytes can be sent again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

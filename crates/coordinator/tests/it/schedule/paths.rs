@@ -17,7 +17,7 @@ fn priority_is_the_longest_remaining_path() {
     let graph = Graph::new(&model).unwrap();
     // b1 10, b2 20, b3 30, t1 100, t2 5, d1 1: d1 waits for all, t1 only for b1.
     assert_eq!(priority(&graph, &[10, 20, 30, 100, 5, 1]), [111, 21, 31, 101, 6, 1]);
-    assert_eq!(priority(&graph, &[]), [3, 2, 2, 2, 2, 1], "unknown durations count jobs");
+    assert_eq!(priority(&graph, &[]), [3, 2, 2, 2, 2, 1], "without known durations, each job counts as 1");
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn service_spec(
     Ok(ServiceSpec { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
-/// Converts the name of an image to a part of a container's name, as gitlab-runner does. Characters that engines do not accept become `_`.
+/// Returns the name of an image as a part of a container's name, as in gitlab-runner. Characters that engines do not accept become `_`.
 fn name_part(image: &str) -> String {
     let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
     image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()

@@ -90,7 +90,7 @@ struct MetadataArgs {
     /// Provenance statement: name of the runner.
     #[arg(long, default_value = "", hide_default_value = true)]
     runner_name: String,
-    /// Provenance statement: name of a variable. Can be repeated.
+    /// Provenance statement: name of a variable, listed without its value. Can be repeated.
     #[arg(long = "metadata-parameter", value_name = "NAME", allow_hyphen_values = true)]
     metadata_parameters: Vec<String>,
     /// Provenance statement: start time of the job in RFC 3339.

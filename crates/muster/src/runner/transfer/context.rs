@@ -18,7 +18,7 @@ use super::{MeterArgs, TransferError, meter};
 pub(super) struct CommandContext {
     root: PathBuf,
     staging: PathBuf,
-    meter: Duration,
+    meter_interval: Duration,
     limits: Limits,
 }
 
@@ -28,7 +28,7 @@ impl CommandContext {
         let root = std::env::current_dir().map_err(TransferError::WorkingDirectory)?;
         let staging = staging.filter(|path| !path.as_os_str().is_empty());
         let staging = staging.map_or_else(std::env::temp_dir, Path::to_owned);
-        Ok(Self { root, staging, meter: meter.transfer_meter_frequency, limits })
+        Ok(Self { root, staging, meter_interval: meter.transfer_meter_frequency, limits })
     }
 }
 
@@ -59,10 +59,10 @@ impl TransferContext for CommandContext {
     }
 
     fn meter(&self, label: &str, total: Option<u64>) -> Meter {
-        if self.meter.is_zero() {
+        if self.meter_interval.is_zero() {
             return Box::new(|_| {});
         }
-        let mut progress = meter::TransferProgress::start(label, total, self.meter);
+        let mut progress = meter::TransferProgress::start(label, total, self.meter_interval);
         Box::new(move |bytes| progress.add(bytes))
     }
 

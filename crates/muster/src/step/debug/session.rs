@@ -193,12 +193,12 @@ impl Session {
         BreakpointRequest { id: self.id.clone(), breakpoint: breakpoint.to_string() }
     }
 
-    fn number(&self) -> u64 {
+    fn pause_number(&self) -> u64 {
         self.pause.as_ref().map(|pause| pause.number).unwrap_or_default()
     }
 
     async fn resume(&mut self, action: ResumeAction) -> Result<(), Status> {
-        let number = self.number();
+        let number = self.pause_number();
         let request = ResumeRequest { id: self.id.clone(), pause: number, action: action.into() };
         self.debugger.resume(request).await?;
         self.resumed = number;
@@ -207,7 +207,7 @@ impl Session {
     }
 
     async fn inspect(&mut self) -> Result<CallRecord, Status> {
-        let request = InspectRequest { id: self.id.clone(), pause: self.number() };
+        let request = InspectRequest { id: self.id.clone(), pause: self.pause_number() };
         let answer = self.debugger.inspect(request).await?.into_inner();
         serde_json::from_str(&answer.call).map_err(|error| Status::internal(error.to_string()))
     }
@@ -215,7 +215,7 @@ impl Session {
     /// Runs a shell command in the paused step, and prints its output and any exit code other than 0.
     async fn shell(&mut self, command: String) -> Result<(), Status> {
         let command = vec!["sh".to_owned(), "-c".to_owned(), command];
-        let request = ExecuteRequest { id: self.id.clone(), pause: self.number(), command };
+        let request = ExecuteRequest { id: self.id.clone(), pause: self.pause_number(), command };
         let mut events = self.debugger.execute(request).await?.into_inner();
         while let Some(message) = events.message().await? {
             match message.event {

@@ -231,7 +231,7 @@ fn c241_include_stub_skips_unavailable_includes() {
     let output = project.ci(&["list", "--include-stub"]).code(0);
     output.prints("part   verify  on_success  false          stage order  incomplete").warns("skipped");
     project.ci(&["graph", "--include-stub"]).code(0).prints("incomplete");
-    project.ci(&["lint", "--include-stub"]).code(0).prints("2 jobs, 1 of them incomplete");
+    project.ci(&["lint", "--include-stub"]).code(0).prints("2 jobs in the pipeline, 1 of them incomplete");
     project.ci(&["explain", "part", "--include-stub"]).code(0).prints("incomplete");
     let output = project.ci(&["list", "--include-stub", "--output", "json"]).code(0);
     let jobs: Vec<serde_json::Value> = serde_json::from_str(&output.out).unwrap();

@@ -18,7 +18,7 @@ fn sized_config(max: u32, capacity: u32) -> Config {
     config
 }
 
-fn cpus(cpu_milli: u32) -> SlotRequest {
+fn milli_cpus(cpu_milli: u32) -> SlotRequest {
     SlotRequest {
         resources: ResourceRequest { cpu_milli: Some(cpu_milli), memory_bytes: None },
         ..SlotRequest::default()
@@ -41,7 +41,7 @@ fn slots(fixture: &Fixture, name: &str) -> u32 {
 #[test]
 fn job_takes_slots_for_its_declared_resources() {
     let mut fixture = adopted(sized_config(1, 8), &["a"]);
-    fixture.acquire_for("big", &cpus(3500));
+    fixture.acquire_for("big", &milli_cpus(3500));
     fixture.acquire("small");
     let memory = ResourceRequest { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
     fixture.acquire_for("wide", &SlotRequest { resources: memory, ..SlotRequest::default() });
@@ -49,10 +49,10 @@ fn job_takes_slots_for_its_declared_resources() {
     assert_eq!([fixture.slot_of("big"), fixture.slot_of("small"), fixture.slot_of("wide")], ["a/0", "a/4", "a/5"]);
     assert_eq!(fixture.engine.slot_counts().idle, 0);
     fixture.release("big");
-    fixture.acquire_for("next", &cpus(2000));
+    fixture.acquire_for("next", &milli_cpus(2000));
     assert_eq!((fixture.slot_of("next").as_str(), slots(&fixture, "next")), ("a/0", 2));
     // A job that needs more than an instance has gets a whole instance.
-    fixture.acquire_for("huge", &cpus(64_000));
+    fixture.acquire_for("huge", &milli_cpus(64_000));
     for job in ["small", "wide", "next"] {
         fixture.release(job);
     }
@@ -67,7 +67,7 @@ fn large_jobs_request_separate_instances_immediately() {
     }
     assert_eq!(fixture.increases().iter().sum::<u32>(), 2, "eight small jobs fit on two instances");
     for job in 0..3 {
-        fixture.acquire_for(&format!("large {job}"), &cpus(3000));
+        fixture.acquire_for(&format!("large {job}"), &milli_cpus(3000));
     }
     assert_eq!(fixture.increases().iter().sum::<u32>(), 5, "three jobs of three slots need three instances");
     fixture.seconds(120);
@@ -81,7 +81,7 @@ fn instance_is_held_for_request_starved_for_one_minute() {
     for job in ["1", "2", "3", "4"] {
         fixture.acquire(job);
     }
-    fixture.acquire_for("large", &cpus(4000));
+    fixture.acquire_for("large", &milli_cpus(4000));
     fixture.seconds(30);
     fixture.release("1");
     fixture.acquire("5");
@@ -103,7 +103,7 @@ fn instance_is_held_for_request_starved_for_one_minute() {
 fn canceled_request_releases_held_instance() {
     let mut fixture = adopted(sized_config(1, 2), &["a"]);
     fixture.acquire("1");
-    fixture.acquire_for("large", &cpus(2000));
+    fixture.acquire_for("large", &milli_cpus(2000));
     fixture.seconds(61);
     fixture.acquire("2");
     assert_eq!(fixture.slot_of("2"), "none");
@@ -129,7 +129,7 @@ fn slots_are_learned_from_usage_of_earlier_runs() {
     assert_eq!(slots(&fixture, "next"), 4, "three CPUs, plus a margin of a fifth");
     fixture.acquire_for("other", &of_kind(8));
     assert_eq!(slots(&fixture, "other"), 1);
-    fixture.acquire_for("declared", &SlotRequest { job_kind: Some(JobKind(7)), ..cpus(1500) });
+    fixture.acquire_for("declared", &SlotRequest { job_kind: Some(JobKind(7)), ..milli_cpus(1500) });
     assert_eq!(slots(&fixture, "declared"), 2, "declared resources take precedence");
 }
 
@@ -180,19 +180,19 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
 fn rescheduled_job_avoids_the_instance_that_it_tried() {
     let mut fixture = adopted(sized_config(2, 2), &["a", "b"]);
     fixture.acquire("1");
-    let (full, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
-    let avoids_first =
-        SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(full))), ..SlotRequest::default() };
+    let (tried, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
+    let avoids_tried =
+        SlotRequest { avoid: Some(TriedInstance::from_instance_id(&id(tried))), ..SlotRequest::default() };
     fixture.acquire("2");
-    assert_eq!(fixture.slot_of("2"), format!("{full}/1"), "the second job must share the instance of the first job");
+    assert_eq!(fixture.slot_of("2"), format!("{tried}/1"), "the second job must share the instance of the first job");
     fixture.release("2");
-    fixture.acquire_for("3", &avoids_first);
+    fixture.acquire_for("3", &avoids_tried);
     assert_eq!(fixture.slot_of("3"), format!("{other}/0"));
-    fixture.acquire_for("4", &avoids_first);
-    fixture.acquire_for("5", &avoids_first);
+    fixture.acquire_for("4", &avoids_tried);
+    fixture.acquire_for("5", &avoids_tried);
     assert_eq!(
         [fixture.slot_of("4"), fixture.slot_of("5")],
-        [format!("{other}/1"), format!("{full}/1")],
+        [format!("{other}/1"), format!("{tried}/1")],
         "the avoided instance is used if no other is free"
     );
 }
