@@ -23,7 +23,7 @@ use crate::retry::{MAX_ATTEMPTS, wait};
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Maximum size of an index, a manifest or a page of tags in bytes.
 /// The specification requires registries to accept this size.
-const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
+pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
 /// Maximum number of pages of a list. A page has up to 1000 names.
 const MAX_TAG_PAGES: usize = 100;
 /// Timeout for establishing a connection.

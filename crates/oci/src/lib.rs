@@ -2,7 +2,7 @@
 //!
 //! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution
 //! specification). [`unpack`] writes the files of a layer. [`LockFile`] stores the digests. [`pack`] and [`publish`] put content into a
-//! registry.
+//! registry. [`copy`] copies an index between repositories, and [`write_layout`] and [`read_layout`] store one in a file.
 //!
 //! Invariants: content from a registry is used only after its digest was verified; every response has a size limit; an interrupted download
 //! continues where it stopped.
@@ -10,12 +10,14 @@
 mod auth;
 mod body;
 mod client;
+mod copy;
 mod credential_helper;
 mod credentials;
 mod digest;
 mod docker_config;
 mod download;
 mod error;
+mod layout;
 mod lock_file;
 mod manifest;
 mod pack;
@@ -29,16 +31,18 @@ mod unpack;
 mod version;
 
 pub use client::{Registry, TagList};
+pub use copy::copy;
 pub use credential_helper::CredentialHelper;
 pub use credentials::{Credentials, CredentialsError, HelperError};
 pub use digest::{Digest, DigestError};
 pub use docker_config::{DockerConfig, credentials_in};
 pub use error::{RegistryError, ResponseError};
+pub use layout::{LayoutError, read_layout, write_layout};
 pub use lock_file::{Entry, LockFile, LockFileError};
 pub use manifest::{Descriptor, Index, Manifest, Platform};
 pub use pack::{PackError, pack};
 pub use platform::HostPlatform;
-pub use publish::{Image, publish};
+pub use publish::{BuiltIndex, Document, Image, publish};
 pub use reference::{Defaults, Reference, ReferenceError, Repository};
 pub use unpack::{Target, UnpackError, Unpacked, unpack};
 pub use version::{Constraint, Version, VersionError};

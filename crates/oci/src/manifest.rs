@@ -67,6 +67,15 @@ pub struct Platform {
     /// Variant of the architecture, such as `v7`. Often empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub variant: String,
+    /// Version of the operating system. Often empty.
+    #[serde(rename = "os.version", skip_serializing_if = "String::is_empty")]
+    pub os_version: String,
+    /// Required features of the operating system. Often empty.
+    #[serde(rename = "os.features", skip_serializing_if = "Vec::is_empty")]
+    pub os_features: Vec<String>,
+    /// Required features of the machine. Often empty.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub features: Vec<String>,
 }
 
 impl fmt::Display for Platform {

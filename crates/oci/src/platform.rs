@@ -77,8 +77,12 @@ mod tests {
     use super::*;
 
     fn entry(os: &str, architecture: &str, variant: &str) -> Descriptor {
-        let platform =
-            Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.to_owned() };
+        let platform = Platform {
+            os: os.to_owned(),
+            architecture: architecture.to_owned(),
+            variant: variant.to_owned(),
+            ..Platform::default()
+        };
         Descriptor { platform: Some(platform), ..Descriptor::default() }
     }
 

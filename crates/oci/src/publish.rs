@@ -1,4 +1,4 @@
-//! Publishes an index with images for several platforms.
+//! Builds an index with images for several platforms, and publishes it.
 
 use std::collections::BTreeMap;
 
@@ -20,6 +20,88 @@ pub struct Image {
     pub layers: Vec<Vec<u8>>,
 }
 
+/// Document of a registry, with the bytes that its digest belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Document {
+    /// Media type of the document.
+    pub media_type: String,
+    /// Content of the document.
+    pub bytes: Vec<u8>,
+}
+
+impl Document {
+    pub(crate) fn new(media_type: &str, content: &Value) -> Self {
+        Self { media_type: media_type.to_owned(), bytes: content.to_string().into_bytes() }
+    }
+}
+
+/// Index with everything that it refers to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BuiltIndex {
+    /// Layers and configurations.
+    pub blobs: Vec<Vec<u8>>,
+    /// Manifests of the images.
+    pub manifests: Vec<Document>,
+    /// The index itself.
+    pub index: Document,
+}
+
+impl BuiltIndex {
+    /// Builds the manifests of images and the index that lists them. `annotations` are those of all of them.
+    #[must_use]
+    pub fn new(layer_type: &str, images: Vec<Image>, annotations: &BTreeMap<String, String>) -> Self {
+        let (mut blobs, mut manifests, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+        for Image { platform, layers } in images {
+            let described = |media_type: &str, content: &[u8]| json!({"mediaType": media_type, "digest": Digest::of(content).to_string(), "size": content.len()});
+            let (os, architecture) = (&platform.os, &platform.architecture);
+            let config = json!({"os": os, "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": []}});
+            let config = config.to_string().into_bytes();
+            let manifest = Document::new(
+                MANIFEST_TYPES[0],
+                &json!({
+                    "schemaVersion": 2,
+                    "mediaType": MANIFEST_TYPES[0],
+                    "config": described(CONFIG_TYPE, &config),
+                    "layers": layers.iter().map(|layer| described(layer_type, layer)).collect::<Vec<_>>(),
+                    "annotations": annotations,
+                }),
+            );
+            let mut entry = described(MANIFEST_TYPES[0], &manifest.bytes);
+            if let Some(entry) = entry.as_object_mut() {
+                entry.insert("platform".to_owned(), json!(platform));
+            }
+            entries.push(entry);
+            blobs.extend(layers);
+            blobs.push(config);
+            manifests.push(manifest);
+        }
+        let index = json!({
+            "schemaVersion": 2,
+            "mediaType": INDEX_TYPES[0],
+            "manifests": entries,
+            "annotations": annotations,
+        });
+        Self { blobs, manifests, index: Document::new(INDEX_TYPES[0], &index) }
+    }
+
+    /// Uploads everything, and the index under the tags. Returns the digest of the index.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub async fn push(self, registry: &Registry, tags: &[&str]) -> Result<Digest, RegistryError> {
+        for blob in self.blobs {
+            registry.push_blob(blob).await?;
+        }
+        for manifest in self.manifests {
+            registry.push_document(None, &manifest).await?;
+        }
+        for tag in tags {
+            registry.push_document(Some(tag), &self.index).await?;
+        }
+        Ok(Digest::of(&self.index.bytes))
+    }
+}
+
 /// Uploads images and the index that lists them, under a tag. Returns the digest of the index.
 ///
 /// # Errors
@@ -31,39 +113,5 @@ pub async fn publish(
     images: Vec<Image>,
     annotations: &BTreeMap<String, String>,
 ) -> Result<Digest, RegistryError> {
-    let mut manifests = Vec::new();
-    for image in images {
-        let Platform { os, architecture, .. } = &image.platform;
-        let mut layers = Vec::new();
-        for layer in image.layers {
-            let size = layer.len();
-            let digest = registry.push_blob(layer).await?;
-            layers.push(json!({"mediaType": layer_type, "digest": digest.to_string(), "size": size}));
-        }
-        let config = json!({"os": os, "architecture": architecture, "rootfs": {"type": "layers", "diff_ids": []}});
-        let config = config.to_string().into_bytes();
-        let size = config.len();
-        let config = registry.push_blob(config).await?.to_string();
-        let manifest = json!({
-            "schemaVersion": 2,
-            "mediaType": MANIFEST_TYPES[0],
-            "config": {"mediaType": CONFIG_TYPE, "digest": config, "size": size},
-            "layers": layers,
-            "annotations": annotations,
-        });
-        let (digest, size) = registry.push_manifest(None, MANIFEST_TYPES[0], &manifest).await?;
-        manifests.push(json!({
-            "mediaType": MANIFEST_TYPES[0],
-            "digest": digest.to_string(),
-            "size": size,
-            "platform": image.platform,
-        }));
-    }
-    let index: Value = json!({
-        "schemaVersion": 2,
-        "mediaType": INDEX_TYPES[0],
-        "manifests": manifests,
-        "annotations": annotations,
-    });
-    registry.push_manifest(Some(tag), INDEX_TYPES[0], &index).await.map(|(digest, _)| digest)
+    BuiltIndex::new(layer_type, images, annotations).push(registry, &[tag]).await
 }

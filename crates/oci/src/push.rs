@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::client::Registry;
 use crate::digest::Digest;
 use crate::error::{RegistryError, ResponseError};
+use crate::publish::Document;
 
 impl Registry {
     /// Uploads a blob, unless the repository already has it.
@@ -15,13 +16,8 @@ impl Registry {
     /// [`RegistryError`].
     pub async fn push_blob(&self, content: Vec<u8>) -> Result<Digest, RegistryError> {
         let digest = Digest::of(&content);
-        let url = self.url(&["blobs", &digest.to_string()])?;
-        match self.send(&url, &|http| http.head(url.clone()), None).await {
-            Ok(_) => return Ok(digest),
-            Err(RegistryError::NotFound { .. }) => {}
-            // Credentials may permit only uploads. The answer to `HEAD` has no body, so it never contains the reason for a refusal.
-            Err(RegistryError::Refused { .. }) => {}
-            Err(error) => return Err(error),
+        if self.has_blob(&digest.to_string()).await? {
+            return Ok(digest);
         }
         let start = self.url(&["blobs", "uploads/"])?;
         let response = self.send(&start, &|http| http.post(start.clone()).header(CONTENT_LENGTH, 0), None).await?;
@@ -37,6 +33,18 @@ impl Registry {
         Ok(digest)
     }
 
+    /// Returns whether the repository has a blob, as far as the credentials permit to see that.
+    pub(crate) async fn has_blob(&self, digest: &str) -> Result<bool, RegistryError> {
+        let url = self.url(&["blobs", digest])?;
+        match self.send(&url, &|http| http.head(url.clone()), None).await {
+            Ok(_) => Ok(true),
+            Err(RegistryError::NotFound { .. }) => Ok(false),
+            // Credentials may permit only uploads. The answer to `HEAD` has no body, so it never contains the reason for a refusal.
+            Err(RegistryError::Refused { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns its digest and its size in bytes.
     ///
     /// # Errors
@@ -47,25 +55,27 @@ impl Registry {
         media_type: &str,
         document: &Value,
     ) -> Result<(Digest, u64), RegistryError> {
-        let (digest, size, _) = self.put_manifest(tag, media_type, document).await?;
-        Ok((digest, size))
+        let document = Document::new(media_type, document);
+        self.push_document(tag, &document).await?;
+        Ok((Digest::of(&document.bytes), document.bytes.len() as u64))
     }
 
-    /// Uploads a manifest. Also returns the response.
-    pub(crate) async fn put_manifest(
+    /// Uploads a manifest or an index under a tag, or under its own digest if `tag` is `None`. Returns the response.
+    ///
+    /// # Errors
+    /// [`RegistryError`].
+    pub(crate) async fn push_document(
         &self,
         tag: Option<&str>,
-        media_type: &str,
-        document: &Value,
-    ) -> Result<(Digest, u64, Response), RegistryError> {
-        let text = document.to_string().into_bytes();
-        let (digest, size) = (Digest::of(&text), text.len() as u64);
-        let by_digest = digest.to_string();
+        document: &Document,
+    ) -> Result<Response, RegistryError> {
+        let by_digest = Digest::of(&document.bytes).to_string();
         let url = self.url(&["manifests", tag.unwrap_or(&by_digest)])?;
-        let text = bytes(text);
-        let put = |http: &reqwest::Client| http.put(url.clone()).header(CONTENT_TYPE, media_type).body(text.clone());
-        let response = self.send(&url, &put, None).await?;
-        Ok((digest, size, response))
+        let text = bytes(document.bytes.clone());
+        let put = |http: &reqwest::Client| {
+            http.put(url.clone()).header(CONTENT_TYPE, &document.media_type).body(text.clone())
+        };
+        self.send(&url, &put, None).await
     }
 }
 

@@ -10,6 +10,7 @@ use crate::client::{Registry, parse_body};
 use crate::digest::Digest;
 use crate::error::RegistryError;
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES};
+use crate::publish::Document;
 
 /// Content of an empty configuration.
 const EMPTY: &[u8] = b"{}";
@@ -69,7 +70,8 @@ impl Registry {
             "subject": {"mediaType": INDEX_TYPES[0], "digest": subject, "size": size},
             "annotations": annotations,
         });
-        let (digest, bytes, response) = self.put_manifest(None, MANIFEST_TYPES[0], &document).await?;
+        let document = Document::new(MANIFEST_TYPES[0], &document);
+        let response = self.push_document(None, &document).await?;
         if response.headers().contains_key(SUBJECT_HEADER) {
             return Ok(());
         }
@@ -78,8 +80,8 @@ impl Registry {
         let others = known.iter().filter(|entry| entry.artifact_type != artifact_type).map(|entry| json!(entry));
         let own = json!({
             "mediaType": MANIFEST_TYPES[0],
-            "digest": digest.to_string(),
-            "size": bytes,
+            "digest": Digest::of(&document.bytes).to_string(),
+            "size": document.bytes.len(),
             "artifactType": artifact_type,
             "annotations": annotations,
         });

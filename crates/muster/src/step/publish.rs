@@ -77,7 +77,12 @@ fn platform(text: &str) -> Result<(Platform, PathBuf), String> {
         return Err("write OS/ARCHITECTURE=DIR, such as linux/amd64=build/amd64".to_owned());
     };
     let (architecture, variant) = architecture.split_once('/').unwrap_or((architecture, ""));
-    let platform = Platform { os: os.to_owned(), architecture: architecture.to_owned(), variant: variant.to_owned() };
+    let platform = Platform {
+        os: os.to_owned(),
+        architecture: architecture.to_owned(),
+        variant: variant.to_owned(),
+        ..Platform::default()
+    };
     Ok((platform, PathBuf::from(dir)))
 }
 

@@ -1,0 +1,82 @@
+//! Copies an index or an image, with everything that it refers to, from one repository to another. Digests do not change.
+
+use serde::Deserialize;
+use url::Url;
+
+use crate::body::read_body;
+use crate::client::{MAX_DOCUMENT_BYTES, Registry, accept, verify};
+use crate::digest::Digest;
+use crate::error::{RegistryError, ResponseError};
+use crate::manifest::{Descriptor, INDEX_TYPES, MANIFEST_TYPES};
+use crate::publish::Document;
+
+/// Maximum size of a blob in bytes. It is in memory while it is copied.
+const MAX_BLOB_BYTES: u64 = 1024 * 1024 * 1024;
+
+/// References of an index or of an image.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct References {
+    media_type: String,
+    manifests: Vec<Descriptor>,
+    config: Option<Descriptor>,
+    layers: Vec<Descriptor>,
+}
+
+/// Copies what a tag or a digest refers to, and gives it these tags. Returns its digest.
+///
+/// # Errors
+/// [`RegistryError`] of one of the two repositories.
+pub async fn copy(from: &Registry, reference: &str, to: &Registry, tags: &[&str]) -> Result<Digest, RegistryError> {
+    let (document, references, _) = fetch(from, reference).await?;
+    for entry in &references.manifests {
+        let (manifest, inner, url) = fetch(from, &entry.digest).await?;
+        if !inner.manifests.is_empty() {
+            return Err(RegistryError::invalid(url, ResponseError::NotAnIndex));
+        }
+        copy_blobs(from, &inner, to).await?;
+        to.push_document(None, &manifest).await?;
+    }
+    copy_blobs(from, &references, to).await?;
+    for tag in tags {
+        to.push_document(Some(tag), &document).await?;
+    }
+    Ok(Digest::of(&document.bytes))
+}
+
+/// Fetches a document with its unchanged bytes.
+async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
+    let url = from.url(&["manifests", reference])?;
+    let is_digest = reference.contains(':');
+    let content = format!("{}{}{reference}", from.repository(), if is_digest { '@' } else { ':' });
+    let response = from.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
+    let header = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let header = header.unwrap_or_default().to_owned();
+    let bytes = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
+    if is_digest {
+        verify(&url, reference, Digest::of(&bytes))?;
+    }
+    let references: References =
+        serde_json::from_slice(&bytes).map_err(|error| RegistryError::invalid(url.as_str(), error))?;
+    let media_type = if references.media_type.is_empty() { header } else { references.media_type.clone() };
+    Ok((Document { media_type, bytes }, references, url))
+}
+
+async fn copy_blobs(from: &Registry, references: &References, to: &Registry) -> Result<(), RegistryError> {
+    for blob in references.config.iter().chain(&references.layers) {
+        if to.has_blob(&blob.digest).await? {
+            continue;
+        }
+        if blob.size > MAX_BLOB_BYTES {
+            let url = from.url(&["blobs", &blob.digest])?;
+            return Err(RegistryError::TooLarge { url: url.to_string(), limit: MAX_BLOB_BYTES });
+        }
+        let directory =
+            tempfile::tempdir().map_err(|source| RegistryError::File { path: std::env::temp_dir(), source })?;
+        let path = directory.path().join("blob");
+        from.download(blob, &path).await?;
+        let content = tokio::fs::read(&path).await.map_err(|source| RegistryError::File { path, source })?;
+        to.push_blob(content).await?;
+    }
+    Ok(())
+}

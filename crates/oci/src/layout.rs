@@ -1,0 +1,228 @@
+//! File with one index and everything that it refers to: an OCI image layout in a tar archive. The version is the name of the index.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Read, Write};
+
+use serde::Deserialize;
+use serde_json::json;
+use tar::{Archive, Builder, EntryType, Header};
+
+use crate::digest::Digest;
+use crate::manifest::Descriptor;
+use crate::publish::{BuiltIndex, Document};
+
+const VERSION: &str = "org.opencontainers.image.ref.name";
+const LAYOUT_FILE: &str = "oci-layout";
+const INDEX_FILE: &str = "index.json";
+const BLOBS: &str = "blobs/sha256/";
+/// Maximum size of all files in bytes. They are in memory.
+const MAX_BYTES: u64 = 1024 * 1024 * 1024;
+/// Maximum number of files.
+const MAX_FILES: usize = 10_000;
+
+/// Reason why a file is not a valid image layout.
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// The archive cannot be read or written.
+    #[error("the archive cannot be read")]
+    Io(#[from] io::Error),
+    /// A document is not valid JSON.
+    #[error("{name} is not a valid document")]
+    Document {
+        /// Name of the document in the archive.
+        name: String,
+        /// Error of the parser.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A file is missing.
+    #[error("the archive has no file {0}")]
+    Missing(String),
+    /// The content of a file does not match the digest in its name.
+    #[error("the file {0} does not match its digest")]
+    Digest(String),
+    /// The archive does not contain exactly one index with a version.
+    #[error("the archive must contain one index with the annotation `{VERSION}`")]
+    NoIndex,
+    /// The archive is too large.
+    #[error("the archive has more than {MAX_FILES} files or {} MiB", MAX_BYTES / 1024 / 1024)]
+    TooLarge,
+}
+
+#[derive(Deserialize)]
+struct References {
+    #[serde(default)]
+    manifests: Vec<Descriptor>,
+    config: Option<Descriptor>,
+    #[serde(default)]
+    layers: Vec<Descriptor>,
+}
+
+/// Writes an index and its version. The same index always produces the same archive.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_layout(to: impl Write, built: &BuiltIndex, version: &str) -> io::Result<()> {
+    let digest = Digest::of(&built.index.bytes).to_string();
+    let index = json!({
+        "schemaVersion": 2,
+        "manifests": [{
+            "mediaType": built.index.media_type,
+            "digest": digest,
+            "size": built.index.bytes.len(),
+            "annotations": {VERSION: version},
+        }],
+    });
+    let documents = built.manifests.iter().chain([&built.index]).map(|document| &document.bytes);
+    // Images can share layers.
+    let blobs: BTreeMap<String, &Vec<u8>> =
+        built.blobs.iter().chain(documents).map(|blob| (blob_name(&Digest::of(blob).to_string()), blob)).collect();
+    let mut archive = Builder::new(to);
+    add(&mut archive, LAYOUT_FILE, br#"{"imageLayoutVersion":"1.0.0"}"#)?;
+    add(&mut archive, INDEX_FILE, index.to_string().as_bytes())?;
+    for (name, blob) in blobs {
+        add(&mut archive, &name, blob)?;
+    }
+    archive.into_inner()?.flush()
+}
+
+fn add(archive: &mut Builder<impl Write>, name: &str, content: &[u8]) -> io::Result<()> {
+    let mut header = Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_mtime(0);
+    header.set_size(content.len() as u64);
+    archive.append_data(&mut header, name, content)
+}
+
+fn blob_name(digest: &str) -> String {
+    format!("{BLOBS}{}", digest.strip_prefix("sha256:").unwrap_or(digest))
+}
+
+/// Reads an index and its version. Every file is verified against its digest.
+///
+/// # Errors
+/// [`LayoutError`].
+pub fn read_layout(from: impl Read) -> Result<(String, BuiltIndex), LayoutError> {
+    let mut files = read_files(from)?;
+    let top: References =
+        parse(INDEX_FILE, files.get(INDEX_FILE).ok_or_else(|| LayoutError::Missing(INDEX_FILE.into()))?)?;
+    let ([entry], true) = (top.manifests.as_slice(), files.contains_key(LAYOUT_FILE)) else {
+        return Err(LayoutError::NoIndex);
+    };
+    let version = entry.annotations.get(VERSION).filter(|version| !version.is_empty()).ok_or(LayoutError::NoIndex)?;
+    let index = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
+    let references: References = parse(&entry.digest, &index.bytes)?;
+    let (mut blobs, mut manifests) = (Vec::new(), Vec::new());
+    for entry in &references.manifests {
+        let manifest = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
+        let inner: References = parse(&entry.digest, &manifest.bytes)?;
+        for blob in inner.config.iter().chain(&inner.layers) {
+            // Images can share layers, so a blob is kept for the next one.
+            let name = blob_name(&blob.digest);
+            let content = files.get(&name).ok_or(LayoutError::Missing(name))?;
+            if !blobs.contains(content) {
+                blobs.push(content.clone());
+            }
+        }
+        manifests.push(manifest);
+    }
+    if manifests.is_empty() {
+        return Err(LayoutError::NoIndex);
+    }
+    Ok((version.clone(), BuiltIndex { blobs, manifests, index }))
+}
+
+/// Reads the files with a known name.
+fn read_files(from: impl Read) -> Result<HashMap<String, Vec<u8>>, LayoutError> {
+    let mut files = HashMap::new();
+    let mut left = MAX_BYTES;
+    for entry in Archive::new(from).entries()? {
+        let mut entry = entry?;
+        let name = entry.path()?.to_string_lossy().trim_start_matches("./").to_owned();
+        let is_blob = name.starts_with(BLOBS);
+        if entry.header().entry_type() != EntryType::Regular || !(is_blob || name == LAYOUT_FILE || name == INDEX_FILE)
+        {
+            continue;
+        }
+        if entry.size() > left || files.len() == MAX_FILES {
+            return Err(LayoutError::TooLarge);
+        }
+        let mut content = Vec::new();
+        entry.by_ref().take(left).read_to_end(&mut content)?;
+        left -= content.len() as u64;
+        if is_blob && blob_name(&Digest::of(&content).to_string()) != name {
+            return Err(LayoutError::Digest(name));
+        }
+        files.insert(name, content);
+    }
+    Ok(files)
+}
+
+fn take(files: &mut HashMap<String, Vec<u8>>, digest: &str) -> Result<Vec<u8>, LayoutError> {
+    let name = blob_name(digest);
+    files.remove(&name).ok_or(LayoutError::Missing(name))
+}
+
+fn parse(name: &str, content: &[u8]) -> Result<References, LayoutError> {
+    serde_json::from_slice(content).map_err(|source| LayoutError::Document { name: name.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manifest::Platform;
+    use crate::publish::Image;
+
+    fn built() -> BuiltIndex {
+        let image = |os: &str, own: &[u8]| Image {
+            platform: Platform { os: os.to_owned(), architecture: "amd64".to_owned(), ..Platform::default() },
+            layers: vec![b"common".to_vec(), own.to_vec()],
+        };
+        BuiltIndex::new("layer/type", vec![image("linux", b"one"), image("plan9", b"two")], &BTreeMap::new())
+    }
+
+    fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut archive = Builder::new(Vec::new());
+        files.iter().for_each(|(name, content)| add(&mut archive, name, content).unwrap());
+        archive.into_inner().unwrap()
+    }
+
+    #[test]
+    fn index_is_the_same_after_it_was_written_and_read() {
+        let mut file = Vec::new();
+        write_layout(&mut file, &built(), "1.2.3").unwrap();
+        let (version, read) = read_layout(&file[..]).unwrap();
+        assert_eq!(version, "1.2.3");
+        let written = built();
+        assert_eq!((&read.index, &read.manifests), (&written.index, &written.manifests));
+        assert_eq!(read.blobs.len(), 5, "the common layer is stored once");
+        assert!(written.blobs.iter().all(|blob| read.blobs.contains(blob)));
+        let mut again = Vec::new();
+        write_layout(&mut again, &built(), "1.2.3").unwrap();
+        assert_eq!(again, file);
+    }
+
+    #[test]
+    fn invalid_archives_are_rejected() {
+        let layout = (LAYOUT_FILE, &b"{}"[..]);
+        let entry =
+            |name: &str| json!({"manifests": [{"digest": "sha256:ab", "annotations": {name: "1"}}]}).to_string();
+        let (unnamed, named) = (entry("other"), entry(VERSION));
+        for (files, message) in [
+            (vec![layout], "the archive has no file index.json"),
+            (vec![layout, (INDEX_FILE, &b"["[..])], "index.json is not a valid document"),
+            (vec![layout, (INDEX_FILE, &b"{}"[..])], "must contain one index"),
+            (vec![layout, (INDEX_FILE, unnamed.as_bytes())], "must contain one index"),
+            (vec![(INDEX_FILE, named.as_bytes())], "must contain one index"),
+            (vec![layout, (INDEX_FILE, named.as_bytes())], "the archive has no file blobs/sha256/ab"),
+            (vec![layout, ("blobs/sha256/ab", &b"x"[..])], "blobs/sha256/ab does not match its digest"),
+        ] {
+            let error = read_layout(&archive(&files)[..]).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        let valid = built();
+        let mut file = Vec::new();
+        write_layout(&mut file, &valid, "1").unwrap();
+        assert!(matches!(read_layout(&file[..file.len() / 2]), Err(_)), "a truncated archive is an error");
+    }
+}
