@@ -137,10 +137,25 @@ pub const ANY: &str = "*";
 
 /// Returns whether `pattern` matches the step at `path`: the pattern is the whole path, the end of the path, or [`ANY`].
 ///
-/// A path consists of the names of the steps from the outermost one to the step, with `/` between them. A pattern consists of whole names.
+/// A path consists of the names of the steps from the outermost one to the step, with `/` between them. A pattern consists of
+/// whole names. The values of a step with a matrix are part of its name, `build: [linux, 1]`, and may be omitted in the pattern.
 #[must_use]
 pub fn matches_path(pattern: &str, path: &str) -> bool {
-    pattern == ANY || path.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'))
+    let ends_with = |path: &str| path.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
+    pattern == ANY || ends_with(path) || ends_with(&without_matrix_values(path))
+}
+
+fn without_matrix_values(path: &str) -> String {
+    let mut names = String::new();
+    let mut rest = path;
+    while let Some((before, values)) = rest.split_once(": [") {
+        // The values may contain slashes and brackets, but only their end is followed by a slash or by nothing.
+        let end = values.find("]/").or_else(|| values.ends_with(']').then_some(values.len() - 1));
+        let Some(after) = end.and_then(|end| values.get(end + 1..)) else { break };
+        names.push_str(before);
+        rest = after;
+    }
+    names + rest
 }
 
 #[cfg(test)]
@@ -156,6 +171,11 @@ mod tests {
             ("pile", "build/compile", false),
             ("build", "build/compile", false),
             ("", "build", false),
+            ("build", "build: [linux, 1]", true),
+            ("build: [linux, 1]", "build: [linux, 1]", true),
+            ("build/compile", "build: [linux/amd64]/compile: [1]", true),
+            ("build", "build: [linux", false),
+            ("linux", "build: [linux]", false),
         ] {
             assert_eq!(matches_path(pattern, path), expected, "{pattern} {path}");
         }

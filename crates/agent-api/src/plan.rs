@@ -255,6 +255,18 @@ pub enum Call {
     Steps(Vec<Step>),
 }
 
+impl When {
+    /// Returns whether a step may run after steps of which one has failed, or none.
+    #[must_use]
+    pub fn allows(self, has_failed: bool) -> bool {
+        match self {
+            Self::OnSuccess => !has_failed,
+            Self::OnFailure => has_failed,
+            Self::Always | Self::Finally => true,
+        }
+    }
+}
+
 impl Call {
     /// Returns the call of the built-in step with these inputs.
     pub fn builtin<I: Inputs>(inputs: &I) -> Self {

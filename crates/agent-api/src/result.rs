@@ -164,6 +164,9 @@ pub struct StepNode {
     /// Reason why the step was ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<TerminationCause>,
+    /// Number of attempts, if there were several. `None` means that the step was not repeated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
     /// Resources that the step used, with the steps inside it. `None` means that it started no process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<StepUsage>,

@@ -19,6 +19,7 @@ mod debugger;
 mod gate;
 mod job;
 mod panics;
+mod peers;
 mod recover;
 mod run_job;
 mod serve;

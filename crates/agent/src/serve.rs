@@ -22,11 +22,10 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::Agent;
 use crate::connections::{ConnectionTracker, SocketFile};
 use crate::panics::CatchPanics;
+use crate::peers::{MAX_REQUEST_BYTES, TolerateNewerPeers};
 use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 
-/// Maximum size of a request: a plan with its variables, including file variables.
-const MAX_REQUEST_BYTES: usize = 64 * 1024 * 1024;
 /// Interval at which old jobs are deleted. This is only a fallback, because `Close` normally deletes a job.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 /// Time for managers to fetch the results of jobs that a shutdown ended.
@@ -149,6 +148,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let service = crate::service::Service(Arc::clone(&agent));
     let server = tonic::transport::Server::builder()
         .layer(tower::layer::layer_fn(CatchPanics))
+        .layer(tower::layer::layer_fn(TolerateNewerPeers))
         .add_service(StepRunnerServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES))
         .add_service(AgentServer::new(service.clone()))
         .add_service(DebuggerServer::new(service))

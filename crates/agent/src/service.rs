@@ -107,6 +107,8 @@ fn status(job: &Job) -> proto::Status {
         status: status.into(),
         start_time: Some(timestamp(job.started)),
         end_time: finished.map(|finished| timestamp(finished.ended)),
+        error_at_4: error.clone(),
+        error_at_8: error.clone(),
         error,
     }
 }

@@ -17,6 +17,7 @@ use muster_agent_api::step_runner::{Job, RunRequest};
 use muster_archive::{Limits, Root};
 use muster_job::StepPolicy;
 use muster_runner_api::client::{Client, ClientError, TlsFiles};
+use muster_steps::bundled::BundledSteps;
 use muster_steps::engine::{self, Job as _};
 use muster_steps::failure::Failure;
 use muster_steps::log::{Log, Stream};
@@ -32,6 +33,7 @@ use url::Url;
 use crate::blocking::blocking;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
+use crate::oci_steps::OciSteps;
 use crate::running_service::RunningService;
 use crate::step_source::{StepCache, StepFetcher};
 use crate::templates::Templates;
@@ -271,6 +273,16 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Returns what fetches remote steps for the job.
+    fn step_fetcher(&self) -> StepFetcher {
+        let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
+        fetcher.servers.push(self.coordinator.url.clone());
+        fetcher.tls = self.tls_files(&self.coordinator.tls);
+        fetcher
+    }
+}
+
 impl engine::Job for Context {
     fn processes(&self) -> &Processes {
         &self.processes
@@ -317,10 +329,11 @@ impl engine::Job for Context {
     }
 
     fn step_source(&self) -> Option<Arc<dyn StepSource>> {
-        let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
-        fetcher.servers.push(self.coordinator.url.clone());
-        fetcher.tls = self.tls_files(&self.coordinator.tls);
-        Some(Arc::new(fetcher))
+        Some(Arc::new(self.step_fetcher()))
+    }
+
+    fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
+        Some(Arc::new(OciSteps::new(self.step_fetcher())))
     }
 
     fn set_status(&self, status: &'static str) {

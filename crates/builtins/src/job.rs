@@ -121,7 +121,12 @@ fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Res
     let Some(policy) = plan.step_policy.as_ref().filter(|_| steps.iter().any(Step::has_steps_by_author)) else {
         return Ok(());
     };
-    context.processes.set_limits(&policy.limits).map_err(|error| {
+    let set = || {
+        context.processes.set_limits(&policy.limits)?;
+        let rules = policy.rules.iter().enumerate().filter(|(_, rule)| rule.is_allowed && !rule.limits.is_empty());
+        rules.into_iter().try_for_each(|(position, rule)| context.processes.check_limits(position, &rule.limits))
+    };
+    set().map_err(|error| {
         let file = &policy.file;
         Failure::Configuration(format!("the limits of the step policy {file} cannot be enforced here: {error}"))
     })

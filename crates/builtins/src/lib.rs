@@ -18,6 +18,7 @@ mod extraction;
 mod files;
 mod git_http;
 pub mod job;
+mod oci_steps;
 mod prepare;
 mod removal;
 mod running_service;

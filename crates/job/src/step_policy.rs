@@ -30,6 +30,9 @@ pub struct PolicyRule {
     pub is_allowed: bool,
     /// Reason for the author of the job. Empty means none.
     pub reason: String,
+    /// Limits of the steps that the rule allows, besides those of the policy. Steps that they call have them, too.
+    #[serde(skip_serializing_if = "StepLimits::is_empty")]
+    pub limits: StepLimits,
 }
 
 /// Limits of the processes that a job's author has written. The default has no limits.
@@ -49,6 +52,20 @@ pub struct StepLimits {
 }
 
 impl StepLimits {
+    /// Returns limits that keep both these limits and `other`.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        fn lower<T: Ord + Copy>(own: Option<T>, other: Option<T>) -> Option<T> {
+            own.into_iter().chain(other).min()
+        }
+        Self {
+            no_network: self.no_network || other.no_network,
+            cpu_milli: lower(self.cpu_milli, other.cpu_milli),
+            memory_bytes: lower(self.memory_bytes, other.memory_bytes),
+            file_bytes: lower(self.file_bytes, other.file_bytes),
+        }
+    }
+
     /// Returns whether no limit is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -93,6 +110,16 @@ impl StepPolicy {
                 None => Ok(()),
             },
         }
+    }
+}
+
+impl StepPolicy {
+    /// Returns the limits of the rule that allows a step, with the position of the rule. `None` means that the rule has none.
+    #[must_use]
+    pub fn limits_of(&self, step: &StepReference) -> Option<(usize, &StepLimits)> {
+        let text = step.to_string();
+        let (position, rule) = self.rules.iter().enumerate().find(|(_, rule)| rule.matches(&text))?;
+        (rule.is_allowed && !rule.limits.is_empty()).then_some((position, &rule.limits))
     }
 }
 
@@ -170,7 +197,7 @@ mod tests {
     use super::*;
 
     fn rule(line: u64, is_allowed: bool, pattern: &str) -> PolicyRule {
-        PolicyRule { line, pattern: pattern.to_owned(), is_allowed, reason: String::new() }
+        PolicyRule { line, pattern: pattern.to_owned(), is_allowed, ..PolicyRule::default() }
     }
 
     fn decided(policy: &StepPolicy, reference: &str) -> String {
@@ -210,6 +237,24 @@ mod tests {
         assert!(policy.check(&builtin("script")).is_ok());
         assert!(policy.check(&builtin("cache/save")).is_err());
         assert!(policy.check(&StepReference::Script).is_err());
+    }
+
+    #[test]
+    fn limits_are_those_of_the_first_matching_rule() {
+        let limits = StepLimits { no_network: true, file_bytes: Some(7), ..StepLimits::default() };
+        let rules = vec![
+            rule(1, true, "local:./trusted"),
+            PolicyRule { limits: limits.clone(), ..rule(2, true, "local:**") },
+            PolicyRule { limits: limits.clone(), ..rule(3, false, "script") },
+        ];
+        let policy = StepPolicy { rules, ..StepPolicy::default() };
+        let found = |text: &str| policy.limits_of(&StepReference::parse(text).unwrap());
+        assert_eq!(found("./trusted"), None);
+        assert_eq!(found("./other"), Some((1, &limits)));
+        assert_eq!(found("dist://script"), None, "a step that is denied has no limits");
+        let other = StepLimits { file_bytes: Some(5), memory_bytes: Some(3), ..StepLimits::default() };
+        let both = StepLimits { no_network: true, file_bytes: Some(5), memory_bytes: Some(3), cpu_milli: None };
+        assert_eq!((limits.and(&other), other.and(&limits)), (both.clone(), both));
     }
 
     #[test]

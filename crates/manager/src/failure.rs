@@ -107,6 +107,7 @@ mod tests {
             exit_code: None,
             message: String::new(),
             cause: None,
+            attempts: None,
             used: None,
             steps: Vec::new(),
             call: None,

@@ -5,6 +5,7 @@
 //! steps is written only to [`log::Log`] (J6).
 
 pub mod builtin;
+pub mod bundled;
 pub mod definition;
 pub mod engine;
 pub mod expression;

@@ -17,6 +17,7 @@ fn result() -> JobResult {
         exit_code: None,
         message: String::new(),
         cause: None,
+        attempts: None,
         used: None,
         steps: Vec::new(),
         call: None,

@@ -218,3 +218,25 @@ async fn steps_are_listed_with_their_states() {
     let last = tokio::time::timeout(TIMEOUT, last).await.unwrap();
     assert_eq!(last.steps[3].state, "skipped");
 }
+
+#[tokio::test]
+async fn parallel_steps_are_paused_one_after_the_other() {
+    let mut agent = Agent::start().await;
+    let keys = json!({"parallel": true, "matrix": {"n": [1, 2, 3]}});
+    let list = json!([{"name": "m", "script": "echo number ${{ matrix.n }}", "muster": keys}]);
+    let plan = debugged(&agent, vec![step("run", When::OnSuccess, Call::Run(list))], &["before:m"]);
+    agent.run("1-1", &plan, &[]).await;
+    let mut client = Client::attach(&agent, "1-1").await;
+    let (mut number, mut paths) = (0, Vec::new());
+    for action in [ResumeAction::ResumeContinue, ResumeAction::ResumeSkip, ResumeAction::ResumeContinue] {
+        let pause = client.pause_after(number).await;
+        client.resume(&pause, action).await.unwrap();
+        number = pause.number;
+        paths.push(pause.path);
+    }
+    paths.sort();
+    assert_eq!(paths, ["run/m: [1]", "run/m: [2]", "run/m: [3]"]);
+    let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
+    assert_eq!(result.outcome, Outcome::Success);
+    assert_eq!(log.matches("\nnumber ").count(), 2, "one of the steps was skipped: {log}");
+}

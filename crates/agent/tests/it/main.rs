@@ -20,6 +20,7 @@ mod killed_agent;
 mod masking;
 mod operator_steps;
 mod output;
+mod own_keys;
 mod remote_steps;
 mod requests;
 mod shells;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_job::{PolicyRule, StepLimits, StepPolicy};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::harness::*;
 use muster_agent_api::builtin::Script;
@@ -221,4 +221,89 @@ async fn memory_of_the_author_is_limited_and_reported() {
     assert_eq!(failure(&result).0, "script_failure", "{log}");
     assert!(log.contains("\nbegun\n"), "{log}");
     assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
+}
+
+/// Runs the `run:` list with rules that allow steps, and have these limits. `None` means that this machine does not permit them.
+async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: Value) -> Option<(String, JobResult)> {
+    let mut agent = Agent::start().await;
+    let nested = "{}\n---\nrun:\n  - {name: outer, script: 'echo outer; ./show'}\n  - {name: inner, step: ../inner}\n";
+    let inner = "{}\n---\nexec: {command: [sh, -c, 'echo inner; ./show']}\n";
+    for (dir, text) in [("outer", nested), ("inner", inner)] {
+        std::fs::create_dir_all(agent.project().join("ci").join(dir)).unwrap();
+        std::fs::write(agent.project().join("ci").join(dir).join("step.yml"), text).unwrap();
+    }
+    let show = "#!/bin/sh\necho net $(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n')\n\
+                dd if=/dev/zero of=file bs=1M count=4 2>/dev/null; echo size $(stat -c %s file)\n";
+    std::fs::write(agent.project().join("show"), show).unwrap();
+    make_executable(&agent.project().join("show"));
+    let rule = |(line, (pattern, limits)): (usize, &(&str, StepLimits))| PolicyRule {
+        line: line as u64,
+        pattern: (*pattern).to_owned(),
+        is_allowed: true,
+        limits: limits.clone(),
+        ..PolicyRule::default()
+    };
+    let mut plan = agent.plan(vec![step("step_run", When::OnSuccess, Call::Run(list))]);
+    plan.step_policy = Some(StepPolicy { rules: rules.iter().enumerate().map(rule).collect(), ..policy(limits) });
+    let (log, result) = agent.complete(&plan).await;
+    if log.contains("cannot be enforced here") {
+        assert_eq!(failure(&result).0, "runner_configuration_error", "{log}");
+        assert!(!log.contains("\nnet "), "no step has run: {log}");
+        muster_test_prerequisites::missing(log);
+        return None;
+    }
+    Some((log, result))
+}
+
+/// Returns what `show` printed after the word.
+fn shown(log: &str, word: &str) -> (String, u64) {
+    let rest = log.split_once(&format!("\n{word}\n")).unwrap_or_else(|| panic!("no {word:?} in {log}")).1;
+    let value = |key: &str| rest.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    (value("net "), value("size ").parse().unwrap())
+}
+
+#[tokio::test]
+async fn limits_of_a_rule_apply_to_its_steps_and_to_those_that_they_call() {
+    let file = |megabytes: u64| StepLimits { file_bytes: Some(megabytes << 20), ..StepLimits::default() };
+    let no_network = StepLimits { no_network: true, ..StepLimits::default() };
+    let rules = [("local:./ci/outer", no_network), ("local:./ci/inner", file(2))];
+    let list = json!([
+        { "name": "free", "script": "echo free; ./show" },
+        { "name": "o", "step": "./ci/outer" },
+        { "name": "i", "step": "./ci/inner" },
+    ]);
+    let Some((log, result)) = run_with_rules(&rules, file(3), list).await else { return };
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    let (host, size) = shown(&log, "free");
+    assert_eq!(size, 3 << 20, "the limit of the policy holds for all");
+    assert_eq!(shown(&log, "outer"), ("lo".to_owned(), 3 << 20));
+    assert_eq!(shown(&log, "inner"), ("lo".to_owned(), 2 << 20), "the called step has both limits");
+    let (_, last) = log.rsplit_once("\ninner\n").unwrap();
+    assert_eq!(shown(&format!("\ninner\n{last}"), "inner"), (host, 2 << 20));
+}
+
+#[tokio::test]
+async fn memory_and_cpu_of_a_rule_are_limited_inside_those_of_the_policy() {
+    let memory = |megabytes: u64, cpu| StepLimits {
+        memory_bytes: Some(megabytes << 20),
+        cpu_milli: Some(cpu),
+        ..StepLimits::default()
+    };
+    let allocate = |name: &str, megabytes: u64| {
+        json!({
+            "name": name,
+            "script": format!("python3 -c 'x = bytearray({megabytes} << 20)' && echo {name} fits; true"),
+        })
+    };
+    let nested = json!([allocate("large", 100), { "name": "i", "step": "./ci/inner" }]);
+    // The CPU limit of the rule is higher than that of the policy, which the kernel would refuse.
+    let rules = [("local:./ci/inner", memory(32, 4000))];
+    let Some((log, result)) = run_with_rules(&rules, memory(300, 1500), nested).await else { return };
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(log.contains("\nlarge fits\n"), "{log}");
+    let list = json!([allocate("large", 100)]);
+    let rules = [("script", memory(32, 4000))];
+    let Some((log, result)) = run_with_rules(&rules, memory(300, 1500), list).await else { return };
+    assert_eq!(result.outcome, Outcome::Success, "{log}");
+    assert!(!log.contains("\nlarge fits\n"), "{log}");
 }

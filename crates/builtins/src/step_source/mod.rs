@@ -10,7 +10,7 @@
 
 mod cache;
 mod git;
-mod oci;
+pub(crate) mod oci;
 
 use std::path::PathBuf;
 use std::sync::Arc;

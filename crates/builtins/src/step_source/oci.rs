@@ -75,7 +75,11 @@ pub(super) async fn fetch(
 }
 
 /// Returns a client of the repository, with the credentials of the job for its registry.
-async fn open(fetcher: &StepFetcher, repository: Repository, lookup: Lookup<'_>) -> Result<Registry, FetchError> {
+pub(crate) async fn open(
+    fetcher: &StepFetcher,
+    repository: Repository,
+    lookup: Lookup<'_>,
+) -> Result<Registry, FetchError> {
     let text = lookup("DOCKER_AUTH_CONFIG").unwrap_or_default();
     let problem = |problem| FetchError::Failed(format!("DOCKER_AUTH_CONFIG: {problem}; correct the variable"));
     let mut credentials = credentials_in(&text, &repository).map_err(problem)?;

@@ -44,7 +44,7 @@ fn secret_is_masked_across_streams_without_timestamps() {
 }
 
 #[test]
-fn timestamps_mark_streams_and_continuations() {
+fn c117_stamps_mark_streams_and_continuations() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
     let text = written(
         &options,
@@ -61,16 +61,24 @@ fn timestamps_mark_streams_and_continuations() {
     let expected =
         [("01O ", "one"), ("00O ", "own"), ("01O ", "two"), ("01O ", "10%\r20%\r"), ("01O+", "30%"), ("00O ", "end")];
     assert_eq!(lines, expected);
-    assert!(text.lines().all(|line| line.as_bytes()[26] == b'Z' && line.as_bytes()[27] == b' '));
+    // The header has exactly 32 bytes: a time in UTC with microseconds, a space, the stream, and a space or `+`.
+    for line in text.lines() {
+        let shape: String = line[..28].chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000000Z ", "{line}");
+    }
 }
 
 #[test]
-fn long_line_is_split_and_continued() {
+fn c117_line_over_8_kib_is_split_and_continued_per_stream() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
-    let text = written(&options, &[(Stream::Output, &[b'x'; 9000]), (Stream::Output, b"y\n")]);
+    // The line of the other stream in between is no continuation, and does not end the one of the first.
+    let pieces: [(Stream, &[u8]); 3] =
+        [(Stream::Output, &[b'x'; 9000]), (Stream::Runner, b"other\n"), (Stream::Output, b"y\n")];
+    let text = written(&options, &pieces);
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 2);
-    assert_eq!(&lines[1][28..], "01O+y");
+    let [first, other, last] = lines.as_slice() else { panic!("{lines:?}") };
+    assert_eq!((&first[28..32], first.len()), ("01O ", 32 + 9000));
+    assert_eq!((&other[28..], &last[28..]), ("00O other", "01O+y"));
 }
 
 #[test]

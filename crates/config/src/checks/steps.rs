@@ -74,6 +74,10 @@ mod tests {
             ("[limits]\ncpu = \"many\"", 2, "is not a valid value of `cpu`"),
             ("[limits]\ndisk = \"1g\"", 2, "no kernel limits the disk space"),
             ("[limits]\nmemroy = \"1g\"", 2, "unknown field `memroy`"),
+            ("[[rules]]\nallow = \"script\"\nlimits = { disk = \"1g\" }", 3, "no kernel limits the disk space"),
+            ("[[rules]]\nallow = \"git:**\"\n[rules.limits]\nmemory = \"much\"", 4, "is not a valid value of `memory`"),
+            ("[[rules]]\ndeny = \"git:**\"\nlimits = { network = \"none\" }", 3, "the rule cannot have limits"),
+            ("[[rules]]\nallow = \"builtin:**\"\nlimits = { cpu = \"1\" }", 3, "the rule cannot have limits"),
             ("[[before]]\nname = \"x\"\n", 1, "needs either `script` or `step`"),
             ("[[rules]]\ndeny = ", 2, ""),
         ] {

@@ -41,6 +41,7 @@ struct Rule {
     deny: Option<Spanned<String>>,
     #[serde(default)]
     reason: String,
+    limits: Option<Spanned<Limits>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -115,7 +116,16 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
         let help = "begin it with `local:`, `git:`, `oci:` or `builtin:`, or write `script`".to_owned();
         return Err((Some(span), message, help));
     }
-    Ok(PolicyRule { line: line(text, span.start), pattern, is_allowed, reason: rule.reason })
+    let limits = match rule.limits {
+        None => StepLimits::default(),
+        Some(limits) if !is_allowed || pattern.starts_with("builtin:") => {
+            let message = "the rule cannot have limits".to_owned();
+            let help = "give limits to rules that allow steps of `run:` lists; those of [limits] apply to all processes of the author";
+            return Err((Some(limits.span()), message, help.to_owned()));
+        }
+        Some(limits) => checked_limits(limits.into_inner())?,
+    };
+    Ok(PolicyRule { line: line(text, span.start), pattern, is_allowed, reason: rule.reason, limits })
 }
 
 fn checked_limits(limits: Limits) -> Result<StepLimits, Problem> {

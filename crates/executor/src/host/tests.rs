@@ -103,6 +103,15 @@ async fn agent_command_line_has_socket_and_spool() {
     );
 }
 
+#[tokio::test]
+async fn c118_ready_marker_in_two_writes_is_recognized() {
+    let home = tempfile::tempdir().unwrap();
+    // Each `printf` of a shell is one write.
+    let agent = executable(home.path(), "printf 'step-runner is list'; printf 'ening on socket %s\\n' \"$4\"");
+    let error = environment(&executor(home.path(), agent)).connect().await.unwrap_err();
+    assert!(matches!(error, ExecutorError::Unreachable(_)), "it counts as ready, and does not answer: {error}");
+}
+
 #[test]
 fn agent_for_another_user_is_started_by_su() {
     let options = HostOptions {

@@ -120,6 +120,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
         exit_code: None,
         message: String::new(),
         cause: None,
+        attempts: None,
         used: None,
         steps: Vec::new(),
         call: None,

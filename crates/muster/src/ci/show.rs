@@ -279,7 +279,8 @@ fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     // The usage of the whole job has a separate line.
     let used = step.used.filter(|_| with_usage && depth > 1).and_then(step_usage_text);
     let used = used.map(|used| format!("  {used}")).unwrap_or_default();
-    let detail = ui::paint(ui::DIM, &format!("{time}{used}"));
+    let attempts = step.attempts.map(|attempts| format!("  {attempts} attempts")).unwrap_or_default();
+    let detail = ui::paint(ui::DIM, &format!("{time}{attempts}{used}"));
     let line = format!("{} {}  {detail}{code}{message}", ui::paint(style, sign), ui::plain(&step.name));
     let _ = writeln!(text, "{:1$}{line}", "", depth * 2);
     step.steps.iter().for_each(|inner| steps(text, inner, depth + 1, with_usage));

@@ -78,7 +78,8 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
     }
     let before = problems.errors();
     for step in steps {
-        let Some(fields) = Fields::parse(step, at, &["name", "script", "step", "func", "env", "inputs"], problems)
+        let Some(fields) =
+            Fields::parse(step, at, &["name", "script", "step", "func", "env", "inputs", "muster"], problems)
         else {
             continue;
         };
@@ -100,7 +101,8 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
                 step_reference(reference, at.key(key), problems);
             }
         }
-        for key in ["env", "inputs"] {
+        // The agent checks the keys below `muster`, which GitLab does not have (docs/reference/steps.md).
+        for key in ["env", "inputs", "muster"] {
             if let Some(map) = fields.get(key).filter(|map| map.as_map().is_none()) {
                 problems.report(
                     map.span,

@@ -1,5 +1,6 @@
 //! Errors of step files.
 
+use super::extension::ExtensionError;
 use crate::yaml::YamlError;
 
 /// Error in a step file or in a `run` list.
@@ -84,6 +85,15 @@ pub enum StepFileError {
         field: &'static str,
         /// `git` or `oci`.
         location: &'static str,
+    },
+    /// A key of Muster's own is invalid.
+    #[error("{step:?}: {source}")]
+    Extension {
+        /// Name of the step.
+        step: String,
+        /// Error of the key.
+        #[source]
+        source: ExtensionError,
     },
     /// A step of a list is invalid.
     #[error("step {number}: {source}")]

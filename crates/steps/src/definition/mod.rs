@@ -1,6 +1,7 @@
 //! Types of step files, which have two documents: a specification and a definition (docs/spec/steps.md, section 1).
 
 mod error;
+mod extension;
 mod parse;
 
 use indexmap::IndexMap;
@@ -8,6 +9,7 @@ use muster_agent_api::development::FakeStep;
 use serde_json::{Map, Value};
 
 pub use error::StepFileError;
+pub use extension::{Extension, ExtensionError};
 pub(crate) use parse::is_identifier;
 pub use parse::{parse_list, parse_run_list, parse_value};
 
@@ -89,6 +91,8 @@ pub enum Body {
     },
     /// Runs the input `script` in a shell. Only the bundled step `dist://script` has this action.
     Script,
+    /// Runs a step that comes with the agent, by its name without `dist://` or `builtin://`.
+    Bundled(String),
     /// Returns fixed outputs. Only fake steps of tests have this action.
     Fake(Box<FakeStep>),
     /// Runs steps in order.
@@ -113,6 +117,8 @@ pub struct StepEntry {
     pub inputs: Map<String, Value>,
     /// Target of the call.
     pub call: Call,
+    /// Muster's own keys of the entry. The default changes nothing.
+    pub extension: Extension,
 }
 
 /// Target of a call.

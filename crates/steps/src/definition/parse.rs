@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::{Body, Call, Kind, Location, Outputs, Parameter, Spec, StepEntry, StepFile, StepFileError};
+use super::{Body, Call, Extension, Kind, Location, Outputs, Parameter, Spec, StepEntry, StepFile, StepFileError};
 use crate::yaml::{self, Node};
 
 type Fields = IndexMap<String, Node>;
@@ -101,10 +101,12 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
         }
         check_name("name", &name, names)?;
     }
+    let extension = Extension::parse(entry.get(Extension::KEY))
+        .map_err(|source| StepFileError::Extension { step: name.clone(), source })?;
     let call = match (key, value.to_scalar_text()) {
         ("action", Some(text)) if !text.is_empty() => {
             let inputs = Value::Object(values(entry, "inputs", names)?);
-            return Ok(StepEntry { env: env(entry, names)?, name, ..action(text, inputs) });
+            return Ok(StepEntry { env: env(entry, names)?, name, extension, ..action(text, inputs) });
         }
         ("script", Some(text)) if !text.is_empty() => Call::Script(text),
         ("script" | "action", _) => {
@@ -123,7 +125,7 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
     if matches!(call, Call::Script(_)) && !inputs.is_empty() {
         return Err(StepFileError::ScriptInputs(name));
     }
-    Ok(StepEntry { env: env(entry, names)?, name, inputs, call })
+    Ok(StepEntry { env: env(entry, names)?, name, inputs, call, extension })
 }
 
 /// Returns the call of the step that runs a GitHub action. The entry has no name.
@@ -135,6 +137,7 @@ fn action(text: String, inputs: Value) -> StepEntry {
         env: IndexMap::new(),
         inputs: Map::from_iter([("action".to_owned(), Value::String(text)), ("inputs".to_owned(), inputs)]),
         call: Call::Remote(Location::Git { url: url.to_owned(), rev: rev.to_owned(), dir, file }),
+        extension: Extension::default(),
     }
 }
 

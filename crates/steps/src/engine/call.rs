@@ -6,20 +6,28 @@ use indexmap::IndexMap;
 use muster_agent_api::development::{FakeStep, matches_path};
 use muster_agent_api::result::StepNode;
 use muster_files::Limit;
-use muster_job::StepReference;
+use muster_job::{StepLimits, StepReference};
 use serde_json::{Map, Value};
 
+use super::bundled;
 use super::exec::ValueFiles;
+use super::inputs::{
+    checked_inputs, expand_key, expand_keys, expand_values, expanded_inputs, expression_error, with_defaults,
+};
 use super::pauses::PausableStep;
 use super::reference::{Target, clean, is_dynamic};
 use super::results::{ExecResult, reference};
+use super::sequence::Sequence;
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
-use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile, is_identifier};
-use crate::expression::{Dialect, Scope, to_text};
+use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile};
+use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
 
 const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
+
+/// Limits of a rule, with its position in the policy.
+type RuleLimits<'r> = (usize, &'r StepLimits);
 
 /// Step that is called, with its evaluated inputs.
 pub(super) struct Invocation<'i> {
@@ -70,18 +78,23 @@ impl UserSteps<'_> {
             _ => expand_keys(&entry.inputs, &scope)?,
         };
         let fake = self.fake(entry, path, &scope)?;
-        let (file, dir) = match fake {
-            Some(fake) => (fake_file(fake), PathBuf::new()),
-            None => match self.target(entry, &scope, frame.dir)? {
-                Target::Script => (script_file(), PathBuf::new()),
-                Target::File { dir, names } => (load(&dir, &names).await?, dir),
-                Target::Remote(step) => {
-                    // Boxed, because the future is large.
-                    let fetched = Box::pin(self.fetch(&step.source)).await;
-                    let dir = fetched.map_err(|error| self.fetch_failed(entry, error))?.join(step.dir);
-                    (load(&dir, &step.names).await?, dir)
-                }
-            },
+        let (file, dir, limits) = match fake {
+            Some(fake) => (fake_file(fake), PathBuf::new(), None),
+            None => {
+                let (target, limits) = self.target(entry, &scope, frame.dir)?;
+                let (file, dir) = match target {
+                    Target::Script => (script_file(), PathBuf::new()),
+                    Target::Bundled(name) => (bundled::file(self, &name)?, PathBuf::new()),
+                    Target::File { dir, names } => (load(&dir, &names).await?, dir),
+                    Target::Remote(step) => {
+                        // Boxed, because the future is large.
+                        let fetched = Box::pin(self.fetch(&step.source)).await;
+                        let dir = fetched.map_err(|error| self.fetch_failed(entry, error))?.join(step.dir);
+                        (load(&dir, &step.names).await?, dir)
+                    }
+                };
+                (file, dir, limits)
+            }
         };
         let given_inputs = inputs.keys().cloned().collect();
         let inputs = match fake {
@@ -106,7 +119,14 @@ impl UserSteps<'_> {
                 Call::Remote(_) => &remote_text,
             },
         };
-        self.call(invocation, record).await
+        match limits {
+            None => self.call(invocation, record).await,
+            Some((rule, limits)) => {
+                // Boxed, because only few steps have limits of their own.
+                let called = Box::pin(self.call(invocation, record));
+                self.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
+            }
+        }
     }
 
     /// Returns the fake step that replaces a step. `None` means that the step is not replaced.
@@ -124,17 +144,19 @@ impl UserSteps<'_> {
         self.development.map(|development| development.fakes.as_slice()).unwrap_or_default()
     }
 
-    /// Returns the step that an entry calls.
-    fn target(&self, entry: &StepEntry, scope: &Scope, dir: &Path) -> Result<Target, StepError> {
+    /// Returns the step that an entry calls, and the limits of the rule that allows it.
+    fn target(
+        &self,
+        entry: &StepEntry,
+        scope: &Scope,
+        dir: &Path,
+    ) -> Result<(Target, Option<RuleLimits<'_>>), StepError> {
         let text = match &entry.call {
-            Call::Script(_) => {
-                self.check_policy(&StepReference::Script)?;
-                return Ok(Target::Script);
-            }
+            Call::Script(_) => return Ok((Target::Script, self.check_policy(&StepReference::Script)?)),
             Call::Remote(location) => {
                 let step = self.located(location, scope)?;
-                self.check_policy(&step.reference())?;
-                return Ok(Target::Remote(step));
+                let limits = self.check_policy(&step.reference())?;
+                return Ok((Target::Remote(step), limits));
             }
             Call::Step(text) => text,
         };
@@ -146,18 +168,22 @@ impl UserSteps<'_> {
         let step = match &target {
             // The policy applies to the source that is fetched, not to the author's spelling of the reference.
             Target::Remote(step) => Some(step.reference()),
-            Target::Script | Target::File { .. } => StepReference::parse(&reference),
+            Target::Script | Target::Bundled(_) | Target::File { .. } => StepReference::parse(&reference),
         };
-        if let Some(step) = step.and_then(|step| self.as_called(step, base)) {
-            self.check_policy(&step)?;
-        }
-        Ok(target)
+        // A step that needs no rule has the limits of its caller.
+        let limits = match step.and_then(|step| self.as_called(step, base)) {
+            Some(step) => self.check_policy(&step)?,
+            None => None,
+        };
+        Ok((target, limits))
     }
 
     /// Checks a step against the operator's policy, right before it is loaded.
-    pub(super) fn check_policy(&self, step: &StepReference) -> Result<(), StepError> {
-        let allowed = self.policy.map_or(Ok(()), |policy| policy.check(step));
-        allowed.map_err(|violation| StepError::Refused(Box::new(violation)))
+    /// Returns the limits of the rule that allows the step, with the position of the rule.
+    pub(super) fn check_policy(&self, step: &StepReference) -> Result<Option<RuleLimits<'_>>, StepError> {
+        let Some(policy) = self.policy else { return Ok(None) };
+        policy.check(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
+        Ok(policy.limits_of(step))
     }
 
     /// Returns the step that a step file in `base` calls, as the rules of a policy name it. A local step in the project is relative to the
@@ -270,6 +296,7 @@ impl UserSteps<'_> {
             env: env.clone(),
             inputs: inputs.clone(),
             steps: Map::new(),
+            matrix: Map::new(),
             output_file: files.output.path(),
             export_file: files.export.path(),
             depth: *depth,
@@ -312,16 +339,18 @@ impl UserSteps<'_> {
                 self.exec(command, work_dir.as_deref(), frame, &mut details.exec).await?;
                 self.collect(file, files, &mut details.exports).await
             }
+            Body::Bundled(name) => bundled::run(self, name, inputs).await,
             Body::Fake(fake) => self.run_fake(fake, &mut details.exports),
             Body::Run { entries, .. } => {
                 let inner = Frame {
                     env: frame.env.clone(),
                     inputs: frame.inputs.clone(),
                     steps: Map::new(),
+                    matrix: Map::new(),
                     path: frame.path.clone(),
                     ..*frame
                 };
-                frame.steps = self.run_sequence(entries, inner, &mut details.inner).await?;
+                frame.steps = Sequence::run(self, entries, inner, &mut details.inner).await?;
                 self.sequence_outputs(file, frame)
             }
         }
@@ -394,77 +423,6 @@ fn find_fake<'f>(fakes: &'f [FakeStep], path: &str, reference: Option<&str>) -> 
 /// Returns a step file that replaces a called step.
 fn fake_file(fake: &FakeStep) -> StepFile {
     StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
-}
-
-/// Evaluates the inputs for a step file, and adds its defaults.
-fn checked_inputs(
-    file: &StepFile,
-    inputs: &Map<String, Value>,
-    scope: &Scope,
-) -> Result<Map<String, Value>, StepError> {
-    if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
-        return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
-    }
-    with_defaults(file, expanded_inputs(inputs, scope)?)
-        .map_err(|error| StepError::Step(format!("failed to load: failed to parse spec definition: {error}")))
-}
-
-fn expanded_inputs(inputs: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
-    expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))
-}
-
-fn expand_values(
-    map: &Map<String, Value>,
-    scope: &Scope,
-    site: impl Fn(&str) -> String,
-) -> Result<Map<String, Value>, StepError> {
-    let expanded =
-        |(key, value): (&String, &Value)| Ok((key.clone(), scope.expand(value).map_err(expression_error(&site(key)))?));
-    map.iter().map(expanded).collect()
-}
-
-fn expand_keys(map: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
-    map.iter().map(|(key, value)| Ok((expand_key(key, scope)?, value.clone()))).collect()
-}
-
-/// Evaluates the name of an input or variable. Only the current dialect permits expressions in it.
-fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> {
-    if !key.contains("${{") {
-        return Ok(key.to_owned());
-    }
-    let expanded = match scope.dialect() {
-        Dialect::Current => {
-            scope.expand_text(key).map_err(expression_error(&format!("failed to load: expand name {key:?}")))?
-        }
-        Dialect::Legacy => key.to_owned(),
-    };
-    if is_identifier(&expanded) {
-        return Ok(expanded);
-    }
-    Err(StepError::Step(format!(
-        "failed to load: {expanded:?} is not a valid name; use letters, digits and `_`, and do not start with a digit"
-    )))
-}
-
-/// Adds the defaults of the inputs that are not given.
-fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
-    for (name, parameter) in &file.spec.inputs {
-        if inputs.contains_key(name) {
-            continue;
-        }
-        let default = parameter
-            .default
-            .clone()
-            .ok_or_else(|| StepError::Step(format!("input {name:?} required, but not defined")))?;
-        inputs.insert(name.clone(), default);
-    }
-    Ok(inputs)
-}
-
-/// Returns a function that adds a description of the text to the error of an expression in that text.
-pub(super) fn expression_error(description: &str) -> impl FnOnce(crate::expression::ExpressionError) -> StepError {
-    let description = description.to_owned();
-    move |source| StepError::Expression { description, source }
 }
 
 /// Loads the first of the files that exists.

@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value};
 use tempfile::NamedTempFile;
 
-use super::call::expression_error;
+use super::inputs::expression_error;
 use super::masked_log::MaskedLog;
 use super::results::ExecResult;
 use super::user_steps::{Frame, StepError, UserSteps};

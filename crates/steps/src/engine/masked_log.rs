@@ -10,48 +10,58 @@ use serde_json::Value;
 use crate::log::{Log, Stream};
 
 /// Writes to the log of the job, without the values of sensitive inputs and outputs.
+///
+/// Steps that run at the same time have separate logs, which mask the same values.
 pub(super) struct MaskedLog {
     inner: Arc<dyn Log>,
-    state: Mutex<State>,
+    sensitive: Arc<Mutex<Sensitive>>,
+    output: Mutex<Output>,
 }
 
 #[derive(Default)]
-struct State {
+struct Sensitive {
     values: Vec<String>,
     secrets: Secrets,
+}
+
+/// Output that is masked.
+#[derive(Default)]
+struct Output {
     /// Masker of the output. `None` means that there are no sensitive values yet.
     masker: Option<Masker>,
+    /// Number of the values that the masker knows. Values are only added.
+    values: usize,
 }
 
 impl MaskedLog {
     pub(super) fn new(inner: Arc<dyn Log>) -> Self {
-        Self { inner, state: Mutex::default() }
+        Self { inner, sensitive: Arc::default(), output: Mutex::default() }
     }
 
     /// Masks all strings and numbers of a value from now on.
     pub(super) fn add(&self, value: &Value) {
-        let mut state = self.state.lock();
-        let known = state.values.len();
-        collect(value, &mut state.values);
-        if state.values.len() > known {
-            self.flush_locked(&mut state);
-            state.secrets = Secrets::new(state.values.iter().map(String::as_str), []);
-            state.masker = Some(Masker::new(&state.secrets));
+        let mut sensitive = self.sensitive.lock();
+        let known = sensitive.values.len();
+        collect(value, &mut sensitive.values);
+        if sensitive.values.len() > known {
+            sensitive.secrets = Secrets::new(sensitive.values.iter().map(String::as_str), []);
         }
     }
 
     /// Returns a text without the sensitive values.
     pub(super) fn mask(&self, text: &str) -> String {
-        let state = self.state.lock();
-        if state.masker.is_some() { state.secrets.mask(text) } else { text.to_owned() }
+        let sensitive = self.sensitive.lock();
+        if sensitive.values.is_empty() { text.to_owned() } else { sensitive.secrets.mask(text) }
     }
 
-    /// Returns a log that writes to `inner`, without the values that are sensitive now.
+    /// Returns the log that the masked output is written to.
+    pub(super) fn inner(&self) -> Arc<dyn Log> {
+        Arc::clone(&self.inner)
+    }
+
+    /// Returns a log that writes to `inner`, without the values that are sensitive in this log, now or later.
     pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
-        let state = self.state.lock();
-        let secrets = state.secrets.clone();
-        let masker = state.masker.is_some().then(|| Masker::new(&secrets));
-        Self { inner, state: Mutex::new(State { values: state.values.clone(), secrets, masker }) }
+        Self { inner, sensitive: Arc::clone(&self.sensitive), output: Mutex::default() }
     }
 
     /// Returns a value without the sensitive values in its strings and numbers.
@@ -61,17 +71,21 @@ impl MaskedLog {
 
     /// Writes the output that was held back because it could be the start of a sensitive value.
     pub(super) fn flush(&self) {
-        self.flush_locked(&mut self.state.lock());
+        self.end_masker(&mut self.output.lock());
     }
 
-    fn flush_locked(&self, state: &mut State) {
-        let Some(mut masker) = state.masker.take() else { return };
+    /// Writes the output that was held back, and prepares to mask all values that are sensitive now.
+    fn end_masker(&self, output: &mut Output) {
         let mut out = Vec::new();
-        masker.finish(&mut out);
+        if let Some(mut masker) = output.masker.take() {
+            masker.finish(&mut out);
+        }
         if !out.is_empty() {
             self.inner.write(Stream::Output, &out);
         }
-        state.masker = Some(Masker::new(&state.secrets));
+        let sensitive = self.sensitive.lock();
+        output.values = sensitive.values.len();
+        output.masker = (output.values > 0).then(|| Masker::new(&sensitive.secrets));
     }
 }
 
@@ -83,8 +97,11 @@ impl Drop for MaskedLog {
 
 impl Log for MaskedLog {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        let mut state = self.state.lock();
-        match &mut state.masker {
+        let mut output = self.output.lock();
+        if output.values != self.sensitive.lock().values.len() {
+            self.end_masker(&mut output);
+        }
+        match &mut output.masker {
             None => self.inner.write(stream, bytes),
             Some(masker) => {
                 let mut out = Vec::new();

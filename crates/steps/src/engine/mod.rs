@@ -8,11 +8,14 @@
 //!          +-- timed out:  only cleanup
 //! ```
 
+mod bundled;
 mod call;
 mod debug;
 mod delegate;
 mod exec;
+mod inputs;
 mod masked_log;
+mod matrix;
 mod node;
 mod pauses;
 mod policy;
@@ -20,7 +23,9 @@ mod progress;
 mod reference;
 mod remote_steps;
 mod results;
+mod sequence;
 mod settings;
+mod turns;
 mod used_steps;
 mod user_steps;
 
@@ -38,11 +43,12 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::builtin::{Call, Role, Step};
+use crate::bundled::BundledSteps;
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
 use crate::process::{Processes, Usage, limited, measured};
 use crate::remote::StepSource;
-use crate::stop::{StopToken, wait_until};
+use crate::stop::StopToken;
 use crate::style;
 use debug::StepState;
 pub use debug::{Attached, CommandEvent, CommandOutput, DebugError, Debugger, PauseInfo, Resume, Snapshot};
@@ -104,6 +110,11 @@ pub trait Job: Send + Sync + 'static {
 
     /// Returns the port that fetches remote steps for the job. `None` means that only steps of this machine can be called.
     fn step_source(&self) -> Option<Arc<dyn StepSource>> {
+        None
+    }
+
+    /// Returns the port to the steps that come with the agent and that lists of steps may call. `None` means that there are none.
+    fn bundled_steps(&self) -> Option<Arc<dyn BundledSteps>> {
         None
     }
 
@@ -216,7 +227,7 @@ impl<J: Job> Engine<J> {
         self.job.set_status(progress.ci_job_status(step));
         // Boxed, because the types of nested steps would otherwise be nested, too.
         let running = Box::pin(self.run_in_section(step, cancellation, progress.is_cancelable(step)));
-        let (StepsResult { failure, nodes }, used) =
+        let ((StepsResult { failure, nodes }, attempts), used) =
             if step.is_by_author() { measured(limited(running)).await } else { measured(running).await };
         self.set_state(step, StepState::from_end(failure.is_none()));
         if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
@@ -226,7 +237,8 @@ impl<J: Job> Engine<J> {
         }
         let failure =
             failure.map(|failure| if step.policy.by_operator { failure.in_operator_step(&step.name) } else { failure });
-        let node = start.node(&step.name, failure.as_ref().into(), used, nodes);
+        let mut node = start.node(&step.name, failure.as_ref().into(), used, nodes);
+        node.attempts = (attempts > 1).then_some(attempts);
         if let Some(failure) = failure {
             progress.record_failure(step, failure, cancellation, |line| self.print(line));
         }
@@ -236,14 +248,6 @@ impl<J: Job> Engine<J> {
     fn set_state(&self, step: &Step<J>, state: StepState) {
         if let Some(debugger) = self.job.debugger() {
             debugger.set_state(&step.name, state);
-        }
-    }
-
-    /// Waits until the deadline, postponed by the time for which the job is paused meanwhile. `None` waits forever.
-    async fn wait_until(&self, deadline: Option<Instant>) {
-        match (self.job.debugger(), deadline) {
-            (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
-            _ => wait_until(deadline).await,
         }
     }
 

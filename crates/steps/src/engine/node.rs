@@ -49,6 +49,7 @@ impl StartTime {
             exit_code,
             message,
             cause,
+            attempts: None,
             used: total_usage(own, &steps),
             steps,
             call: None,
@@ -82,6 +83,12 @@ pub struct StepEnd {
 impl StepEnd {
     pub(super) const SKIPPED: Self =
         Self { status: StepStatus::Skipped, exit_code: None, message: String::new(), cause: None };
+
+    /// Returns the end of a step of an author that did not run.
+    pub(super) fn skipped(reason: String) -> Self {
+        Self { message: reason, ..Self::SKIPPED }
+    }
+
     const SUCCESS: Self = Self { status: StepStatus::Success, exit_code: None, message: String::new(), cause: None };
 }
 
@@ -104,6 +111,7 @@ impl<T> From<&Result<T, StepError>> for StepEnd {
         let (status, exit_code, cause) = match error.cause() {
             StepError::Stopped(cause) => (StepStatus::Cancelled, None, Some(*cause)),
             StepError::Exit(code) => (StepStatus::Failure, Some(*code), None),
+            StepError::Timeout(_) => (StepStatus::Failure, None, Some(TerminationCause::TimedOut)),
             _ => (StepStatus::Failure, None, None),
         };
         Self { status, exit_code, message: error_chain(error), cause }

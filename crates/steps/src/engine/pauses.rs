@@ -30,7 +30,7 @@ impl<J: Job> Engine<J> {
                 ..CallRecord::default()
             }
         };
-        match PausePoint::enter(debugger, &step.name, failure, call) {
+        match PausePoint::enter(debugger, &step.name, failure, call).await {
             // Boxed, so that the future takes memory only in jobs with a debugger.
             Some(point) => Box::pin(self.paused(point, stop)).await,
             None => Verdict::Continue,
@@ -133,7 +133,7 @@ impl PausableStep<'_> {
             record.env = env.map(|(key, value)| (key, Value::String(value))).collect();
             record.masked(&|text| steps.log.mask(text))
         };
-        match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call) {
+        match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call).await {
             // Boxed, so that the future takes memory only in jobs with a debugger.
             Some(point) => Box::pin(self.paused(point)).await,
             None => Verdict::Continue,

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_agent_api::plan::When;
@@ -10,25 +11,28 @@ use muster_job::{TerminationCause, go_duration};
 use tokio_util::sync::CancellationToken;
 
 use super::user_steps::UserSteps;
-use super::{Engine, Job, JobCancellation, StepsResult};
+use super::{Debugger, Engine, Job, JobCancellation, StepsResult};
 use crate::builtin::{Call, Role, Step};
 use crate::failure::Failure;
-use crate::stop::StopToken;
+use crate::log::{Log, Stream};
+use crate::stop::{StopToken, wait_until};
 use crate::style;
 
 /// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
 impl<J: Job> Engine<J> {
+    /// Runs a step in its section of the log. Also returns the number of attempts.
     pub(super) async fn run_in_section(
         &self,
         step: &Step<J>,
         cancellation: &JobCancellation,
         is_cancelable: bool,
-    ) -> StepsResult {
+    ) -> (StepsResult, u32) {
         self.open_section(step.section_name(), &step.policy.title);
         let mut nodes = Vec::new();
-        let failure = self.run_attempts(step, cancellation, is_cancelable, &mut nodes).await.err();
+        let (result, attempts) = self.run_attempts(step, cancellation, is_cancelable, &mut nodes).await;
+        let failure = result.err();
         self.job.log().end_lines();
         let timed_out = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
         // If the step is a group, its steps have already printed the warning.
@@ -43,16 +47,17 @@ impl<J: Job> Engine<J> {
         if !matches!(step.call, Call::Delegate(..)) {
             self.close_section(step.section_name(), &step.policy.title);
         }
-        StepsResult { failure, nodes }
+        (StepsResult { failure, nodes }, attempts)
     }
 
+    /// Runs the attempts of a step. Returns the result of the last one, and their number.
     async fn run_attempts(
         &self,
         step: &Step<J>,
         cancellation: &JobCancellation,
         is_cancelable: bool,
         nodes: &mut Vec<StepNode>,
-    ) -> Result<(), Failure> {
+    ) -> (Result<(), Failure>, u32) {
         // A step of the operator after the job has only its own timeout. It also runs if the job was stopped.
         let is_detached = step.policy.by_operator && step.policy.when == When::Finally;
         let stop = if is_detached { StopToken::new() } else { cancellation.stop.child() };
@@ -61,34 +66,28 @@ impl<J: Job> Engine<J> {
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
         // The steps in an environment may be user code, so only the creation of the environment is repeated (invariant J2).
-        let attempts =
-            if matches!(step.call, Call::Delegate(..)) { 1 } else { step.policy.attempts.clamp(1, MAX_ATTEMPTS) };
-        let (mut delay, max_delay) = self.retry_backoff;
-        let work = async {
-            let mut attempt = 1;
-            loop {
-                nodes.clear();
-                let failure = match self.run_once(step, &inner, nodes).await {
-                    Ok(()) => return Ok(()),
-                    Err(failure) if attempt >= attempts || stop.cause().is_some() => return Err(failure),
-                    Err(failure) => failure,
-                };
-                self.print(&style::warning(&format!("Retrying... {} error={failure}", step.name)));
-                tokio::select! {
-                    cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-                    () = tokio::time::sleep(delay) => {}
+        let attempts = if matches!(step.call, Call::Delegate(..)) { 1 } else { step.policy.attempts };
+        let mut attempts = Attempts::new(attempts, self.retry_backoff);
+        let result = {
+            let work = async {
+                loop {
+                    nodes.clear();
+                    let Err(failure) = self.run_once(step, &inner, nodes).await else { return Ok(()) };
+                    let announce = || self.print(&retry_warning(&step.name, &failure));
+                    if !attempts.next(&stop, announce).await.map_err(Failure::Stopped)? {
+                        return Err(failure);
+                    }
+                    if attempts.number == 2 {
+                        self.clear(step, &stop).await?;
+                    }
                 }
-                delay = (delay * 2).min(max_delay);
-                attempt += 1;
-                if attempt == 2 {
-                    self.clear(step, &stop).await?;
-                }
-            }
+            };
+            // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
+            let work = pin!(work);
+            let work = self.run_with_pauses(step, &stop, work);
+            self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
         };
-        // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
-        let work = pin!(work);
-        let work = self.run_with_pauses(step, &stop, work);
-        self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
+        (result, attempts.number)
     }
 
     /// Removes what a failed attempt left behind, in a separate section (docs/spec/job-execution.md, section 1.4).
@@ -102,25 +101,14 @@ impl<J: Job> Engine<J> {
     }
 
     fn open_section(&self, name: &str, title: &str) {
-        if title.is_empty() {
-            return;
-        }
-        if self.sections {
-            self.print(&style::section_start(name));
-        }
-        self.print(&style::title(title));
+        open_section(&*self.job.log(), self.sections, name, title);
     }
 
     pub(super) fn close_section(&self, name: &str, title: &str) {
-        if self.sections && !title.is_empty() {
-            self.print(&style::section_end(name));
-        }
+        close_section(&*self.job.log(), self.sections, name, title);
     }
 
     /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel.
-    ///
-    /// The time from the stop to the end depends on the work: processes have the grace time, and a built-in step that blocks a thread has
-    /// its own timeout.
     async fn run_with_timeouts(
         &self,
         step: &Step<J>,
@@ -146,33 +134,15 @@ impl<J: Job> Engine<J> {
                 None => std::future::pending().await,
             }
         };
-        let (mut work, mut canceled, mut expired) = (pin!(work), pin!(canceled), pin!(self.wait_until(deadline)));
-        let mut timed_out = false;
-        let mut is_canceled = false;
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut work => {
-                    return match result {
-                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out && step_expires_first => {
-                            Err(Failure::StepTimeout(step_timeout_message(step)))
-                        }
-                        Err(Failure::Stopped(TerminationCause::TimedOut)) if timed_out => {
-                            let timeout = go_duration(self.timeout);
-                            Err(Failure::JobTimeout(format!("execution took longer than {timeout} seconds")))
-                        }
-                        other => other,
-                    };
-                }
-                () = &mut expired, if !timed_out => {
-                    timed_out = true;
-                    stop.stop(TerminationCause::TimedOut);
-                }
-                () = &mut canceled, if !is_canceled => {
-                    is_canceled = true;
-                    stop.stop(TerminationCause::CanceledByUser);
-                }
+        match run_until(stop, wait_until_moved(debugger, deadline), canceled, work).await {
+            (Err(Failure::Stopped(TerminationCause::TimedOut)), true) if step_expires_first => {
+                Err(Failure::StepTimeout(step_timeout_message(step)))
             }
+            (Err(Failure::Stopped(TerminationCause::TimedOut)), true) => {
+                let timeout = go_duration(self.timeout);
+                Err(Failure::JobTimeout(format!("execution took longer than {timeout} seconds")))
+            }
+            (result, _) => result,
         }
     }
 
@@ -209,12 +179,109 @@ impl<J: Job> Engine<J> {
         user_steps.policy = self.job.step_policy().filter(|_| !step.policy.by_operator);
         // The lock file in the job's repository does not apply to steps of the operator.
         user_steps.obeys_lock_file = !step.policy.by_operator;
+        user_steps.retry_backoff = self.retry_backoff;
+        user_steps.has_section_markers = self.sections;
         let result = match &step.call {
             Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
             Call::StepFile(file) => user_steps.run_file("", file, nodes).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
         result.map_err(|error| user_steps.failure(&error))
+    }
+}
+
+/// Attempts of a step. The delay before each further one doubles, up to a maximum.
+#[derive(Debug)]
+pub(super) struct Attempts {
+    max: u32,
+    /// Number of the current attempt, from 1.
+    pub(super) number: u32,
+    delay: Duration,
+    max_delay: Duration,
+}
+
+impl Attempts {
+    /// Returns the first of at most `max` attempts. `backoff` has the first and the longest delay.
+    pub(super) fn new(max: u32, (delay, max_delay): (Duration, Duration)) -> Self {
+        Self { max: max.clamp(1, MAX_ATTEMPTS), number: 1, delay, max_delay }
+    }
+
+    /// Waits before the next attempt, after it was announced. Returns false after the last attempt, and if the step was stopped.
+    ///
+    /// # Errors
+    /// The cause of a stop during the delay.
+    pub(super) async fn next(&mut self, stop: &StopToken, announce: impl FnOnce()) -> Result<bool, TerminationCause> {
+        if self.number >= self.max || stop.cause().is_some() {
+            return Ok(false);
+        }
+        announce();
+        tokio::select! {
+            cause = stop.stopped() => return Err(cause),
+            () = tokio::time::sleep(self.delay) => {}
+        }
+        self.delay = (self.delay * 2).min(self.max_delay);
+        self.number += 1;
+        Ok(true)
+    }
+}
+
+/// Returns the line that announces another attempt of a step.
+pub(super) fn retry_warning(step: &str, failure: &dyn std::fmt::Display) -> String {
+    style::warning(&format!("Retrying... {step} error={failure}"))
+}
+
+/// Waits until a time. It moves by the time for which the job is paused meanwhile.
+pub(super) async fn wait_until_moved(debugger: Option<&Arc<Debugger>>, deadline: Option<Instant>) {
+    match (debugger, deadline) {
+        (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
+        _ => wait_until(deadline).await,
+    }
+}
+
+/// Runs `work`, and stops it at the end of `expired`, as timed out, or of `canceled`. Returns its result, and whether `expired` has ended.
+///
+/// The time until the work ends after a stop depends on the work: processes have the grace time, and a built-in step that blocks a thread has
+/// its own timeout.
+pub(super) async fn run_until<T>(
+    stop: &StopToken,
+    expired: impl Future<Output = ()>,
+    canceled: impl Future<Output = ()>,
+    work: impl Future<Output = T>,
+) -> (T, bool) {
+    let (mut work, mut canceled, mut expired) = (pin!(work), pin!(canceled), pin!(expired));
+    let (mut has_expired, mut is_canceled) = (false, false);
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut work => return (result, has_expired),
+            () = &mut expired, if !has_expired => {
+                has_expired = true;
+                stop.stop(TerminationCause::TimedOut);
+            }
+            () = &mut canceled, if !is_canceled => {
+                is_canceled = true;
+                stop.stop(TerminationCause::CanceledByUser);
+            }
+        }
+    }
+}
+
+/// Writes the start of a section to the log, and its title. `is_marked` is whether the log has section markers. A step without a title has no
+/// section.
+pub(super) fn open_section(log: &dyn Log, is_marked: bool, name: &str, title: &str) {
+    if title.is_empty() {
+        return;
+    }
+    if is_marked {
+        log.write(Stream::Runner, style::section_start(name).as_bytes());
+    }
+    log.write(Stream::Runner, style::title(title).as_bytes());
+}
+
+/// Writes the end of a section to the log.
+pub(super) fn close_section(log: &dyn Log, is_marked: bool, name: &str, title: &str) {
+    if is_marked && !title.is_empty() {
+        log.write(Stream::Runner, style::section_end(name).as_bytes());
     }
 }
 

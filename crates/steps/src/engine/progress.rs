@@ -54,11 +54,7 @@ impl JobProgress {
         if self.is_finishing || (step.role() == Role::AfterScript && !self.script_started) {
             return false;
         }
-        match step.policy.when {
-            When::OnSuccess => self.failure.is_none(),
-            When::OnFailure => self.failure.is_some(),
-            When::Always | When::Finally => true,
-        }
+        step.policy.when.allows(self.failure.is_some())
     }
 
     pub(super) fn begin_step<J>(&mut self, step: &Step<J>) {

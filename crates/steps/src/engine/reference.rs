@@ -5,11 +5,20 @@ use std::path::{Component, Path, PathBuf};
 use crate::expression::Dialect;
 use crate::remote::{ReferenceError, RemoteStep, default_files, split};
 
+/// Name of the step that fetches an image.
+pub(super) const OCI_FETCH: &str = "step/oci/fetch";
+/// Steps with `dist://`, besides `script`.
+const DISTRIBUTED: [&str; 3] = ["step/oci/build", OCI_FETCH, "step/oci/promote"];
+/// Steps with `builtin://` that lists of steps may call.
+const FUNCTIONS: [&str; 2] = ["function/oci/build", "function/oci/publish"];
+
 /// Step to which a reference refers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
     /// Bundled step that runs a shell script.
     Script,
+    /// Another step that comes with the agent, by its name without `dist://` or `builtin://`.
+    Bundled(String),
     /// Step file in a directory.
     File {
         /// Directory of the file.
@@ -37,11 +46,18 @@ impl Target {
             return Ok(Self::local(reference, base, dialect));
         }
         if let Some(name) = reference.strip_prefix("dist://") {
-            return if name == "script" { Ok(Self::Script) } else { Err(ReferenceError::Bundled(name.to_owned())) };
+            return match name {
+                "script" => Ok(Self::Script),
+                name if DISTRIBUTED.contains(&name) => Ok(Self::Bundled(name.to_owned())),
+                name => Err(ReferenceError::Bundled(name.to_owned())),
+            };
         }
-        // The manager uses built-in steps in a job's plan. A `run:` list must not call them, because their inputs are not checked.
+        // The manager uses other built-in steps in a job's plan. A `run:` list must not call them, because their inputs are not checked.
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
-            return Err(ReferenceError::Builtin(name.to_owned()));
+            return match name {
+                name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),
+                name => Err(ReferenceError::Builtin(name.to_owned())),
+            };
         }
         RemoteStep::parse(reference, dialect).map(Self::Remote)
     }

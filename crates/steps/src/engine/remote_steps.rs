@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use muster_files::Limit;
 use serde_json::{Map, Value};
 
+use super::inputs::expression_error;
 use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::{Call, StepEntry};
 use crate::expression::Scope;
@@ -93,7 +94,7 @@ impl UserSteps<'_> {
     }
 
     /// Returns the value of an export, of a variable of the job, or of the agent's environment.
-    fn variable(&self, name: &str) -> Option<String> {
+    pub(super) fn variable(&self, name: &str) -> Option<String> {
         let variable = || self.variables.get(name).and_then(Value::as_str).map(str::to_owned);
         let inherited = || self.environment.iter().rev().find(|(key, _)| key == name)?.1.to_str().map(str::to_owned);
         self.exports.lock().get(name).cloned().or_else(variable).or_else(inherited)
@@ -103,7 +104,7 @@ impl UserSteps<'_> {
     pub(super) fn located(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
         let expand = |text: &String| {
             let site = "failed to load: fetching step: interpolating reference";
-            scope.expand_text(text).map_err(super::call::expression_error(site))
+            scope.expand_text(text).map_err(expression_error(site))
         };
         let expanded = match location {
             Location::Git { url, rev, dir, file } if self.is_legacy() => {
@@ -129,7 +130,8 @@ impl UserSteps<'_> {
     pub(super) fn entry_scope(&self, entry: &StepEntry, frame: &Frame<'_>) -> Scope {
         if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) {
             let (env, path) = (frame.env.clone(), frame.path.clone());
-            return self.scope(&Frame { env, path, inputs: Map::new(), steps: Map::new(), ..*frame });
+            let matrix = frame.matrix.clone();
+            return self.scope(&Frame { env, path, inputs: Map::new(), steps: Map::new(), matrix, ..*frame });
         }
         self.scope(frame)
     }

@@ -184,7 +184,7 @@ fn spec_definition(file: &StepFile, dialect: Dialect, is_outermost: bool) -> Val
             let exec = fields([("command", json!(command)), ("workDir", json!(work_dir))]);
             fields([("type", json!("exec")), ("exec", exec.into())])
         }
-        Body::Script | Body::Fake(_) => fields([("type", json!("exec"))]),
+        Body::Script | Body::Bundled(_) | Body::Fake(_) => fields([("type", json!("exec"))]),
         Body::Run { entries, outputs, delegate } => fields([
             ("type", json!("steps")),
             ("steps", entries.iter().map(|item| entry(item, dialect)).collect()),

@@ -110,7 +110,7 @@ impl UsedSteps {
             Call::Remote(location) => Target::Remote(RemoteStep::at(location, reader.dialect)?),
         };
         let (dir, names, is_remote) = match target {
-            Target::Script => return Ok(()),
+            Target::Script | Target::Bundled(_) => return Ok(()),
             Target::File { dir, names } => (dir, names, is_remote),
             Target::Remote(step) => (self.fetch(&step.source, reader).await?.join(step.dir), step.names, true),
         };
@@ -127,7 +127,7 @@ impl UsedSteps {
         };
         match &file.body {
             Body::Run { entries, .. } => self.add_at(entries, &dir, reader, (depth + 1, is_remote)).await,
-            Body::Exec { .. } | Body::Script | Body::Fake(_) => Ok(()),
+            Body::Exec { .. } | Body::Script | Body::Bundled(_) | Body::Fake(_) => Ok(()),
         }
     }
 }

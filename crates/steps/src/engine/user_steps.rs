@@ -10,16 +10,14 @@
 //! Job variables are not part of the environment. Expressions read them as `vars.NAME` or `job.NAME`.
 
 use std::ffi::OsString;
-use std::future::poll_fn;
 use std::path::Path;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
 use muster_agent_api::development::Development;
 use muster_agent_api::result::{CallRecord, StepNode};
-use muster_job::{PolicyViolation, StepPolicy, TerminationCause, error_chain};
+use muster_job::{PolicyViolation, StepPolicy, TerminationCause, error_chain, go_duration};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
@@ -28,12 +26,13 @@ use super::masked_log::MaskedLog;
 use super::remote_steps::RemoteSteps;
 use super::results::{OnResults, StepResult};
 use super::settings::{LOG_LEVEL, SettingError, Settings};
-use super::{Job, StartTime, StepEnd};
-use crate::definition::{StepEntry, StepFile, parse_run_list};
+use super::{Job, RETRY_BACKOFF};
+use crate::bundled::BundledSteps;
+use crate::definition::{StepFile, parse_run_list};
 use crate::expression::{Dialect, ExpressionError, Scope};
 use crate::failure::{Failure, signal_name};
 use crate::log::{Log, Stream};
-use crate::process::{Processes, RunError, measured};
+use crate::process::{LimitError, Processes, RunError};
 use crate::remote::{ReferenceError, StepSource};
 use crate::stop::StopToken;
 
@@ -49,6 +48,9 @@ pub enum StepError {
     /// The steps were stopped.
     #[error("stopped")]
     Stopped(TerminationCause),
+    /// A step exceeded its own timeout.
+    #[error("exceeded timeout of {}", go_duration(*.0))]
+    Timeout(Duration),
     /// A process could not be started or watched.
     #[error("exec: {0}")]
     Run(#[from] RunError),
@@ -81,6 +83,9 @@ pub enum StepError {
     /// The operator's policy does not allow the step.
     #[error("failed to load: {0}")]
     Refused(Box<PolicyViolation>),
+    /// The limits of the rule that allows the step cannot be enforced.
+    #[error("failed to load: the limits of the step policy's rule for this step cannot be enforced here")]
+    Limits(#[source] LimitError),
     /// The step file, its inputs or its outputs are invalid.
     #[error("{0}")]
     Step(String),
@@ -122,13 +127,14 @@ impl From<&StepError> for Failure {
             StepError::Signal(signal) => Self::Signal(*signal),
             StepError::Stopped(cause) => Self::Stopped(*cause),
             StepError::System(message) => Self::System(message.clone()),
-            StepError::Refused(_) => Self::Configuration(error_chain(error)),
+            StepError::Refused(_) | StepError::Limits(_) => Self::Configuration(error_chain(error)),
             _ => Self::Step(error_chain(error)),
         }
     }
 }
 
-/// State of a `run:` list while it runs, with the exports of its steps.
+/// State of a `run:` list while it runs, with the exports of its steps. Clones share the exports.
+#[derive(Clone)]
 pub(super) struct UserSteps<'a> {
     pub(super) processes: &'a Processes,
     pub(super) log: Arc<MaskedLog>,
@@ -136,9 +142,9 @@ pub(super) struct UserSteps<'a> {
     /// Time between TERM and KILL when processes are terminated.
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
-    pub(super) environment: Vec<(OsString, OsString)>,
+    pub(super) environment: Arc<[(OsString, OsString)]>,
     /// Variables of the job, for expressions.
-    pub(super) variables: Map<String, Value>,
+    pub(super) variables: Arc<Map<String, Value>>,
     pub(super) settings: Settings,
     /// The operator's policy for the steps of the list. `None` means that it may call every step.
     pub(super) policy: Option<&'a StepPolicy>,
@@ -147,7 +153,7 @@ pub(super) struct UserSteps<'a> {
     pub(super) work_dir: &'a Path,
     /// Directory for output and export files. It is private to the job.
     pub(super) temp_dir: &'a Path,
-    pub(super) exports: Mutex<IndexMap<String, String>>,
+    pub(super) exports: Arc<Mutex<IndexMap<String, String>>>,
     /// Whether this is a step file that a client of step-runner sent, and not the `run:` list of a job. The log then names each step that
     /// starts a process, and failures name the path of the step that failed.
     is_step_file: bool,
@@ -158,7 +164,13 @@ pub(super) struct UserSteps<'a> {
     pub(super) debugger: Option<&'a Arc<Debugger>>,
     /// Port that fetches remote steps.
     pub(super) step_source: Option<Arc<dyn StepSource>>,
-    pub(super) remote: RemoteSteps,
+    /// Port to the steps that come with the agent.
+    pub(super) bundled: Option<Arc<dyn BundledSteps>>,
+    pub(super) remote: Arc<RemoteSteps>,
+    /// First and longest delay between two attempts of a step.
+    pub(super) retry_backoff: (Duration, Duration),
+    /// Whether the log has markers of sections.
+    pub(super) has_section_markers: bool,
 }
 
 /// Results of the steps that were started.
@@ -180,6 +192,8 @@ pub(super) struct Frame<'f> {
     pub(super) inputs: Map<String, Value>,
     /// Outputs of the earlier steps of the same sequence, by their names.
     pub(super) steps: Map<String, Value>,
+    /// Values for which a step with a matrix runs. Empty for other steps.
+    pub(super) matrix: Map<String, Value>,
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
@@ -189,10 +203,6 @@ pub(super) struct Frame<'f> {
 
 /// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
-/// Minimum free stack for polling a nested step, in bytes.
-const MIN_STACK: usize = 512 * 1024;
-/// Size of an additional stack in bytes.
-const NEW_STACK: usize = 2 * 1024 * 1024;
 
 impl<'a> UserSteps<'a> {
     /// Returns the state for a `run:` list of the job. Its steps end when `stop` is stopped.
@@ -214,20 +224,23 @@ impl<'a> UserSteps<'a> {
             log: Arc::new(MaskedLog::new(job.log())),
             stop,
             grace: job.grace(),
-            environment,
-            variables,
+            environment: environment.into(),
+            variables: Arc::new(variables),
             settings,
             policy: None,
             obeys_lock_file: true,
             work_dir: job.work_dir(),
             temp_dir: job.temp_dir(),
-            exports: Mutex::default(),
+            exports: Arc::default(),
             is_step_file,
             on_results: job.on_results(),
             development: job.development(),
             debugger: job.debugger(),
             step_source: job.step_source(),
-            remote: RemoteSteps::default(),
+            bundled: job.bundled_steps(),
+            remote: Arc::default(),
+            retry_backoff: RETRY_BACKOFF,
+            has_section_markers: false,
         })
     }
 
@@ -264,41 +277,15 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// Runs the steps in order. Returns the outputs of all of them by name.
-    pub(super) async fn run_sequence(
-        &self,
-        entries: &[StepEntry],
-        mut frame: Frame<'_>,
-        record: &mut Record,
-    ) -> Result<Map<String, Value>, StepError> {
-        let paths = paths(&frame.path, entries);
-        for (entry, path) in entries.iter().zip(&paths) {
-            self.check_reference(entry, path).map_err(|error| error.within(&entry.name))?;
-        }
-        if let Some(debugger) = self.debugger {
-            debugger.add_steps(&frame.path, paths.clone());
-        }
-        for (entry, path) in entries.iter().zip(paths) {
-            if let Some(cause) = self.stop.cause() {
-                return Err(StepError::Stopped(cause));
-            }
-            let start = StartTime::now();
-            let mut inner = Record::default();
-            self.set_state(&path, StepState::Running);
-            // Boxed, because this function is recursive.
-            let running = on_growing_stack(Box::pin(self.run_entry(entry, &path, &frame, &mut inner)));
-            let (result, used) = measured(running).await;
-            self.set_state(&path, StepState::from_end(result.is_ok()));
-            let mut node = start.node(&entry.name, StepEnd::from(&result), used, inner.nodes);
-            node.message = self.log.mask(&node.message);
-            node.call = inner.call.map(|call| Box::new(call.masked(&|text| self.log.mask(text))));
-            record.nodes.push(node);
-            record.results.append(&mut inner.results);
-            let outputs = result.map_err(|error| error.within(&entry.name))?;
-            let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs))]);
-            frame.steps.insert(entry.name.clone(), Value::Object(outputs));
-        }
-        Ok(frame.steps)
+    /// Returns the state for steps that end when `stop` is stopped.
+    pub(super) fn with_stop<'s>(&'s self, stop: &'s StopToken) -> UserSteps<'s> {
+        UserSteps { stop, ..self.clone() }
+    }
+
+    /// Returns the state for steps that run at the same time as others, with a separate log. They see only their own exports from now on.
+    pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
+        let log = Arc::new(self.log.with_same_values(log));
+        Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), ..self.clone() }
     }
 
     pub(super) fn set_state(&self, path: &str, state: StepState) {
@@ -320,11 +307,11 @@ impl<'a> UserSteps<'a> {
     pub(super) fn scope(&self, frame: &Frame<'_>) -> Scope {
         let env = self.full_env(&frame.env).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
         let path = |path: &Path| Value::String(path.to_string_lossy().into_owned());
-        let values = Map::from_iter([
+        let mut values = Map::from_iter([
             ("env".to_owned(), Value::Object(env)),
             ("inputs".to_owned(), Value::Object(frame.inputs.clone())),
-            ("vars".to_owned(), Value::Object(self.variables.clone())),
-            ("job".to_owned(), Value::Object(self.variables.clone())),
+            ("vars".to_owned(), Value::Object((*self.variables).clone())),
+            ("job".to_owned(), Value::Object((*self.variables).clone())),
             ("steps".to_owned(), Value::Object(frame.steps.clone())),
             ("output_file".to_owned(), path(frame.output_file)),
             ("export_file".to_owned(), path(frame.export_file)),
@@ -332,32 +319,15 @@ impl<'a> UserSteps<'a> {
             ("step_dir".to_owned(), path(frame.dir)),
             ("func_dir".to_owned(), path(frame.dir)),
         ]);
+        if !frame.matrix.is_empty() {
+            values.insert("matrix".to_owned(), Value::Object(frame.matrix.clone()));
+        }
         Scope::new(self.settings.dialect, Value::Object(values))
     }
 
     pub(super) fn is_legacy(&self) -> bool {
         self.settings.dialect == Dialect::Legacy
     }
-}
-
-/// Returns the paths of the steps of a sequence. Steps of the same name get a number, and a step without a name has only its number.
-fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
-    let mut paths: Vec<String> = Vec::with_capacity(entries.len());
-    for (index, StepEntry { name, .. }) in entries.iter().enumerate() {
-        let separator = if parent.is_empty() { "" } else { "/" };
-        let number = if name.is_empty() { format!("#{}", index + 1) } else { String::new() };
-        let mut path = format!("{parent}{separator}{name}{number}");
-        if paths.contains(&path) {
-            path.push_str(&format!("#{}", index + 1));
-        }
-        paths.push(path);
-    }
-    paths
-}
-
-/// Polls a future on an additional stack if the thread has little stack left. A job decides how deeply its steps are nested.
-async fn on_growing_stack<T>(mut future: Pin<Box<impl Future<Output = T>>>) -> T {
-    poll_fn(|context| stacker::maybe_grow(MIN_STACK, NEW_STACK, || future.as_mut().poll(context))).await
 }
 
 #[cfg(test)]

@@ -143,7 +143,7 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Expressi
     })
 }
 
-pub(super) fn truthy(value: &Value) -> bool {
+pub(crate) fn truthy(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(value) => *value,

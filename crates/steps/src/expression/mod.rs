@@ -13,6 +13,7 @@ mod text;
 
 use serde_json::Value;
 
+pub(crate) use eval::truthy;
 pub use text::to_text;
 
 /// Maximum depth of expressions inside strings of other expressions.

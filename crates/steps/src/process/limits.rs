@@ -9,9 +9,11 @@
 //! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape. If the kernel does not
 //! permit a limit, the job fails before the first of these processes starts.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_job::StepLimits;
@@ -22,17 +24,20 @@ use super::{Processes, procfs};
 
 /// Period of the CPU limit in microseconds. This is the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Number of limited jobs of this process. Makes the names of their cgroups unique.
+/// Prefix of the cgroups of rules inside the version 2 cgroup of a job. The other cgroups in it have numbers as names.
+const RULE_PREFIX: &str = "rule-";
+/// Number of limited jobs of this process, and of rules with limits. Makes the names of their cgroups unique.
 static LIMITED_JOBS: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
-    /// Whether the processes that are started now are limited.
-    static IS_LIMITED: ();
+    /// Rules whose limits apply to the processes that are started now, from the outermost step to the innermost. Not set for processes
+    /// without limits.
+    static RULES: Vec<usize>;
 }
 
-/// Runs work whose processes are limited, because they run commands of the job's author.
+/// Runs work whose processes have the limits of the job, because they run commands of the job's author.
 pub async fn limited<F: Future>(work: F) -> F::Output {
-    IS_LIMITED.scope((), work).await
+    RULES.scope(Vec::new(), work).await
 }
 
 /// Limit that the kernel does not permit on this machine.
@@ -57,29 +62,61 @@ pub enum LimitError {
     Network(#[source] io::Error),
 }
 
-/// Limits of a job, ready for its processes.
-#[derive(Debug)]
-pub(super) struct Limits {
-    /// Cgroups that each process joins.
+/// Limits of a job.
+#[derive(Debug, Default)]
+pub(super) struct JobLimits {
+    /// Limits of all processes of the author. `None` means that there are none.
+    all: Option<Arc<Limits>>,
+    /// Limits of steps by the rules that allow them and the steps that call them.
+    by_rules: HashMap<Vec<usize>, Arc<Limits>>,
+}
+
+/// Limits that are ready for processes.
+#[derive(Debug, Default)]
+struct Limits {
+    /// Limits that this one includes. `None` means none.
+    outer: Option<Arc<Limits>>,
+    /// Values of the limits, with those of `outer`.
+    values: StepLimits,
+    /// Cgroups that each process joins, besides those of `outer`.
     joined: Vec<Cgroup>,
-    /// Directory with the counter of processes that were killed because of the memory limit. `None` means that memory is not limited.
+    /// Directories of the cgroups that limit CPU and memory. `None` means that this is not limited.
+    cpu: Option<PathBuf>,
     memory: Option<PathBuf>,
     namespaces: Namespaces,
-    file_bytes: Option<u64>,
 }
 
 impl Limits {
-    /// Prepares the limits. `job` is the version 2 cgroup of the job.
-    pub(super) fn prepare(limits: &StepLimits, job: Option<&Cgroup>) -> Result<Self, LimitError> {
-        let mut prepared =
-            Self { joined: Vec::new(), memory: None, namespaces: Namespaces::Shared, file_bytes: limits.file_bytes };
-        if let Some(milli) = limits.cpu_milli {
+    /// Prepares the limits, inside of those of `outer`. `job` is the version 2 cgroup of the job.
+    fn prepare(limits: &StepLimits, job: Option<&Cgroup>, outer: Option<Arc<Self>>) -> Result<Self, LimitError> {
+        let mut prepared = Self {
+            values: outer.as_ref().map_or_else(|| limits.clone(), |outer| limits.and(&outer.values)),
+            cpu: outer.as_ref().and_then(|outer| outer.cpu.clone()),
+            memory: outer.as_ref().and_then(|outer| outer.memory.clone()),
+            namespaces: outer.as_ref().map_or(Namespaces::Shared, |outer| outer.namespaces),
+            outer,
+            joined: Vec::new(),
+        };
+        // In a version 2 hierarchy, the limits of a rule are in a cgroup inside that of the job.
+        let inner = match (job, &prepared.outer) {
+            (Some(job), Some(_)) if limits.cpu_milli.or(limits.memory_bytes.map(|_| 0)).is_some() => {
+                let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
+                job.child(&format!("{RULE_PREFIX}{number}"))
+            }
+            _ => None,
+        };
+        let job = match &prepared.outer {
+            Some(_) => inner.as_ref(),
+            None => job,
+        };
+        let values = prepared.values.clone();
+        if let Some(milli) = limits.cpu_milli.and(values.cpu_milli) {
             let quota = (u64::from(milli) * CPU_PERIOD_US / 1000).max(1000);
             let unified = [("cpu.max", format!("{quota} {CPU_PERIOD_US}"))];
             let version_1 = [("cpu.cfs_period_us", CPU_PERIOD_US.to_string()), ("cpu.cfs_quota_us", quota.to_string())];
-            prepared.apply("cpu", job, &unified, &version_1)?;
+            prepared.cpu = Some(prepared.apply("cpu", job, &unified, &version_1)?);
         }
-        if let Some(bytes) = limits.memory_bytes {
+        if let Some(bytes) = limits.memory_bytes.and(values.memory_bytes) {
             let (unified, version_1) =
                 ([("memory.max", bytes.to_string())], [("memory.limit_in_bytes", bytes.to_string())]);
             let cgroup = prepared.apply("memory", job, &unified, &version_1)?;
@@ -88,7 +125,7 @@ impl Limits {
             let _ = fs::write(cgroup.join("memory.memsw.limit_in_bytes"), bytes.to_string());
             prepared.memory = Some(cgroup);
         }
-        if limits.no_network {
+        if limits.no_network && prepared.namespaces == Namespaces::Shared {
             let possible = [Namespaces::Network, Namespaces::UserAndNetwork];
             let tried = possible.map(|namespaces| {
                 can_restrict(&Restrictions { namespaces, ..Restrictions::default() }).map(|()| namespaces)
@@ -117,9 +154,17 @@ impl Limits {
             && has_controller(job, controller)
         {
             write(job.path(), unified)?;
+            if self.outer.is_some() && !self.joined.iter().any(|joined| joined.path() == job.path()) {
+                self.joined.push(job.clone());
+            }
             return Ok(job.path().to_owned());
         }
-        let parent = version_1_parent(controller).ok_or(LimitError::NoController(controller))?;
+        // Limits of a rule are inside those of the job, so that both hold.
+        let outer = if controller == "cpu" { &self.cpu } else { &self.memory };
+        let parent = match outer {
+            Some(outer) => outer.clone(),
+            None => version_1_parent(controller).ok_or(LimitError::NoController(controller))?,
+        };
         remove_dead_agents(&parent);
         let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{AGENT_PREFIX}{}-limits-{number}", std::process::id()));
@@ -130,11 +175,15 @@ impl Limits {
         Ok(path)
     }
 
-    /// Returns the restrictions of a limited process, with the opened files of its cgroups.
-    pub(super) fn restrictions(&self) -> io::Result<Restrictions> {
+    /// Returns what a process needs to be limited, with the opened files of its cgroups. It joins the innermost cgroup last.
+    fn restrictions(&self) -> io::Result<Restrictions> {
         let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
-        let join = self.joined.iter().map(open).collect::<io::Result<_>>()?;
-        Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.file_bytes })
+        let mut join = match &self.outer {
+            Some(outer) => outer.restrictions()?.join,
+            None => Vec::new(),
+        };
+        join.extend(self.joined.iter().map(open).collect::<io::Result<Vec<_>>>()?);
+        Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.values.file_bytes })
     }
 
     /// Returns the number of processes that were killed because of the memory limit.
@@ -143,6 +192,21 @@ impl Limits {
         let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(directory.join(name)));
         let text = files.into_iter().find_map(Result::ok).unwrap_or_default();
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+impl JobLimits {
+    /// Prepares the limits of a step in addition to those of the steps that call it, unless that was done before.
+    fn prepare_rules(&mut self, rules: &[usize], limits: &StepLimits, job: Option<&Cgroup>) -> Result<(), LimitError> {
+        if self.by_rules.contains_key(rules) {
+            return Ok(());
+        }
+        let calling = rules.split_last().map_or(&[][..], |(_, calling)| calling);
+        let outer = self.by_rules.get(calling).or(self.all.as_ref()).cloned();
+        // Rules are always inside of the limits of the job, although these may be empty.
+        let outer = outer.unwrap_or_default();
+        self.by_rules.insert(rules.to_vec(), Arc::new(Limits::prepare(limits, job, Some(outer))?));
+        Ok(())
     }
 }
 
@@ -159,26 +223,51 @@ impl Processes {
     /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
     pub fn set_limits(&self, limits: &StepLimits) -> Result<(), LimitError> {
         if !limits.is_empty() {
-            *self.limits.lock() = Some(Limits::prepare(limits, self.cgroup.as_ref())?);
+            self.limits.lock().all = Some(Arc::new(Limits::prepare(limits, self.cgroup.as_ref(), None)?));
         }
         Ok(())
     }
 
-    /// Returns whether a process was killed because of the memory limit of [`Processes::set_limits`].
+    /// Checks whether the kernel permits the limits of a rule, in addition to those of [`Processes::set_limits`].
+    ///
+    /// # Errors
+    /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
+    pub fn check_limits(&self, rule: usize, limits: &StepLimits) -> Result<(), LimitError> {
+        self.limits.lock().prepare_rules(&[rule], limits, self.cgroup.as_ref())
+    }
+
+    /// Runs work whose processes also have the limits of the rule at this position, in addition to those of the work around it.
+    ///
+    /// # Errors
+    /// [`LimitError`] if the kernel does not permit a limit. The work was not started then.
+    pub async fn limited_by_rule<F: Future>(
+        &self,
+        rule: usize,
+        limits: &StepLimits,
+        work: F,
+    ) -> Result<F::Output, LimitError> {
+        let mut rules = RULES.try_with(Clone::clone).unwrap_or_default();
+        if !rules.contains(&rule) {
+            rules.push(rule);
+            self.limits.lock().prepare_rules(&rules, limits, self.cgroup.as_ref())?;
+        }
+        Ok(RULES.scope(rules, work).await)
+    }
+
+    /// Returns whether a process was killed because of a memory limit of the step policy.
     #[must_use]
     pub fn exceeded_memory_limit(&self) -> bool {
-        self.limits.lock().as_ref().is_some_and(|limits| limits.killed() > 0)
+        let limits = self.limits.lock();
+        limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
     }
 
     /// Returns the restrictions of a process that is started now.
     pub(super) fn restrictions_now(&self) -> io::Result<Restrictions> {
+        let Ok(rules) = RULES.try_with(Clone::clone) else { return Ok(Restrictions::default()) };
         let limits = self.limits.lock();
-        limits.as_ref().filter(|_| is_limited()).map_or_else(|| Ok(Restrictions::default()), Limits::restrictions)
+        let limits = limits.by_rules.get(&rules).or(limits.all.as_ref());
+        limits.map_or_else(|| Ok(Restrictions::default()), |limits| limits.restrictions())
     }
-}
-
-fn is_limited() -> bool {
-    IS_LIMITED.try_with(|()| ()).is_ok()
 }
 
 /// Returns whether a version 2 cgroup has a controller. Tries to enable it for the cgroup first.

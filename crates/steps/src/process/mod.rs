@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use cgroup::Cgroup;
-use limits::Limits;
+use limits::JobLimits;
 pub use limits::{LimitError, limited};
 pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
@@ -195,7 +195,7 @@ pub struct Processes {
     /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
     slot: Option<SlotCgroup>,
     /// Limits of the operator. `None` means that there are none.
-    limits: Mutex<Option<Limits>>,
+    limits: Mutex<JobLimits>,
     environment: Vec<(OsString, OsString)>,
     recorder: ProcessRecorder,
     /// Leaders of process groups that still run or whose exit status was not collected yet.

@@ -77,10 +77,14 @@ pub struct RemoteStep {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
     /// There is no bundled step of this name.
-    #[error("fetching dist step: fetch: distributed step {0:?} not found; the only one is \"script\"")]
+    #[error(
+        "fetching dist step: fetch: distributed step {0:?} not found; use script, step/oci/build, step/oci/fetch or step/oci/promote"
+    )]
     Bundled(String),
-    /// A `run:` list cannot call built-in steps.
-    #[error("there is no built-in step {0:?}; keep the step in the repository and call it as `./directory`")]
+    /// There is no built-in step of this name.
+    #[error(
+        "there is no built-in step {0:?} for lists of steps; use function/oci/build or function/oci/publish, or keep the step in the repository and call it as `./directory`"
+    )]
     Builtin(String),
     /// The text is neither a local nor a remote reference.
     #[error(

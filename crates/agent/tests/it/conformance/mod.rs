@@ -49,6 +49,7 @@ impl Agent {
             status.error.as_ref().map(|error| (error.kind(), error.message.as_str())),
             kind.map(|kind| (kind, message))
         );
+        assert_eq!((&status.error_at_4, &status.error_at_8), (&status.error, &status.error));
         assert!(status.start_time.is_some() && status.end_time.is_some());
     }
 }

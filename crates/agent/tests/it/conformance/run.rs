@@ -109,3 +109,49 @@ async fn c114_run_waits_until_the_server_listens() {
     assert_eq!(accepted.unwrap().unwrap(), RunOutcome::Accepted { awaits_approval: false });
     assert_eq!(agent.log("1").await, log_of("ran\n"));
 }
+
+#[tokio::test]
+async fn c084_missing_directory_of_the_job_is_created() {
+    let mut agent = Agent::start().await;
+    let dir = agent.dir.path().join("missing/below");
+    let mut request = agent.script_request("1", "pwd", &[]);
+    request.job.as_mut().unwrap().build_dir = dir.to_string_lossy().into_owned();
+    agent.steps.run(request).await.unwrap();
+    agent.assert_ended("1", State::Success, None, "").await;
+    assert_eq!(agent.log("1").await, log_of(&format!("{}\n", dir.display())));
+}
+
+/// Client of the service under its other name (`docs/spec/steps.md`, section 0.3).
+#[tokio::test]
+async fn service_has_a_second_name_and_ignores_unknown_fields() {
+    use prost::Message;
+    use tonic_prost::ProstCodec;
+    /// `RunRequest` of a newer client, with a timeout in field 7.
+    #[derive(Clone, PartialEq, Message)]
+    struct NewerRequest {
+        #[prost(string, tag = "1")]
+        id: String,
+        #[prost(message, optional, tag = "5")]
+        job: Option<Job>,
+        #[prost(string, tag = "6")]
+        steps: String,
+        #[prost(message, optional, tag = "7")]
+        timeout: Option<prost_types::Duration>,
+    }
+    let mut agent = Agent::start().await;
+    let RunRequest { id, job, steps, .. } = agent.script_request("1", "echo works", &[]);
+    let timeout = Some(prost_types::Duration { seconds: 3600, nanos: 0 });
+    let mut client = tonic::client::Grpc::new(connect(agent.dir.path().join("s/agent.sock")).await);
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<NewerRequest, muster_agent_api::step_runner::RunResponse>::default();
+    let path = "/step.StepRunner/Run".parse().unwrap();
+    let request = tonic::Request::new(NewerRequest { id, job, steps, timeout });
+    client.unary(request, path, codec).await.unwrap();
+    agent.assert_ended("1", State::Success, None, "").await;
+    assert_eq!(agent.log("1").await, log_of("works\n"));
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<StatusRequest, muster_agent_api::step_runner::StatusResponse>::default();
+    let path = "/step.StepRunner/Nothing".parse().unwrap();
+    let unknown = client.unary(tonic::Request::new(StatusRequest::default()), path, codec).await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::Unimplemented);
+}

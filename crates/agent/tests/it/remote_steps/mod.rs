@@ -3,6 +3,7 @@
 mod cache;
 mod git;
 mod lock;
+mod oci_steps;
 mod registry;
 
 use std::fs;

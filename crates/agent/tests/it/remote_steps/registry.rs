@@ -38,7 +38,7 @@ fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
     pack(&[(PathBuf::from("."), root.path().to_owned())]).unwrap()
 }
 
-fn client(registry: &DockerRegistry, path: &str) -> Registry {
+pub(super) fn client(registry: &DockerRegistry, path: &str) -> Registry {
     let repository = Repository { registry: registry.host().to_owned(), path: path.to_owned() };
     Registry::new(repository, Some(Credentials::new(REGISTRY_USER, REGISTRY_PASSWORD))).unwrap()
 }
@@ -49,7 +49,7 @@ async fn push(registry: &DockerRegistry, tag: &str, images: &[(Platform, Vec<u8>
     publish(&client(registry, "g/echo"), tag, LAYER_TYPE, images.collect(), &BTreeMap::new()).await.unwrap()
 }
 
-fn login(registry: &DockerRegistry) -> Variable {
+pub(super) fn login(registry: &DockerRegistry) -> Variable {
     let auth = json!({"username": REGISTRY_USER, "password": REGISTRY_PASSWORD});
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }

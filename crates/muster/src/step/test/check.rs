@@ -127,8 +127,10 @@ impl Checker<'_> {
     fn check_step(&mut self, line: u64, expected: &ExpectedStep) {
         let name = &expected.step;
         let found = self.node.and_then(|node| find(&node.steps, "", name));
-        let (node, true) = (found, expected.called) else {
-            if found.is_some() {
+        // A step that was skipped was not called.
+        let is_called = found.is_some_and(|node| node.status != StepStatus::Skipped);
+        let (node, true) = (found.filter(|_| is_called), expected.called) else {
+            if is_called {
                 self.add(line, format!("step {name:?} was called, but the test does not expect it"));
             }
             return;

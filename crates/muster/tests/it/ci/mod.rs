@@ -10,6 +10,7 @@ mod gitlab_ci_local;
 mod includes;
 mod inspect;
 mod output;
+mod own_step_keys;
 mod podman;
 mod run;
 mod server;

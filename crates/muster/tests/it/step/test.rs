@@ -57,6 +57,47 @@ const WITH_FAKES: &str = r#"tests:
         - {step: note, called: false}
 "#;
 
+/// Tests of a step with Muster's own keys.
+const WITH_OWN_KEYS: &str = r#"tests:
+  - name: builds for all targets and does not publish
+    inputs: {targets: [linux, mac]}
+    fakes:
+      - {step: publish, exit_code: 1}
+      - {step: "build: [mac]", outputs: {file: fake.tar}}
+    expect:
+      outputs: {files: [linux.tar, fake.tar]}
+      log: ['building linux']
+      steps:
+        - {step: build, inputs: {target: linux}}
+        - {step: "build: [mac]", inputs: {target: mac}}
+        - {step: publish, called: false}
+        - {step: flaky, status: success}
+"#;
+
+#[test]
+fn steps_with_conditions_retries_and_a_matrix_are_tested() {
+    let project = Project::new();
+    project.file(
+        "build/step.yml",
+        "spec: {inputs: {target: {type: string}}, outputs: {file: {type: string}}}\n---\n\
+         exec: {command: [sh, -c, 'echo building $0; echo \"{\\\"name\\\": \\\"file\\\", \\\"value\\\": \\\"$0.tar\\\"}\" >$1', \
+         '${{inputs.target}}', '${{output_file}}']}\n",
+    );
+    project.file(
+        "all/step.yml",
+        "spec: {inputs: {targets: {type: array}}, outputs: {files: {type: array}}}\n---\nrun:\n  \
+         - {name: build, step: ../build, inputs: {target: '${{matrix.target}}'}, \
+            muster: {parallel: true, matrix: {target: '${{inputs.targets}}'}}}\n  \
+         - {name: publish, script: exit 1, muster: {if: '${{vars.PUBLISH || false}}'}}\n  \
+         - {name: flaky, script: 'test -e tried || {{ touch tried; exit 1; }}', muster: {retry: {max: 1, delay: 1ms}}}\n\
+         outputs: {files: '${{steps.build.outputs.file}}'}\n"
+            .replace("{{ touch tried; exit 1; }}", "{ touch tried; exit 1; }")
+            .as_str(),
+    );
+    project.file("all/step_test.yml", WITH_OWN_KEYS);
+    project.step(&["test", "all"]).check(0, &["test result: ok. 1 passed; 0 failed"]);
+}
+
 #[test]
 fn passing_tests_are_reported_like_those_of_cargo() {
     let project = Project::new();

@@ -50,7 +50,7 @@ const FILES: [(&str, &str); 8] = [
 /// List of steps, and the reason why Muster's result differs. `None` means that it does not.
 struct Case(&'static str, Option<&'static str>);
 
-const CASES: [Case; 40] = [
+const CASES: [Case; 42] = [
     // Inputs and types.
     Case("[{name: a, step: ./e}]", None),
     Case("[{name: a, step: ./e, inputs: {s: '${{job.CI_V}}', n: 2.50, b: false, o: {k: [1]}, a: [x, 1]}}]", None),
@@ -116,6 +116,11 @@ const CASES: [Case; 40] = [
     Case("[{name: a, script: exit 3}, {name: b, script: echo never}]", None),
     Case("[{name: a, step: ./fail}]", None),
     Case("[{name: a, script: kill -9 $$}]", None),
+    Case("[{name: a, script: 'echo once', muster: {timeout: 10m, retry: 2, if: true}}]", None),
+    Case(
+        "[{name: a, script: exit 3, muster: {retry: {max: 1, delay: 1ms}}}]",
+        Some("step-runner ignores the key `muster`, so it runs the step once"),
+    ),
     Case("[{name: a, step: ./lost}]", None),
     Case("[{name: a, script: 'echo out; echo err >&2; printf unterminated'}, {name: b, script: 'echo next'}]", None),
     Case("[{name: a, script: 'echo; echo \"  indented\"; printf \"a\\rb\\n\"'}]", None),

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use muster_agent_api::result::CallRecord;
 use muster_job::TerminationCause;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedMutexGuard, mpsc};
 
 use super::command::PausedCommand;
 use super::state::{Debugger, Pause, PauseInfo, Resume};
@@ -44,6 +44,8 @@ pub(in crate::engine) enum Verdict {
 pub(in crate::engine) struct PausePoint {
     debugger: Arc<Debugger>,
     requests: mpsc::Receiver<Request>,
+    /// Steps that run at the same time are paused one after the other.
+    _turn: OwnedMutexGuard<()>,
 }
 
 impl PausePoint {
@@ -51,7 +53,7 @@ impl PausePoint {
     ///
     /// `failure` is `None` before the step. After the step, it is the message of its failure, or empty if the step succeeded. `call`
     /// returns the details of the step, without sensitive values.
-    pub(in crate::engine) fn enter(
+    pub(in crate::engine) async fn enter(
         debugger: &Arc<Debugger>,
         path: &str,
         failure: Option<&str>,
@@ -60,6 +62,7 @@ impl PausePoint {
         if !debugger.is_hit(path, failure.is_some(), failure.is_some_and(|failure| !failure.is_empty())) {
             return None;
         }
+        let turn = Arc::clone(&debugger.pausing).lock_owned().await;
         let mask = |text: &str| debugger.secrets.mask(text);
         let call = call().masked(&mask);
         // One request can wait while a command runs. Further ones are refused.
@@ -74,7 +77,7 @@ impl PausePoint {
             };
             state.pause = Some(Pause { info, call, since: Instant::now(), requests: sender });
         });
-        Some(Self { debugger: Arc::clone(debugger), requests })
+        Some(Self { debugger: Arc::clone(debugger), requests, _turn: turn })
     }
 
     /// Waits for the next request of a client, for the end of the job, or until no client has been attached for too long.

@@ -25,6 +25,8 @@ pub struct Debugger {
     /// Values that a client must not see.
     pub(super) secrets: Secrets,
     pub(super) attach_timeout: Duration,
+    /// Locked during a pause.
+    pub(super) pausing: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -167,7 +169,13 @@ impl Debugger {
         };
         let state =
             State { breakpoints: options.breakpoints.clone(), pauses_next: options.pause_at_start, ..State::default() };
-        Self { state: Mutex::new(state), changes: watch::Sender::new(()), secrets, attach_timeout }
+        Self {
+            state: Mutex::new(state),
+            changes: watch::Sender::new(()),
+            secrets,
+            attach_timeout,
+            pausing: Arc::default(),
+        }
     }
 
     /// Attaches a client.

@@ -9,6 +9,9 @@ use tempfile::TempDir;
 use super::*;
 use crate::log::{Log, Stream};
 use crate::process::{Containment, ProcessManager};
+use crate::style;
+
+mod extension;
 
 #[derive(Default)]
 struct MemoryLog(Mutex<String>);
@@ -46,20 +49,23 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         log: Arc::new(MaskedLog::new(Arc::<MemoryLog>::clone(&memory))),
         stop: &stop,
         grace,
-        environment: processes.environment().to_vec(),
-        variables,
+        environment: processes.environment().into(),
+        variables: Arc::new(variables),
         settings,
         policy: None,
         obeys_lock_file: true,
         work_dir: dir.path(),
         temp_dir: temp.path(),
-        exports: Mutex::default(),
+        exports: Arc::default(),
         is_step_file: false,
         on_results: None,
         development: None,
         debugger: None,
         step_source: None,
-        remote: RemoteSteps::default(),
+        bundled: None,
+        remote: Arc::default(),
+        retry_backoff: (Duration::ZERO, Duration::ZERO),
+        has_section_markers: false,
     };
     let mut nodes = Vec::new();
     let result = steps.run("run", &list, &mut nodes).await.map_err(|error| {

@@ -1,0 +1,184 @@
+//! Builds an image for each platform: one layer for each file or directory, the common ones first.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_job::error_chain;
+use muster_oci::{BuiltIndex, Image, Platform, RegistryError, Repository, ResponseError, pack, write_layout};
+use muster_steps::bundled::{BundledCall, BundledError};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{OciSteps, Output, annotations, registry_failed, repository, text};
+use crate::step_source::LAYER_TYPE;
+
+/// Name of the file that `function/oci/build` writes.
+const ARCHIVE: &str = "function-image.tar";
+/// Maximum size of all layers in bytes. They are in memory.
+const MAX_BYTES: usize = 1024 * 1024 * 1024;
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Common {
+    files: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct PlatformFiles {
+    files: BTreeMap<String, String>,
+    #[serde(rename = "os.version")]
+    os_version: String,
+    #[serde(rename = "os.features")]
+    os_features: Vec<String>,
+    variant: String,
+    features: Vec<String>,
+}
+
+/// Source and destination of a file or directory.
+type Artifact = (PathBuf, PathBuf);
+
+/// Image to build.
+struct Layers {
+    platform: Platform,
+    artifacts: Vec<Artifact>,
+}
+
+/// Which of a file mapping's sides is the source. The two dialects differ.
+#[derive(Clone, Copy)]
+enum Mapping {
+    SourceToDestination,
+    DestinationToSource,
+}
+
+/// Runs `step/oci/build`.
+pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>) -> Output {
+    let (host, path, tag) = (text(call, "registry")?, text(call, "repository")?, text(call, "tag")?);
+    let repository = repository(&format!("{host}/{path}"))?;
+    let images = images(call, Mapping::SourceToDestination)?;
+    let registry = steps.registry(repository.clone(), call).await?;
+    let reference = format!("{repository}:{tag}");
+    match registry.resolve(&tag).await {
+        Err(RegistryError::NotFound { .. }) => {}
+        Ok(_) | Err(RegistryError::InvalidResponse { source: ResponseError::NotAnIndex, .. }) => {
+            return Err(BundledError::Failed(format!("image already published: {reference}; choose another tag")));
+        }
+        Err(error) => return Err(registry_failed(&error)),
+    }
+    let digest = built(images).await?.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
+    (call.print)(&format!("published step image={reference}"));
+    let digest = digest.to_string();
+    let Repository { registry, path } = repository;
+    let outputs = json!({
+        "registry": registry,
+        "repository": path,
+        "tag": tag,
+        "ref": reference,
+        "digest": {
+            "algorithm": "sha256",
+            "hash": digest.strip_prefix("sha256:").unwrap_or(&digest),
+            "value": digest,
+        },
+    });
+    Ok(outputs.as_object().cloned().unwrap_or_default())
+}
+
+/// Runs `function/oci/build`.
+pub(super) async fn build_archive(call: &BundledCall<'_>) -> Output {
+    let version = text(call, "version")?;
+    if super::version::ImageVersion::parse(&version).is_none() {
+        return Err(BundledError::Failed(format!("{version:?} is not a valid version; use N.N.N or N.N.N-SUFFIX")));
+    }
+    let built = built(images(call, Mapping::DestinationToSource)?).await?;
+    let path = call.work_dir.join(ARCHIVE);
+    let work_dir = call.work_dir.to_owned();
+    let written = tokio::task::spawn_blocking(move || {
+        // The file is replaced, even if it is a symbolic link.
+        let mut file = tempfile::Builder::new().prefix(ARCHIVE).tempfile_in(&work_dir)?;
+        write_layout(io::BufWriter::new(&mut file), &built, &version)?;
+        file.persist(work_dir.join(ARCHIVE)).map(drop).map_err(|error| error.error)
+    });
+    let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    written.map_err(|error| BundledError::Failed(format!("failed to write {}: {error}", path.display())))?;
+    (call.print)(&format!("built function archive={ARCHIVE}"));
+    Ok(serde_json::Map::new())
+}
+
+/// Returns the images that the inputs `common` and `platforms` describe.
+fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<Layers>, BundledError> {
+    let input = |name: &str| call.inputs.get(name).cloned().unwrap_or(Value::Null);
+    let invalid = |name: &str, error: &dyn std::fmt::Display| BundledError::Failed(format!("{name} input: {error}"));
+    let common: Common = serde_json::from_value(input("common")).map_err(|error| invalid("common", &error))?;
+    let platforms: BTreeMap<String, PlatformFiles> =
+        serde_json::from_value(input("platforms")).map_err(|error| invalid("platforms", &error))?;
+    if platforms.is_empty() {
+        return Err(invalid(
+            "platforms",
+            &"must have at least one platform, such as `linux/amd64` or `generic/generic`",
+        ));
+    }
+    let common = artifacts(&common.files, call.work_dir, mapping).map_err(|error| invalid("common", &error))?;
+    let image = |(name, own): (String, PlatformFiles)| {
+        let parts: Vec<&str> = name.split('/').map(str::trim).collect();
+        let [os, architecture] = parts.as_slice() else {
+            return Err(invalid("platforms", &format!("invalid platform os/arch: {name}")));
+        };
+        let artifacts = artifacts(&own.files, call.work_dir, mapping).map_err(|error| invalid("platforms", &error))?;
+        let PlatformFiles { os_version, os_features, variant, features, .. } = own;
+        let platform = Platform {
+            os: (*os).to_owned(),
+            architecture: (*architecture).to_owned(),
+            variant,
+            os_version,
+            os_features,
+            features,
+        };
+        Ok(Layers { platform, artifacts: common.iter().cloned().chain(artifacts).collect() })
+    };
+    platforms.into_iter().map(image).collect()
+}
+
+fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping) -> Result<Vec<Artifact>, String> {
+    let artifact = |(key, value): (&String, &String)| {
+        let (source, destination) = match mapping {
+            Mapping::SourceToDestination => (key.trim(), value.trim()),
+            Mapping::DestinationToSource => (value.trim(), key.trim()),
+        };
+        if source.is_empty() || destination.is_empty() {
+            return Err(format!("empty source or destination path: {key:?}: {value:?}"));
+        }
+        // A leading slash stands for the root of the image.
+        let destination = destination.trim_start_matches('/');
+        if destination.split('/').any(|part| part == "..") {
+            return Err(format!("{destination:?} is outside of the image"));
+        }
+        let destination = if destination.is_empty() { "." } else { destination };
+        Ok((work_dir.join(source), PathBuf::from(destination)))
+    };
+    files.iter().map(artifact).collect()
+}
+
+/// Packs the files and builds the index.
+async fn built(images: Vec<Layers>) -> Result<BuiltIndex, BundledError> {
+    let packed = tokio::task::spawn_blocking(move || {
+        let mut bytes = 0;
+        let image = |Layers { platform, artifacts }: Layers| {
+            let layer = |(source, destination): Artifact| {
+                let layer = pack(&[(destination, source)]).map_err(|error| error_chain(&error))?;
+                bytes += layer.len();
+                let limit = MAX_BYTES / 1024 / 1024;
+                if bytes > MAX_BYTES {
+                    Err(format!("the layers have more than {limit} MiB; make the step smaller"))
+                } else {
+                    Ok(layer)
+                }
+            };
+            let layers = artifacts.into_iter().map(layer).collect::<Result<_, String>>()?;
+            Ok(Image { platform, layers })
+        };
+        images.into_iter().map(image).collect::<Result<Vec<_>, String>>()
+    });
+    let images = packed.await.unwrap_or_else(|error| Err(format!("packing the files panicked: {error}")));
+    Ok(BuiltIndex::new(LAYER_TYPE, images.map_err(BundledError::Failed)?, &annotations()))
+}

@@ -1,0 +1,121 @@
+//! The bundled steps that build, publish and promote steps in OCI registries, without other programs (docs/spec/steps.md, section 2.9).
+//!
+//! | Name | Action |
+//! |---|---|
+//! | `step/oci/build` | builds an image and publishes it under a new tag |
+//! | `step/oci/promote` | copies an image to a version, and moves the tags of its series |
+//! | `function/oci/build` | builds an image into `function-image.tar` |
+//! | `function/oci/publish` | publishes that file under its version, and moves the tags of its series |
+
+mod build;
+mod promote;
+mod version;
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use muster_job::error_chain;
+use muster_oci::{Defaults, Registry, RegistryError, Repository};
+use muster_steps::bundled::{BundledCall, BundledError, BundledSteps};
+use muster_steps::definition::{Kind, Outputs, Parameter, Spec};
+use muster_steps::expression::to_text;
+use muster_steps::remote::FetchError;
+use muster_steps::stop::StopToken;
+use serde_json::{Map, Value, json};
+
+use crate::step_source::{StepFetcher, oci};
+
+type Output = Result<Map<String, Value>, BundledError>;
+
+/// The bundled steps of one job.
+pub(crate) struct OciSteps {
+    /// Certificates, and the source of credentials.
+    fetcher: StepFetcher,
+}
+
+impl OciSteps {
+    pub(crate) fn new(fetcher: StepFetcher) -> Self {
+        Self { fetcher }
+    }
+
+    /// Returns a client of a repository, with the credentials of the job for its registry.
+    async fn registry(&self, repository: Repository, call: &BundledCall<'_>) -> Result<Registry, BundledError> {
+        oci::open(&self.fetcher, repository, call.lookup).await.map_err(|error| match error {
+            FetchError::Stopped(cause) => BundledError::Stopped(cause),
+            FetchError::Failed(message) => BundledError::Failed(message),
+            FetchError::System(message) => BundledError::System(message),
+        })
+    }
+
+    async fn run_step(&self, call: &BundledCall<'_>) -> Output {
+        match call.name {
+            "step/oci/build" => build::build_and_publish(self, call).await,
+            "step/oci/promote" => promote::promote(self, call).await,
+            "function/oci/build" => build::build_archive(call).await,
+            _ => promote::publish_archive(self, call).await,
+        }
+    }
+}
+
+#[async_trait]
+impl BundledSteps for OciSteps {
+    fn spec(&self, name: &str) -> Option<Spec> {
+        let required = |kind| Parameter { kind, default: None, is_sensitive: false };
+        let optional = |kind, default| Parameter { kind, default: Some(default), is_sensitive: false };
+        let string = |name: &str| (name.to_owned(), required(Kind::String));
+        let files = |name: &str| (name.to_owned(), optional(Kind::Struct, json!({})));
+        let (inputs, outputs) = match name {
+            "step/oci/build" => {
+                let image = ["registry", "repository", "tag"].map(string);
+                let digest = ("digest".to_owned(), required(Kind::Struct));
+                let outputs = image.clone().into_iter().chain([string("ref"), digest]).collect();
+                (image.into_iter().chain([files("common"), files("platforms")]).collect(), outputs)
+            }
+            "step/oci/promote" => {
+                (["from_image", "to_registry", "to_repository", "to_version"].map(string).into(), Vec::new())
+            }
+            "function/oci/build" => (vec![string("version"), files("common"), files("platforms")], Vec::new()),
+            "function/oci/publish" => (["archive", "to_repository"].map(string).into(), Vec::new()),
+            _ => return None,
+        };
+        Some(Spec { inputs: inputs.into_iter().collect(), outputs: Outputs::Declared(outputs.into_iter().collect()) })
+    }
+
+    async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Output {
+        tokio::select! {
+            biased;
+            cause = stop.stopped() => Err(BundledError::Stopped(cause)),
+            output = self.run_step(&call) => output,
+        }
+    }
+}
+
+/// Returns a text input without surrounding spaces.
+fn text(call: &BundledCall<'_>, name: &str) -> Result<String, BundledError> {
+    let text = call.inputs.get(name).map(to_text).unwrap_or_default().trim().to_owned();
+    if text.is_empty() {
+        return Err(BundledError::Failed(format!("{name} is required")));
+    }
+    Ok(text)
+}
+
+/// Returns the repository with a name.
+fn repository(name: &str) -> Result<Repository, BundledError> {
+    let defaults = Defaults { registry: "docker.io", group: "library" };
+    Repository::parse(name, &defaults).map_err(|error| BundledError::Failed(error_chain(&error)))
+}
+
+fn registry_failed(error: &RegistryError) -> BundledError {
+    let remedy = match error {
+        RegistryError::Refused { .. } => "; set DOCKER_AUTH_CONFIG to credentials for this registry",
+        _ => "",
+    };
+    BundledError::Failed(format!("{}{remedy}", error_chain(error)))
+}
+
+/// Returns the annotations of a new image.
+fn annotations() -> BTreeMap<String, String> {
+    let now = time::OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH);
+    let now = now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
+    BTreeMap::from([("org.opencontainers.image.created".to_owned(), now)])
+}

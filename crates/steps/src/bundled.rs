@@ -1,0 +1,63 @@
+//! Port to the steps that come with the agent, and that lists of steps may call: `dist://...` and `builtin://function/...`.
+//!
+//! `script` and the step that fetches an image are part of the engine.
+
+use std::path::Path;
+
+use async_trait::async_trait;
+use muster_job::TerminationCause;
+use serde_json::{Map, Value};
+
+use crate::definition::Spec;
+use crate::remote::Lookup;
+use crate::stop::StopToken;
+
+/// Port to the bundled steps.
+#[async_trait]
+pub trait BundledSteps: Send + Sync {
+    /// Returns inputs and outputs of a step. `None` means that there is no such step.
+    fn spec(&self, name: &str) -> Option<Spec>;
+
+    /// Runs a step in this process. Returns its outputs.
+    ///
+    /// # Errors
+    /// [`BundledError`].
+    async fn run(&self, call: BundledCall<'_>, stop: &StopToken) -> Result<Map<String, Value>, BundledError>;
+}
+
+/// Call of a bundled step.
+pub struct BundledCall<'a> {
+    /// Name of the step, without `dist://` and `builtin://`.
+    pub name: &'a str,
+    /// Inputs, with their defaults.
+    pub inputs: &'a Map<String, Value>,
+    /// Directory of the job. Relative paths in inputs are relative to it.
+    pub work_dir: &'a Path,
+    /// Variables of the job, which contain credentials.
+    pub lookup: Lookup<'a>,
+    /// Prints a message to the log.
+    pub print: &'a (dyn Fn(&str) + Sync),
+}
+
+impl std::fmt::Debug for BundledCall<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BundledCall")
+            .field("name", &self.name)
+            .field("work_dir", &self.work_dir)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Reason why a bundled step failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BundledError {
+    /// The step was stopped.
+    #[error("stopped")]
+    Stopped(TerminationCause),
+    /// An input is invalid, or a server refused what the step wanted to do. The text has the remedy.
+    #[error("{0}")]
+    Failed(String),
+    /// This machine failed.
+    #[error("{0}")]
+    System(String),
+}

@@ -1,0 +1,86 @@
+//! Steps that come with the agent: the one that fetches an image, and those of the port [`BundledSteps`](crate::bundled::BundledSteps).
+
+use indexmap::IndexMap;
+use serde_json::{Map, Value, json};
+
+use super::reference::OCI_FETCH;
+use super::user_steps::{StepError, UserSteps};
+use crate::bundled::{BundledCall, BundledError};
+use crate::definition::{Body, Kind, Outputs, Parameter, Spec, StepFile};
+use crate::expression::to_text;
+use crate::log::{Log, Stream};
+use crate::remote::{Location, ReferenceError, RemoteStep};
+use crate::style;
+
+/// Returns the step file of a bundled step.
+pub(super) fn file(steps: &UserSteps<'_>, name: &str) -> Result<StepFile, StepError> {
+    let spec = match &steps.bundled {
+        _ if name == OCI_FETCH => Some(fetch_spec()),
+        Some(port) => port.spec(name),
+        None => None,
+    };
+    let spec = spec.ok_or_else(|| ReferenceError::Bundled(name.to_owned()))?;
+    Ok(StepFile { spec, body: Body::Bundled(name.to_owned()), env: IndexMap::new() })
+}
+
+/// Runs a bundled step. Returns its outputs.
+pub(super) async fn run(
+    steps: &UserSteps<'_>,
+    name: &str,
+    inputs: &Map<String, Value>,
+) -> Result<Map<String, Value>, StepError> {
+    let result = match &steps.bundled {
+        _ if name == OCI_FETCH => fetch(steps, inputs).await,
+        Some(port) => {
+            let print = |message: &str| steps.log.write(Stream::Runner, style::info(message).as_bytes());
+            let lookup = |name: &str| steps.variable(name);
+            let call = BundledCall { name, inputs, work_dir: steps.work_dir, lookup: &lookup, print: &print };
+            port.run(call, steps.stop).await.map_err(|error| match error {
+                BundledError::Stopped(cause) => StepError::Stopped(cause),
+                BundledError::Failed(message) => StepError::Step(message),
+                BundledError::System(message) => StepError::System(message),
+            })
+        }
+        None => Err(ReferenceError::Bundled(name.to_owned()).into()),
+    };
+    match result {
+        // In step-runner 0.11.0, these steps are processes, which print their errors.
+        Err(error @ (StepError::Step(_) | StepError::Fetch { .. })) if steps.is_legacy() => {
+            steps.log.write(Stream::Runner, style::error(&error.to_string()).as_bytes());
+            Err(StepError::Exit(1))
+        }
+        result => result,
+    }
+}
+
+fn parameter(default: Option<&str>) -> Parameter {
+    Parameter { kind: Kind::String, default: default.map(Value::from), is_sensitive: false }
+}
+
+fn fetch_spec() -> Spec {
+    let named =
+        |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), parameter(None))).collect::<IndexMap<_, _>>();
+    let mut inputs = named(&["registry", "repository", "tag"]);
+    inputs.insert("step_path".to_owned(), parameter(Some("")));
+    Spec { inputs, outputs: Outputs::Declared(named(&["fetched_step_path", "ref"])) }
+}
+
+/// Fetches an image, as a reference to a step in it does: under the policy and the lock file.
+async fn fetch(steps: &UserSteps<'_>, inputs: &Map<String, Value>) -> Result<Map<String, Value>, StepError> {
+    let text = |name: &str| inputs.get(name).map(to_text).unwrap_or_default();
+    let location = Location::Oci {
+        registry: text("registry"),
+        repository: text("repository"),
+        tag: text("tag"),
+        dir: text("step_path"),
+        file: String::new(),
+    };
+    let step = RemoteStep::at(&location, steps.settings.dialect)?;
+    let _ = steps.check_policy(&step.reference())?;
+    // Boxed, because the future is large.
+    let dir = Box::pin(steps.fetch(&step.source)).await?.join(&step.dir);
+    let message = format!("fetched step image={}", step.source);
+    steps.log.write(Stream::Runner, style::info(&message).as_bytes());
+    let outputs = json!({"fetched_step_path": dir.to_string_lossy(), "ref": step.source.to_string()});
+    Ok(outputs.as_object().cloned().unwrap_or_default())
+}

@@ -1,0 +1,78 @@
+//! Evaluates inputs and the names of inputs and variables.
+
+use serde_json::{Map, Value};
+
+use super::user_steps::StepError;
+use crate::definition::{StepFile, is_identifier};
+use crate::expression::{Dialect, ExpressionError, Scope};
+
+/// Evaluates the inputs for a step file, and adds its defaults.
+pub(super) fn checked_inputs(
+    file: &StepFile,
+    inputs: &Map<String, Value>,
+    scope: &Scope,
+) -> Result<Map<String, Value>, StepError> {
+    if let Some(name) = inputs.keys().find(|name| !file.spec.inputs.contains_key(*name)) {
+        return Err(StepError::Step(format!("failed to load: step does not accept input with name {name:?}")));
+    }
+    with_defaults(file, expanded_inputs(inputs, scope)?)
+        .map_err(|error| StepError::Step(format!("failed to load: failed to parse spec definition: {error}")))
+}
+
+pub(super) fn expanded_inputs(inputs: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
+    expand_values(inputs, scope, |key| format!("failed to load: expand input {key:?}"))
+}
+
+pub(super) fn expand_values(
+    map: &Map<String, Value>,
+    scope: &Scope,
+    site: impl Fn(&str) -> String,
+) -> Result<Map<String, Value>, StepError> {
+    let expanded =
+        |(key, value): (&String, &Value)| Ok((key.clone(), scope.expand(value).map_err(expression_error(&site(key)))?));
+    map.iter().map(expanded).collect()
+}
+
+pub(super) fn expand_keys(map: &Map<String, Value>, scope: &Scope) -> Result<Map<String, Value>, StepError> {
+    map.iter().map(|(key, value)| Ok((expand_key(key, scope)?, value.clone()))).collect()
+}
+
+/// Evaluates the name of an input or variable. Only the current dialect permits expressions in it.
+pub(super) fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> {
+    if !key.contains("${{") {
+        return Ok(key.to_owned());
+    }
+    let expanded = match scope.dialect() {
+        Dialect::Current => {
+            scope.expand_text(key).map_err(expression_error(&format!("failed to load: expand name {key:?}")))?
+        }
+        Dialect::Legacy => key.to_owned(),
+    };
+    if is_identifier(&expanded) {
+        return Ok(expanded);
+    }
+    Err(StepError::Step(format!(
+        "failed to load: {expanded:?} is not a valid name; use letters, digits and `_`, and do not start with a digit"
+    )))
+}
+
+/// Adds the defaults of the inputs that are not given.
+pub(super) fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
+    for (name, parameter) in &file.spec.inputs {
+        if inputs.contains_key(name) {
+            continue;
+        }
+        let default = parameter
+            .default
+            .clone()
+            .ok_or_else(|| StepError::Step(format!("input {name:?} required, but not defined")))?;
+        inputs.insert(name.clone(), default);
+    }
+    Ok(inputs)
+}
+
+/// Returns a function that adds a description of the text to the error of an expression in that text.
+pub(super) fn expression_error(description: &str) -> impl FnOnce(ExpressionError) -> StepError {
+    let description = description.to_owned();
+    move |source| StepError::Expression { description, source }
+}

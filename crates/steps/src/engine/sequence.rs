@@ -1,0 +1,354 @@
+//! Runs the steps of a sequence under their policies: one after the other, or several at the same time.
+//!
+//! ```text
+//! entries --adjacent `parallel`--> group --matrix--> runs of a step --condition--> section --attempts, timeout--> step
+//! ```
+//!
+//! A step without Muster's own keys is a group of its own, with one run.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::{StreamExt, stream};
+use indexmap::IndexMap;
+use muster_agent_api::plan::When;
+use muster_agent_api::result::StepNode;
+use muster_job::error_chain;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+
+use super::debug::StepState;
+use super::inputs::expression_error;
+use super::matrix::{StepRun, outputs_of, paths, runs_of};
+use super::policy::{Attempts, close_section, open_section, retry_warning, run_until, wait_until_moved};
+use super::results::StepResult;
+use super::turns::Turns;
+use super::user_steps::{Frame, Record, StepError, UserSteps};
+use super::{StartTime, StepEnd};
+use crate::definition::StepEntry;
+use crate::expression::{to_text, truthy};
+use crate::log::{Log, Stream};
+use crate::process::{Usage, measured};
+use crate::style;
+
+/// Minimum free stack for polling a nested step, in bytes.
+const MIN_STACK: usize = 512 * 1024;
+/// Size of an additional stack in bytes.
+const NEW_STACK: usize = 2 * 1024 * 1024;
+
+/// Sequence of steps that runs.
+pub(super) struct Sequence<'s> {
+    steps: &'s UserSteps<'s>,
+    frame: Frame<'s>,
+    /// First failure. Only steps that run after failures follow it.
+    failure: Option<StepError>,
+}
+
+/// Entry of the sequence, with the path of its step.
+type PathEntry<'e> = (&'e StepEntry, String);
+
+/// Step that has ended.
+struct Ended {
+    node: StepNode,
+    results: Vec<StepResult>,
+    /// Outputs of the step. None of a step that was skipped, or that was allowed to fail.
+    result: Result<Map<String, Value>, StepError>,
+}
+
+/// Position of the step in its group, its end, and its exports.
+type ParallelEnd = (usize, Ended, Arc<Mutex<IndexMap<String, String>>>);
+
+type ParallelFuture<'f> = Pin<Box<dyn Future<Output = ParallelEnd> + Send + 'f>>;
+
+type EndedFuture<'f> = Pin<Box<dyn Future<Output = Ended> + Send + 'f>>;
+
+impl<'s> Sequence<'s> {
+    /// Runs the steps. Returns the outputs of all of them by name.
+    ///
+    /// # Errors
+    /// The first failure.
+    pub(super) async fn run(
+        steps: &'s UserSteps<'s>,
+        entries: &[StepEntry],
+        frame: Frame<'s>,
+        record: &mut Record,
+    ) -> Result<Map<String, Value>, StepError> {
+        let paths = paths(&frame.path, entries);
+        for (entry, path) in entries.iter().zip(&paths) {
+            steps.check_reference(entry, path).map_err(|error| error.within(&entry.name))?;
+        }
+        if let Some(debugger) = steps.debugger {
+            debugger.add_steps(&frame.path, paths.clone());
+        }
+        let mut sequence = Self { steps, frame, failure: None };
+        let entries: Vec<PathEntry<'_>> = entries.iter().zip(paths).collect();
+        for group in entries.chunk_by(|(entry, _), (next, _)| is_parallel(entry) && is_parallel(next)) {
+            if let Some(cause) = steps.stop.cause() {
+                return Err(sequence.failure.unwrap_or(StepError::Stopped(cause)));
+            }
+            sequence.run_group(group, record).await;
+        }
+        sequence.failure.map_or(Ok(sequence.frame.steps), Err)
+    }
+
+    /// Runs the steps of a group, and records how they have ended.
+    async fn run_group(&mut self, group: &[PathEntry<'_>], record: &mut Record) {
+        let has_failed_before = self.failure.is_some();
+        let mut runs = Vec::new();
+        for (entry, path) in group {
+            let is_allowed = entry.extension.policy.when.allows(self.failure.is_some());
+            let ended = if is_allowed {
+                match runs_of(entry, path, &self.steps.scope(&self.frame), &|text| self.steps.log.mask(text)) {
+                    Ok(found) if found.is_empty() => Some(self.skip(&entry.name, path, "its matrix has no values")),
+                    Ok(found) => {
+                        if let (Some(debugger), false) = (self.steps.debugger, entry.extension.matrix.is_empty()) {
+                            debugger.add_steps(path, found.iter().map(|run| run.path.clone()));
+                        }
+                        runs.extend(found);
+                        None
+                    }
+                    Err(error) => Some(self.failed_to_start(&entry.name, error)),
+                }
+            } else {
+                // The steps after a failure are not listed.
+                let is_listed = entry.extension.policy.when == When::OnFailure;
+                let skipped = self.skip(&entry.name, path, "no earlier step has failed");
+                is_listed.then_some(skipped)
+            };
+            if let Some(ended) = ended {
+                self.record(record, &entry.name, ended);
+            }
+        }
+        if self.failure.is_some() && !has_failed_before {
+            // The failure of one of the steps to start precedes the others.
+            runs.clear();
+        }
+        let limit = group.iter().filter_map(|(entry, _)| entry.extension.parallel).min();
+        let ended = match limit {
+            Some(limit) if runs.len() > 1 => self.run_parallel(&runs, limit).await,
+            _ => self.run_serial(&runs).await,
+        };
+        let mut outputs: Vec<Vec<Map<String, Value>>> = group.iter().map(|_| Vec::new()).collect();
+        for (run, ended) in runs.iter().zip(ended) {
+            let entry = group.iter().position(|(entry, _)| std::ptr::eq(*entry, run.entry));
+            if let Some(outputs) = entry.and_then(|entry| outputs.get_mut(entry)) {
+                outputs.push(ended.result.as_ref().cloned().unwrap_or_default());
+            }
+            self.record(record, &run.name, ended);
+        }
+        for ((entry, _), outputs) in group.iter().zip(outputs) {
+            let outputs = Map::from_iter([("outputs".to_owned(), Value::Object(outputs_of(entry, outputs)))]);
+            self.frame.steps.insert(entry.name.clone(), Value::Object(outputs));
+        }
+    }
+
+    /// Records how a step has ended. The failures after the first one are only printed.
+    fn record(&mut self, record: &mut Record, name: &str, ended: Ended) {
+        let Ended { node, mut results, result } = ended;
+        record.nodes.push(node);
+        record.results.append(&mut results);
+        let Err(error) = result else { return };
+        if self.failure.is_some() {
+            print(self.steps, &style::warning(&format!("{name} failed, too: {}", masked_message(self.steps, &error))));
+            return;
+        }
+        self.failure = Some(error.within(name));
+    }
+
+    /// Returns the end of a step that did not run.
+    fn skip(&self, name: &str, path: &str, reason: &str) -> Ended {
+        self.steps.set_state(path, StepState::Skipped);
+        let end = StepEnd::skipped(self.steps.log.mask(reason));
+        let node = StartTime::now().node(name, end, Usage::default(), Vec::new());
+        Ended { node, results: Vec::new(), result: Ok(Map::new()) }
+    }
+
+    fn failed_to_start(&self, name: &str, error: StepError) -> Ended {
+        let result = Err(error);
+        let mut node = StartTime::now().node(name, StepEnd::from(&result), Usage::default(), Vec::new());
+        node.message = self.steps.log.mask(&node.message);
+        Ended { node, results: Vec::new(), result }
+    }
+
+    /// Runs steps in order. The first failure ends them, as does a stop.
+    async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<Ended> {
+        let mut all = Vec::new();
+        for run in runs {
+            let ended = self.run_step(self.steps, run).await;
+            let has_failed = ended.result.is_err();
+            all.push(ended);
+            if has_failed || self.steps.stop.cause().is_some() {
+                break;
+            }
+        }
+        all
+    }
+
+    /// Runs steps at the same time. After a failure, those that have started run to their end, and the others are skipped.
+    async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<Ended> {
+        let steps = self.steps;
+        steps.log.flush();
+        let turns = Turns::new(steps.log.inner(), steps.temp_dir.to_owned(), runs.len());
+        let before = steps.exports.lock().clone();
+        let has_failed = AtomicBool::new(false);
+        let mut waiting: Vec<ParallelFuture<'_>> = Vec::new();
+        for (index, run) in runs.iter().enumerate() {
+            waiting.push(self.run_in_turn(run, index, &turns, &has_failed));
+        }
+        let mut all: Vec<_> = stream::iter(waiting).buffer_unordered(limit).collect().await;
+        all.sort_by_key(|(index, ..)| *index);
+        // The order of the list decides about exports of the same name, and not which step was faster.
+        let mut exports = steps.exports.lock();
+        for (_, _, own) in &all {
+            let own = own.lock();
+            let new = own.iter().filter(|(name, value)| before.get(*name) != Some(*value));
+            exports.extend(new.map(|(name, value)| (name.clone(), value.clone())));
+        }
+        drop(exports);
+        all.into_iter().map(|(_, ended, _)| ended).collect()
+    }
+
+    /// Runs one of several steps that run at the same time. Boxed, because the compiler cannot prove that a stream of the futures is `Send`.
+    fn run_in_turn<'f>(
+        &'f self,
+        run: &'f StepRun<'_>,
+        index: usize,
+        turns: &'f Arc<Turns>,
+        has_failed: &'f AtomicBool,
+    ) -> ParallelFuture<'f> {
+        Box::pin(async move {
+            let own = self.steps.beside_others(turns.log(index));
+            let ended = if has_failed.load(Ordering::Relaxed) || self.steps.stop.cause().is_some() {
+                self.skip(&run.name, &run.path, "another of the parallel steps has failed")
+            } else {
+                self.run_step(&own, run).await
+            };
+            has_failed.fetch_or(ended.result.is_err(), Ordering::Relaxed);
+            own.log.end_lines();
+            turns.end(index);
+            (index, ended, own.exports)
+        })
+    }
+
+    /// Runs a step under its policy, if its condition is met. Boxed, because this function is recursive.
+    fn run_step<'f>(&'f self, steps: &'f UserSteps<'_>, run: &'f StepRun<'_>) -> EndedFuture<'f> {
+        Box::pin(self.run_under_policy(steps, run))
+    }
+
+    async fn run_under_policy(&self, steps: &UserSteps<'_>, run: &StepRun<'_>) -> Ended {
+        let StepRun { entry, name, path, .. } = run;
+        let frame = Frame {
+            env: self.frame.env.clone(),
+            inputs: self.frame.inputs.clone(),
+            steps: self.frame.steps.clone(),
+            matrix: run.matrix.clone(),
+            path: self.frame.path.clone(),
+            ..self.frame
+        };
+        match is_met(entry, &frame, steps) {
+            Ok(true) => {}
+            Ok(false) => {
+                let condition = entry.extension.condition.as_ref().map(to_text).unwrap_or_default();
+                return self.skip(name, path, &format!("its condition is not met: {condition}"));
+            }
+            Err(error) => return self.failed_to_start(name, error),
+        }
+        let start = StartTime::now();
+        steps.set_state(path, StepState::Running);
+        let title = run.section_title();
+        open_section(&*steps.log, steps.has_section_markers, &run.section, &title);
+        let mut record = Record::default();
+        let ((result, attempts), used) = measured(run_attempts(steps, run, &frame, &mut record)).await;
+        if !title.is_empty() {
+            steps.log.end_lines();
+            close_section(&*steps.log, steps.has_section_markers, &run.section, &title);
+        }
+        steps.set_state(path, StepState::from_end(result.is_ok()));
+        let mut node = start.node(name, StepEnd::from(&result), used, record.nodes);
+        node.attempts = (attempts > 1).then_some(attempts);
+        node.message = steps.log.mask(&node.message);
+        node.call = record.call.map(|call| Box::new(call.masked(&|text| steps.log.mask(text))));
+        let result = match result {
+            Err(error) if entry.extension.policy.allow_failure && !is_stop(&error) => {
+                let message = masked_message(steps, &error);
+                print(steps, &style::warning(&format!("{name} failed, but the job continues: {message}")));
+                Ok(Map::new())
+            }
+            result => result,
+        };
+        Ended { node, results: record.results, result }
+    }
+}
+
+/// Runs the attempts of a step, and ends them after its timeout. Returns the result of the last attempt, and their number.
+async fn run_attempts(
+    steps: &UserSteps<'_>,
+    run: &StepRun<'_>,
+    frame: &Frame<'_>,
+    record: &mut Record,
+) -> (Result<Map<String, Value>, StepError>, u32) {
+    let extension = &run.entry.extension;
+    let stop = steps.stop.child();
+    let own = steps.with_stop(&stop);
+    let (first, longest) = steps.retry_backoff;
+    let first = extension.retry_delay.unwrap_or(first);
+    let mut attempts = Attempts::new(extension.policy.attempts, (first, longest.max(first)));
+    let result = {
+        let work = async {
+            loop {
+                *record = Record::default();
+                // The function is recursive.
+                let attempt = on_growing_stack(Box::pin(own.run_entry(run.entry, &run.path, frame, record)));
+                let error = match attempt.await {
+                    Ok(outputs) => return Ok(outputs),
+                    Err(error) => error,
+                };
+                let announce = || {
+                    own.log.end_lines();
+                    print(&own, &retry_warning(&run.name, &masked_message(&own, &error)));
+                };
+                if !attempts.next(&stop, announce).await.map_err(StepError::Stopped)? {
+                    return Err(error);
+                }
+            }
+        };
+        let timeout = Duration::from_millis(extension.policy.timeout_ms);
+        let deadline = if timeout.is_zero() { None } else { Instant::now().checked_add(timeout) };
+        let expired = wait_until_moved(steps.debugger, deadline);
+        match run_until(&stop, expired, std::future::pending(), work).await {
+            (Err(error), true) if is_stop(&error) && steps.stop.cause().is_none() => Err(StepError::Timeout(timeout)),
+            (result, _) => result,
+        }
+    };
+    (result, attempts.number)
+}
+
+fn is_parallel(entry: &StepEntry) -> bool {
+    entry.extension.parallel.is_some()
+}
+
+fn is_stop(error: &StepError) -> bool {
+    matches!(error.cause(), StepError::Stopped(_))
+}
+
+/// Returns whether the condition of an entry is met.
+fn is_met(entry: &StepEntry, frame: &Frame<'_>, steps: &UserSteps<'_>) -> Result<bool, StepError> {
+    let Some(condition) = &entry.extension.condition else { return Ok(true) };
+    steps.scope(frame).expand(condition).map(|value| truthy(&value)).map_err(expression_error("if"))
+}
+
+fn masked_message(steps: &UserSteps<'_>, error: &StepError) -> String {
+    steps.log.mask(&error_chain(error))
+}
+
+fn print(steps: &UserSteps<'_>, line: &str) {
+    steps.log.write(Stream::Runner, line.as_bytes());
+}
+
+/// Polls a future on an additional stack if the thread has little stack left. A job decides how deeply its steps are nested.
+async fn on_growing_stack<T>(mut future: Pin<Box<impl Future<Output = T>>>) -> T {
+    poll_fn(|context| stacker::maybe_grow(MIN_STACK, NEW_STACK, || future.as_mut().poll(context))).await
+}

@@ -1,0 +1,182 @@
+//! Steps with Muster's own keys.
+
+use super::*;
+
+/// Returns an entry with Muster's own keys.
+fn entry(name: &str, script: &str, keys: Value) -> Value {
+    json!({"name": name, "script": script, "muster": keys})
+}
+
+fn states(outcome: &ListResult) -> Vec<(&str, StepStatus)> {
+    outcome.nodes.iter().map(|node| (node.name.as_str(), node.status)).collect()
+}
+
+#[tokio::test]
+async fn step_whose_condition_is_not_met_is_skipped_with_the_reason() {
+    let list = json!([
+        entry("met", "echo met", json!({"if": "${{ vars.CI_NAME == 'from the job' }}"})),
+        entry("unmet", "echo unmet", json!({"if": "${{ vars.CI_NAME == 'other' }}"})),
+        entry("off", "echo off", json!({"if": false})),
+        {"name": "last", "script": "echo ${{ steps.unmet.outputs.text || 'nothing' }}"},
+    ]);
+    let outcome = run(&[], list).await;
+    assert_eq!((outcome.result.clone(), outcome.log.as_str()), (Ok(()), "met\nnothing\n"));
+    let expected = [StepStatus::Success, StepStatus::Skipped, StepStatus::Skipped, StepStatus::Success];
+    assert_eq!(states(&outcome).iter().map(|(_, status)| *status).collect::<Vec<_>>(), expected);
+    assert_eq!(outcome.nodes[1].message, "its condition is not met: ${{ vars.CI_NAME == 'other' }}");
+    assert_eq!(outcome.nodes[2].message, "its condition is not met: false");
+    let outcome = run(&[], json!([entry("a", "echo never", json!({"if": "${{ vars.NONE }}"}))])).await;
+    assert!(
+        outcome.result.unwrap_err().contains("if: evaluating expression failed at \".NONE\""),
+        "{:?}",
+        outcome.nodes
+    );
+    assert_eq!(outcome.log, "");
+}
+
+#[tokio::test]
+async fn failed_step_is_repeated_and_the_result_has_the_number_of_attempts() {
+    let script = "echo try >>tries; test $(wc -l <tries) = 3";
+    let list = json!([entry("flaky", script, json!({"retry": 5})), {"name": "last", "script": "wc -l <tries"}]);
+    let outcome = run(&[], list).await;
+    assert_eq!(outcome.result, Ok(()));
+    let warning = style::warning("Retrying... flaky error=exec: exit status 1");
+    assert_eq!(outcome.log, format!("{warning}{warning}3\n"));
+    assert_eq!((outcome.nodes[0].attempts, outcome.nodes[1].attempts), (Some(3), None));
+    let outcome = run(&[], json!([entry("bad", "exit 4", json!({"retry": {"max": 1, "delay": "1ms"}}))])).await;
+    assert_eq!((outcome.nodes[0].attempts, outcome.nodes[0].exit_code), (Some(2), Some(4)));
+    assert!(outcome.result.unwrap_err().ends_with("exec: exit status 4"));
+}
+
+#[tokio::test]
+async fn step_that_exceeds_its_timeout_fails_and_is_not_repeated() {
+    let list = json!([
+        entry("slow", "echo begun; sleep 600", json!({"timeout": "200ms", "retry": 2})),
+        {"name": "never", "script": "echo never"},
+        entry("after", "echo after", json!({"when": "always"})),
+    ]);
+    let outcome = run(&[], list).await;
+    assert_eq!(outcome.log, "begun\nafter\n");
+    assert!(outcome.result.clone().unwrap_err().ends_with("exceeded timeout of 200ms"), "{:?}", outcome.result);
+    assert_eq!(states(&outcome), [("slow", StepStatus::Failure), ("after", StepStatus::Success)]);
+    assert_eq!(outcome.nodes[0].cause, Some(TerminationCause::TimedOut));
+    assert_eq!(outcome.nodes[0].attempts, None);
+}
+
+#[tokio::test]
+async fn steps_after_a_failure_run_by_their_condition_and_the_first_failure_counts() {
+    let list = json!([
+        entry("early", "echo early", json!({"when": "on_failure"})),
+        entry("allowed", "exit 2", json!({"allow_failure": true})),
+        {"name": "bad", "script": "exit 3"},
+        {"name": "never", "script": "echo never"},
+        entry("report", "echo report; exit 4", json!({"when": "on_failure"})),
+        entry("clean", "echo clean", json!({"when": "always"})),
+    ]);
+    let outcome = run(&[], list).await;
+    let allowed = style::warning("allowed failed, but the job continues: exec: exit status 2");
+    let report = style::warning("report failed, too: exec: exit status 4");
+    assert_eq!(outcome.log, format!("{allowed}report\n{report}clean\n"));
+    assert!(outcome.result.clone().unwrap_err().ends_with("exec: exit status 3"), "{:?}", outcome.result);
+    use StepStatus::{Failure, Skipped, Success};
+    let expected =
+        [("early", Skipped), ("allowed", Failure), ("bad", Failure), ("report", Failure), ("clean", Success)];
+    assert_eq!(states(&outcome), expected);
+    assert_eq!(outcome.nodes[0].message, "no earlier step has failed");
+}
+
+#[tokio::test]
+async fn matrix_runs_the_step_for_all_combinations_and_outputs_become_lists() {
+    let matrix = json!({"matrix": [{"os": ["linux", "mac"], "level": [1, 2]}, {"os": ["plan9"], "level": [3]}]});
+    let list = json!([
+        {"name": "greet", "step": "./greet", "inputs": {"who": "${{ matrix.os + str(matrix.level) }}"}, "muster": matrix},
+        {"name": "show", "script": "echo '${{ steps.greet.outputs.text }} ${{ steps.greet.outputs.text[4] }}'"},
+        entry("each", "echo '${{ matrix.text }}'", json!({"matrix": {"text": "${{ steps.greet.outputs.text }}"}})),
+    ]);
+    let outcome = run(&[("greet", GREET)], list).await;
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    let texts = ["hi linux1", "hi linux2", "hi mac1", "hi mac2", "hi plan93"];
+    assert_eq!(outcome.log, format!("{} hi plan93\n{}\n", json!(texts), texts.join("\n")));
+    let names: Vec<_> = outcome.nodes.iter().take(5).map(|node| node.name.as_str()).collect();
+    let expected =
+        ["greet: [linux, 1]", "greet: [linux, 2]", "greet: [mac, 1]", "greet: [mac, 2]", "greet: [plan9, 3]"];
+    assert_eq!(names, expected);
+}
+
+#[tokio::test]
+async fn invalid_matrix_fails_its_step() {
+    let many: Vec<u32> = (0..15).collect();
+    for (matrix, message) in [
+        (json!({"a": "${{ vars.CI_NAME }}"}), "matrix: \"a\" must be a list of texts, numbers or booleans"),
+        (json!({"a": [[1]]}), "matrix: \"a\" must be a list"),
+        (json!({"a": "${{ nothing }}"}), "matrix: expand \"a\": evaluating expression failed"),
+        (json!({"a": many, "b": many}), "matrix: more than 200 combinations"),
+    ] {
+        let outcome = run(&[], json!([entry("m", "echo never", json!({"matrix": matrix}))])).await;
+        let error = outcome.result.clone().unwrap_err();
+        assert!(error.contains(message), "{error}");
+        assert_eq!((outcome.log.as_str(), states(&outcome)), ("", vec![("m", StepStatus::Failure)]));
+    }
+    let empty = json!({"matrix": {"a": "${{ [] }}"}});
+    let outcome = run(&[], json!([entry("m", "echo never", empty), {"name": "last", "script": "echo last"}])).await;
+    assert_eq!((outcome.result, outcome.log.as_str()), (Ok(()), "last\n"));
+    assert_eq!(outcome.nodes[0].message, "its matrix has no values");
+}
+
+#[tokio::test]
+async fn parallel_steps_run_at_the_same_time_and_the_log_has_their_output_in_order() {
+    // Each step waits for the other, so that they can only end if they run at the same time.
+    let fifos = json!({"name": "fifos", "script": "mkfifo first second"});
+    let list = json!([
+        fifos,
+        entry("a", "echo a begins; echo >first; read x <second; echo a ends", json!({"parallel": true})),
+        entry("b", "echo b begins; read x <first; echo >second; echo b ends", json!({"parallel": 2})),
+        {"name": "last", "script": "echo last"},
+    ]);
+    let outcome = run(&[], list).await;
+    assert_eq!(outcome.result, Ok(()));
+    let expected = format!("{}a begins\na ends\n{}b begins\nb ends\nlast\n", style::title("a"), style::title("b"));
+    assert_eq!(outcome.log, expected);
+}
+
+#[tokio::test]
+async fn exports_of_parallel_steps_are_merged_in_the_order_of_the_list() {
+    let export = "{}\n---\nexec: {command: [sh, -c, '$0; printf \"%s\\n\" \"$1\" >\"$2\"', '${{env.WAIT}}', \
+                  '{\"name\": \"X\", \"value\": \"${{env.VALUE}}\"}', '${{export_file}}']}\n";
+    let step = |name: &str, wait: &str| json!({"name": name, "step": "./export", "env": {"WAIT": wait, "VALUE": name}, "muster": {"parallel": true}});
+    let list = json!([
+        {"name": "fifo", "script": "mkfifo fifo; printf '#!/bin/sh\\necho >fifo\\n' >go; printf '#!/bin/sh\\nread x <fifo\\n' >wait; chmod +x go wait"},
+        step("first", "./wait"),
+        step("second", "./go"),
+        {"name": "last", "script": "echo $X"},
+    ]);
+    let outcome = run(&[("export", export)], list).await;
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    assert!(outcome.log.ends_with("\nsecond\n"), "{}", outcome.log);
+}
+
+#[tokio::test]
+async fn parallel_steps_that_wait_for_a_slot_are_skipped_after_a_failure() {
+    let keys = json!({"parallel": 1, "matrix": {"code": [0, 5, 0]}});
+    let outcome = run(&[], json!([entry("m", "exit ${{ matrix.code }}", keys)])).await;
+    use StepStatus::{Failure, Skipped, Success};
+    assert_eq!(outcome.nodes.iter().map(|node| node.status).collect::<Vec<_>>(), [Success, Failure, Skipped]);
+    assert_eq!(outcome.nodes[2].message, "another of the parallel steps has failed");
+    assert!(outcome.result.unwrap_err().starts_with("step \"m: [5]\": "));
+}
+
+#[tokio::test]
+async fn steps_of_a_step_file_can_have_the_keys_and_a_section() {
+    let file = "spec: {inputs: {names: {type: array}}, outputs: {all: {type: array}}}\n---\nrun:\n  \
+                - {name: greet, step: ../greet, inputs: {who: '${{ matrix.name }}'}, \
+                   muster: {section: Greet, matrix: {name: '${{ inputs.names }}'}}}\noutputs:\n  \
+                all: ${{ steps.greet.outputs.text }}\n";
+    let list = json!([
+        {"name": "o", "step": "./outer", "inputs": {"names": ["a", "b"]}},
+        {"name": "show", "script": "echo '${{ steps.o.outputs.all }}'"},
+    ]);
+    let outcome = run(&[("greet", GREET), ("outer", file)], list).await;
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    let titles = [style::title("Greet: [a]"), style::title("Greet: [b]")].concat();
+    assert_eq!(outcome.log, format!("{titles}[\"hi a\",\"hi b\"]\n"));
+}
