@@ -223,6 +223,6 @@ mod tests {
         let valid = built();
         let mut file = Vec::new();
         write_layout(&mut file, &valid, "1").unwrap();
-        assert!(matches!(read_layout(&file[..file.len() / 2]), Err(_)), "a truncated archive is an error");
+        assert!(read_layout(&file[..file.len() / 2]).is_err(), "a truncated archive is an error");
     }
 }

@@ -1,5 +1,8 @@
 //! Versions of published images, and the tags that follow the highest of them (docs/spec/steps.md, section 2.9). Pure.
 
+/// Whether a version belongs to a series.
+type InSeries<'s> = &'s dyn Fn(&[u64; 3]) -> bool;
+
 /// Version `N.N.N`, optionally with a suffix that starts with `-`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImageVersion {
@@ -28,10 +31,10 @@ impl ImageVersion {
         }
         let releases = existing.iter().filter_map(|tag| Self::parse(tag)).filter(|version| version.suffix.is_empty());
         let numbers: Vec<[u64; 3]> = releases.map(|version| version.numbers).collect();
-        let is_highest = |in_series: &dyn Fn(&[u64; 3]) -> bool| {
+        let is_highest = |in_series: InSeries<'_>| {
             numbers.iter().filter(|other| in_series(other)).all(|other| *other <= self.numbers)
         };
-        let series: [(&dyn Fn(&[u64; 3]) -> bool, String); 3] = [
+        let series: [(InSeries<'_>, String); 3] = [
             (
                 &|[other_major, other_minor, _]| (*other_major, *other_minor) == (major, minor),
                 format!("{major}.{minor}"),
