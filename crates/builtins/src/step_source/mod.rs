@@ -10,6 +10,7 @@
 
 mod cache;
 mod git;
+mod git_notices;
 mod oci;
 
 use std::path::PathBuf;
