@@ -103,5 +103,13 @@ def is_agent(pid: int) -> bool:
 
 
 def resident_mib(pid: int) -> float:
+    return memory_mib(pid, "VmRSS")
+
+
+def peak_mib(pid: int) -> float:
+    return memory_mib(pid, "VmHWM")
+
+
+def memory_mib(pid: int, field: str) -> float:
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / 1024
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) / 1024

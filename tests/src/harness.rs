@@ -320,7 +320,7 @@ impl Harness {
     }
 
     /// Returns the process ID of the agent of this host, from its lock file. `None` means that no agent is running.
-    fn agent_pid(&self) -> Option<i32> {
+    pub fn agent_pid(&self) -> Option<i32> {
         let pid = std::fs::read_to_string(self.path("state/spool/agent.lock")).ok()?.trim().parse().ok()?;
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         command.contains("agent").then_some(pid)

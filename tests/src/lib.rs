@@ -7,6 +7,7 @@
     reason = "helpers of tests may panic"
 )]
 
+pub mod connections;
 mod files;
 pub mod harness;
 pub mod machines;

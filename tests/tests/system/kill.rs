@@ -1,17 +1,19 @@
-//! The manager or the agent is killed (SIGKILL) at a point in time that a seed selects. Nothing is lost or duplicated, logs are
-//! complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_crash`] does the same with instances.
+//! The manager or the agent is killed (SIGKILL) at a point in time that a seed selects, the agent is stopped (SIGSTOP), or its connections
+//! are cut. Nothing is lost or duplicated, logs are complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_crash`]
+//! does the same with instances.
 //!
 //! With a GitLab-like server, one period is excluded. From the assignment of a job until the manager has stored it, only the server
 //! knows the job, and a kill of any manager loses it. With such a server, the manager is killed only after it has sent a call about
 //! each assigned job.
 //!
-//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system killed -- --nocapture`
+//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system kill:: -- --nocapture`
 
 use std::time::{Duration, Instant};
 
 use muster_job::{JobId, JobStatus};
+use muster_tests::connections::cut_connections;
 use muster_tests::harness::Harness;
-use muster_tests::machines::{ProcessKind, kill};
+use muster_tests::machines::{ProcessKind, kill, signal};
 use muster_tests::proxy::{ApiCall, Fault};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -28,6 +30,11 @@ const MIN_RUNS_TO_CHECK: usize = 8;
 
 /// Beginning of the last line of a trace with the reason of a failure.
 const FAILED: &str = "Job failed (system failure): ";
+
+/// File name of the socket of the agent.
+const AGENT_SOCKET: &str = "agent.sock";
+/// Maximum time for which an agent is stopped.
+const MAX_FREEZE_TIME: Duration = Duration::from_secs(3);
 
 /// Maximum time from a kill to the end of all jobs. It is shorter than the coordinator's timeout for jobs without updates.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
@@ -58,11 +65,17 @@ impl Point {
     }
 }
 
-/// Process to kill.
+/// What is killed, stopped or cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Victim {
     Manager,
     Agent,
+    /// Agent that is stopped, and resumed after a random time.
+    PausedAgent,
+    /// Agent that is stopped, and killed after a random time.
+    FrozenAgent,
+    /// Connections of the agent.
+    AgentConnections,
     Plugin,
     /// SSH server of an instance.
     SshServer,
@@ -77,7 +90,7 @@ pub(crate) enum Victim {
 }
 
 impl Victim {
-    /// Kills a random process of this kind. Returns whether one existed.
+    /// Kills, stops or cuts a random one of this kind. Returns whether one existed.
     fn kill(self, harness: &mut Harness, rng: &mut StdRng) -> bool {
         let mut kill_random = |kind| {
             let pids = harness.machines.processes(kind);
@@ -90,6 +103,9 @@ impl Victim {
                 true
             }
             Self::Agent => harness.kill_agent(),
+            Self::PausedAgent => freeze_agent(harness, rng, "CONT"),
+            Self::FrozenAgent => freeze_agent(harness, rng, "KILL"),
+            Self::AgentConnections => harness.agent_pid().is_some_and(|pid| cut_connections(pid, AGENT_SOCKET) > 0),
             Self::Plugin => harness.kill_plugin(),
             Self::SshServer => kill_random(ProcessKind::SshServer),
             Self::Instance => kill_random(ProcessKind::PersistentInstance),
@@ -110,15 +126,32 @@ impl Victim {
     /// Returns the possible messages of a job that fails because of the kill. `None` means that every job survives it.
     fn failure_messages(self) -> Option<&'static [&'static str]> {
         match self {
-            Self::Agent => Some(&["the agent was killed while the job ran"]),
+            Self::Agent | Self::FrozenAgent => Some(&["the agent was killed while the job ran"]),
             // The message depends on what the manager detects first: the provider no longer lists the instance, or it does not respond.
             Self::Instance => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
             Self::Container => Some(&["container exited with code 137"]),
             // The message depends on what the agent does at that moment.
             Self::Engine => Some(&["container exited with", "Docker engine", "failed to "]),
-            Self::Manager | Self::Plugin | Self::SshServer | Self::EngineProcess => None,
+            Self::Manager
+            | Self::PausedAgent
+            | Self::AgentConnections
+            | Self::Plugin
+            | Self::SshServer
+            | Self::EngineProcess => None,
         }
     }
+}
+
+/// Stops the agent, and sends it the signal `then` after a random time. Returns whether an agent was running.
+fn freeze_agent(harness: &Harness, rng: &mut StdRng, then: &'static str) -> bool {
+    let time = rng.random_range(Duration::ZERO..MAX_FREEZE_TIME);
+    let Some(pid) = harness.agent_pid().filter(|pid| signal("STOP", *pid)) else { return false };
+    // A thread, because a stopped agent must not remain if the test fails.
+    std::thread::spawn(move || {
+        std::thread::sleep(time);
+        signal(then, pid)
+    });
+    true
 }
 
 /// Counts of runs and jobs.
@@ -142,26 +175,33 @@ impl Tally {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_or_agent_loses_and_duplicates_nothing() {
-    run_seeds(Harness::start(CONCURRENT).await, 16).await;
+    run_seeds(Harness::start(CONCURRENT).await, CONCURRENT, &[Victim::Manager, Victim::Agent], 16).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_manager_or_agent_of_gitlab_like_server_loses_and_duplicates_nothing() {
-    run_seeds(Harness::start_gitlab_like(CONCURRENT).await, 8).await;
+    run_seeds(Harness::start_gitlab_like(CONCURRENT).await, CONCURRENT, &[Victim::Manager, Victim::Agent], 8).await;
 }
 
-async fn run_seeds(mut harness: Harness, default_runs: u64) {
+#[tokio::test(flavor = "multi_thread")]
+async fn interrupted_agent_loses_no_log_and_no_result() {
+    let victims = [Victim::Agent, Victim::PausedAgent, Victim::FrozenAgent, Victim::AgentConnections];
+    run_seeds(Harness::start(CONCURRENT).await, CONCURRENT, &victims, 12).await;
+}
+
+/// Makes one run for each seed, which selects one of the victims, and then checks all jobs.
+pub(crate) async fn run_seeds(mut harness: Harness, concurrent: usize, victims: &[Victim], default_runs: u64) {
     let mut tally = Tally::default();
     let run_time = run_without_kill(&mut harness, &mut tally).await;
     for seed in checks::seeds(default_runs) {
         let mut rng = StdRng::seed_from_u64(seed);
-        let victim = if rng.random() { Victim::Manager } else { Victim::Agent };
+        let victim = victims[rng.random_range(0..victims.len())];
         let point = Point::random(&mut rng);
         println!("seed {seed}: {victim:?} at {point:?}");
         run(&mut harness, Some((victim, point, run_time)), &mut rng, &mut tally).await;
     }
     let jobs = i64::try_from(tally.runs).unwrap() * JOBS;
-    checks::check_all_jobs(&harness, CONCURRENT, (1..=jobs).map(JobId)).await;
+    checks::check_all_jobs(&harness, concurrent, (1..=jobs).map(JobId)).await;
     tally.print_and_check();
 }
 
@@ -255,6 +295,7 @@ fn check(
         if job.status == JobStatus::Success {
             tally.passed += 1;
             checks::check_success(harness, *id, &job, *lines);
+            assert_eq!(job.artifacts.len(), 1, "{}", job.text());
             continue;
         }
         tally.failed += 1;

@@ -10,11 +10,11 @@ use std::time::Duration;
 use git2::build::CheckoutBuilder;
 use git2::{AutotagOption, Direction, FetchOptions, Oid, RemoteCallbacks, Repository};
 use muster_runner_api::client::{TlsFiles, http_client};
-use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup};
+use muster_steps::remote::{FetchError, FetchRequest, FetchedSource, Lookup, Notice};
 use muster_steps::stop::StopToken;
 use tokio::runtime::Handle;
 
-use super::{StepFetcher, entry_name, system};
+use super::{StepFetcher, entry_name, git_notices, system};
 use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
 
 /// Maximum time to establish a connection.
@@ -59,9 +59,12 @@ pub(super) async fn fetch(
 ) -> Result<FetchedSource, FetchError> {
     let connection = connect(fetcher, url, request.lookup, stop).map_err(FetchError::Failed)?;
     let (revision, pin) = (revision.to_owned(), request.pin.map(str::to_owned));
-    let (connection, resolved) = run(stop, move || {
-        let resolved = connection.resolve(&revision, pin.as_deref()).map_err(with_remedy)?;
-        Ok((connection, resolved))
+    let (connection, resolved, notices) = run(stop, move || {
+        let references = connection.session.enter(|| connection.references()).map_err(with_remedy)?;
+        let resolved = connection.resolve(&references, &revision, pin.as_deref()).map_err(with_remedy)?;
+        let has_notices = references.iter().any(|(name, _)| name == git_notices::BRANCH);
+        let notices = if has_notices { connection.notices(&revision, &resolved.commit)? } else { Vec::new() };
+        Ok((connection, resolved, notices))
     })
     .await?;
     let commit = resolved.commit.clone();
@@ -98,7 +101,7 @@ pub(super) async fn fetch(
         let cache = Arc::clone(&fetcher.cache);
         run(stop, move || cache.prune().map_err(io_failed)).await?;
     }
-    Ok(FetchedSource { dir, digest: commit, notices: Vec::new() })
+    Ok(FetchedSource { dir, digest: commit, notices })
 }
 
 fn connect(fetcher: &StepFetcher, url: &str, lookup: Lookup<'_>, stop: &StopToken) -> Result<Connection, String> {
@@ -164,11 +167,14 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 }
 
 impl Connection {
-    /// Queries the server for the commit that the revision denotes.
-    ///
-    /// A pin replaces the revision. The server is queried anyway, because it decides whether the job may read the repository.
-    fn resolve(&self, revision: &str, pin: Option<&str>) -> Result<Resolved, git2::Error> {
-        let references = self.session.enter(|| self.references())?;
+    /// Returns the commit that the revision denotes, or the pin instead. `references` are those of the server, which has thereby permitted the
+    /// job to read the repository.
+    fn resolve(
+        &self,
+        references: &[(String, String)],
+        revision: &str,
+        pin: Option<&str>,
+    ) -> Result<Resolved, git2::Error> {
         if let Some(pin) = pin {
             // The pin comes from a lock file in the repository of the job, so it is not trusted.
             if pin.len() != 40 || !pin.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
@@ -215,6 +221,27 @@ impl Connection {
             }
         }
         Ok(found)
+    }
+
+    /// Returns the notices about a revision. A file that is not valid has none: it must not fail the jobs that use the step.
+    fn notices(&self, revision: &str, commit: &str) -> Result<Vec<Notice>, git2::Error> {
+        let directory = tempfile::tempdir().map_err(io_failed)?;
+        let repository = Repository::init_bare(directory.path())?;
+        let refspec = format!("+{}:{FETCHED}", git_notices::BRANCH);
+        self.session.enter(|| self.fetch_into(&repository, &refspec, 1))?;
+        let tree = repository.find_reference(FETCHED)?.peel_to_tree()?;
+        let Some(file) = tree.get_name(git_notices::FILE).map(|entry| entry.id()) else { return Ok(Vec::new()) };
+        let (size, kind) = repository.odb()?.read_header(file)?;
+        let ignored = |error: &dyn std::fmt::Display| {
+            tracing::warn!(%error, url = without_credentials(&self.url), "invalid notices about a step, ignoring them");
+            Vec::new()
+        };
+        if kind != git2::ObjectType::Blob || size > git_notices::MAX_FILE_BYTES {
+            return Ok(ignored(&format!("{} is not a file of at most 1 MiB", git_notices::FILE)));
+        }
+        let blob = repository.find_blob(file)?;
+        let text = String::from_utf8_lossy(blob.content());
+        Ok(git_notices::parse(&text, revision, commit).unwrap_or_else(|error| ignored(&error)))
     }
 
     /// Downloads a commit into a new bare repository.

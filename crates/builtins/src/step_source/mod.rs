@@ -10,6 +10,7 @@
 
 mod cache;
 mod git;
+mod git_notices;
 pub(crate) mod oci;
 
 use std::path::PathBuf;

@@ -236,3 +236,9 @@ fn fuzz_masker() {
         );
     });
 }
+
+#[test]
+fn prefix_of_one_byte_hides_what_follows() {
+    let secrets = Secrets::new([], ["~", "~long-"]);
+    assert_eq!(secrets.mask("a ~abc ~\x1b[1mdef ~long-ghi ~"), "a ~[MASKED] ~\x1b[1m[MASKED] ~long-[MASKED] ~");
+}

@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 
-use muster_pipeline::context::Context;
-use muster_pipeline::load;
+use muster_pipeline::context::{Context, Sources};
+use muster_pipeline::diagnostic::Severity;
+use muster_pipeline::load::{self, Loaded};
 use muster_pipeline::node::{Node, Value};
 
 use super::args::PipelineArgs;
 use super::error::CiError;
 use super::prepare::{PipelineSources, with_sources};
 use super::ui;
+use super::vendor::MAX_CHILD_DEPTH;
 
 /// Arguments that select the pipeline.
 #[derive(Debug, Clone, clap::Args)]
@@ -18,19 +20,21 @@ pub(crate) struct StepListsArgs {
     pipeline: PipelineArgs,
 }
 
-/// The `run:` lists of a pipeline.
+/// The `run:` lists of a pipeline and of its child pipelines.
 pub(crate) struct StepLists {
     /// Top directory of the repository.
     pub(crate) worktree: PathBuf,
     /// Names of the jobs and their lists, also those of hidden jobs and of jobs that no rule selects.
     pub(crate) lists: Vec<(String, serde_json::Value)>,
+    /// Child pipelines that could not be read, with the reason.
+    pub(crate) unreadable: Vec<String>,
 }
 
 impl StepLists {
-    /// Reads the configuration and everything that it includes.
+    /// Reads the configuration, everything that it includes, and its child pipelines.
     ///
     /// # Errors
-    /// The configuration cannot be read, or has errors, which are printed.
+    /// The configuration of the pipeline itself cannot be read, or has errors, which are printed.
     pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
         let read = |sources: PipelineSources| {
             // A rule of an include may select it for another event.
@@ -43,9 +47,31 @@ impl StepLists {
                 let errors = loaded.diagnostics.len();
                 return Err(CiError::Configuration { errors });
             }
-            Ok(Self { worktree: sources.snapshot.worktree.clone(), lists: lists(&loaded.root) })
+            let worktree = sources.snapshot.worktree.clone();
+            let mut found = Self { worktree, lists: Vec::new(), unreadable: Vec::new() };
+            found.add(&loaded, &context, &sources.sources, 0);
+            Ok(found)
         };
         with_sources(args.pipeline.clone(), read).await
+    }
+
+    /// Adds the lists of a configuration, and of the child pipelines that it starts.
+    fn add(&mut self, loaded: &Loaded, context: &Context, sources: &dyn Sources, depth: usize) {
+        self.lists.extend(lists(&loaded.root));
+        if depth == MAX_CHILD_DEPTH {
+            return;
+        }
+        let generated = load::generated_children(&loaded.root);
+        let reason = "a job creates its configuration";
+        self.unreadable.extend(generated.iter().map(|job| format!("the child pipeline of job `{job}`: {reason}")));
+        for child in load::children(&loaded.root) {
+            let child = load::load_child(&child, context, sources);
+            let error = child.diagnostics.iter().find(|diagnostic| diagnostic.severity == Severity::Error);
+            match error {
+                Some(error) => self.unreadable.push(format!("a child pipeline: {}", error.message)),
+                None => self.add(&child, context, sources, depth + 1),
+            }
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::prepare::{PipelineSources, with_sources};
 use super::ui::{self, Table};
 
 /// Maximum depth of child pipelines to follow. Same as GitLab's limit.
-const MAX_CHILD_DEPTH: usize = 2;
+pub(super) const MAX_CHILD_DEPTH: usize = 2;
 
 /// Downloads and pins the included files. With `--offline`, only checks that all of them are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {

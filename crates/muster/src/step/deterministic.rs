@@ -73,8 +73,8 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// Returns the differences between two files or directories, which both runs name `path`.
-fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
+/// Returns the differences between two files or directories, which both runs name `path`. `a` is that of the first run.
+pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     let name = path.display();
     let (first, second) = match (fs::symlink_metadata(a), fs::symlink_metadata(b)) {
         (Ok(first), Ok(second)) => (first, second),
@@ -139,7 +139,7 @@ fn first_difference(a: impl Read, b: impl Read) -> io::Result<Option<u64>> {
 }
 
 /// Adds the differences between the outputs and exports of two runs.
-fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode, differences: &mut Vec<String>) {
+pub(super) fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode, differences: &mut Vec<String>) {
     let values = |node: &StepNode| node.call.as_ref().map(|call| (call.outputs.clone(), call.exports.clone()));
     let path = if parent.is_empty() { first.name.clone() } else { format!("{parent}/{}", first.name) };
     if let (Some(a), Some(b)) = (values(first), values(second)) {

@@ -61,7 +61,7 @@ pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandErr
         return Err(StepCommandError::Usage(format!("{} does not exist; run `muster step lock`", path.display())));
     };
     let used = used(&lists, &[], &|source| lock.digest(source).map(str::to_owned)).await?;
-    report_gaps(&used);
+    report_gaps(&lists, &used);
     let missing: Vec<&Source> =
         used.sources.iter().map(|(source, _)| source).filter(|source| lock.digest(source).is_none()).collect();
     for source in &missing {
@@ -84,9 +84,10 @@ async fn write(
     let old = read(&path)?.unwrap_or_default();
     let pin = |source: &Source| if is_updated(source) { None } else { old.digest(source).map(str::to_owned) };
     let used = used(&lists, extra, &pin).await?;
-    report_gaps(&used);
-    // A step that is named by an expression may be one that was pinned by its reference.
-    let mut lock = if used.dynamic.is_empty() { StepLock::default() } else { old.clone() };
+    report_gaps(&lists, &used);
+    // A step that is not found now may be one that was pinned by its reference.
+    let is_complete = used.dynamic.is_empty() && lists.unreadable.is_empty();
+    let mut lock = if is_complete { StepLock::default() } else { old.clone() };
     for (source, fetched) in &used.sources {
         report_change(source, old.digest(source), &fetched.digest);
         for notice in &fetched.notices {
@@ -128,7 +129,10 @@ async fn used(
     Ok(used)
 }
 
-fn report_gaps(used: &UsedSteps) {
+fn report_gaps(lists: &StepLists, used: &UsedSteps) {
+    for problem in &lists.unreadable {
+        ui::warning(&format!("failed to read {problem}; pin its remote steps with `muster step lock REFERENCE`"));
+    }
     for reference in &used.dynamic {
         ui::warning(&format!(
             "the step of `{reference}` is known only when a job runs; pin it with `muster step lock REFERENCE`"

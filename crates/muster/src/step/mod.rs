@@ -11,6 +11,7 @@ mod index;
 mod local;
 mod lock;
 mod publish;
+mod repeat;
 mod request;
 mod results;
 mod run;
@@ -36,6 +37,8 @@ pub(crate) enum StepCommand {
     Debug(debug::DebugArgs),
     /// Show the steps of a finished run from its result tree.
     Results(results::ResultsArgs),
+    /// Run a step of a result tree again, with the recorded inputs and environment, and fail if it produces something else.
+    Repeat(repeat::RepeatArgs),
     /// Pin the remote steps of the pipeline in `muster-steps.lock`. Steps that are pinned already do not change.
     Lock(lock::StepLockArgs),
     /// Pin the current content of remote steps in `muster-steps.lock`.
@@ -60,6 +63,7 @@ pub(crate) fn run(command: StepCommand) -> ExitCode {
         StepCommand::Test(args) => test::run(args),
         StepCommand::Debug(args) => debug::run(args),
         StepCommand::Results(args) => results::run(&args),
+        StepCommand::Repeat(args) => repeat::run(&args),
         StepCommand::Lock(args) => exit_code(lock::lock(&args)),
         StepCommand::Update(args) => exit_code(lock::update(&args)),
         StepCommand::Verify(args) => exit_code(lock::verify(&args)),

@@ -1,6 +1,6 @@
 //! `muster step results`: shows the steps of a finished job from its result tree.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use muster_agent_api::result::StepNode;
@@ -18,18 +18,20 @@ pub(crate) struct ResultsArgs {
 
 /// Runs `muster step results`.
 pub(super) fn run(args: &ResultsArgs) -> ExitCode {
-    let path = args.file.display();
-    let text = match std::fs::read(&args.file) {
-        Ok(text) => text,
-        Err(error) => return super::fail(format!("failed to read {path}: {error}")),
-    };
-    match serde_json::from_slice::<StepNode>(&text) {
+    match read_tree(&args.file) {
         Ok(tree) => {
             ui::out(&show::result(&tree, 0));
             ExitCode::SUCCESS
         }
-        Err(error) => super::fail(format!(
-            "{path} is not a valid result tree: {error}; write one with `muster step run --results`"
-        )),
+        Err(error) => super::fail(error),
     }
+}
+
+/// Reads a result tree. The error is a message for the user.
+pub(super) fn read_tree(path: &Path) -> Result<StepNode, String> {
+    let name = path.display();
+    let text = std::fs::read(path).map_err(|error| format!("failed to read {name}: {error}"))?;
+    serde_json::from_slice(&text).map_err(|error| {
+        format!("{name} is not a valid result tree: {error}; write one with `muster step run --results`")
+    })
 }

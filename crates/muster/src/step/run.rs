@@ -114,7 +114,7 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
 }
 
 /// Prints the differences between two runs. Any difference is a failure.
-fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
+pub(super) fn report(compared: &Comparison, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     let code = finish(&compared.result, results)?;
     for difference in &compared.differences {
         ui::out(&format!("{difference}\n"));

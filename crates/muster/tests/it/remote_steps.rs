@@ -117,6 +117,34 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
 }
 
 #[test]
+fn steps_of_child_pipelines_are_pinned() {
+    let Some(fixture) = Fixture::new() else { return };
+    let (one, two) = (fixture.image("1.0.0"), fixture.image("2.0.0"));
+    for image in [&one, &two] {
+        fixture.pass(&["step", "publish", "echo", image]);
+    }
+    let job = |step: &str| format!("say: {{run: [{{name: say, step: '{step}'}}]}}\n");
+    let bridge = |child: &str| format!("start: {{trigger: {{include: {child}, strategy: depend}}}}\n");
+    fixture.project.write("grandchild.yml", &job(&two));
+    fixture.project.write("child.yml", &(job(&one) + &bridge("grandchild.yml")));
+    fixture.project.write(".gitlab-ci.yml", &bridge("child.yml"));
+    fixture.project.commit("pipeline");
+    let printed = fixture.pass(&["step", "lock"]);
+    assert!(printed.contains("pins 2 remote steps") && !printed.contains("warning"), "{printed}");
+    let log = fixture.pass(&["ci", "run"]);
+    assert_eq!(log.matches(", as locked)").count(), 2, "{log}");
+    // The configuration of this child pipeline is known only when a job has created it. Pins that it may need are kept.
+    fixture
+        .project
+        .write(".gitlab-ci.yml", &bridge("[{artifact: child.yml, job: make}]").replace("start:", "generated:"));
+    fixture.project.commit("generated");
+    let printed = fixture.pass(&["step", "lock"]);
+    let warning =
+        "failed to read the child pipeline of job `generated`: a job creates its configuration; pin its remote steps";
+    assert!(printed.contains(warning) && printed.contains("pins 2 remote steps"), "{printed}");
+}
+
+#[test]
 fn lock_keeps_pins_and_update_replaces_them() {
     let Some(fixture) = Fixture::new() else { return };
     let (tag, other) = (fixture.image("main"), fixture.image("other"));

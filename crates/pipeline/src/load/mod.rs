@@ -34,7 +34,7 @@ use crate::limits::Limits;
 use crate::node::{Node, SourceId, Span};
 use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
-pub use children::children;
+pub use children::{children, generated_children};
 
 /// Number of errors after which unknown names get no suggestions, because each suggestion compares all known names.
 const MAX_SUGGESTIONS: usize = 20;

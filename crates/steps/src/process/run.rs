@@ -1,5 +1,6 @@
 //! Runs one process: starts it, writes its standard input and reads its output.
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -36,6 +37,11 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 /// Bytes of output to read at once. Below 64 KiB, because freeing 64 KiB or more makes the C library trim its whole heap.
 const READ_BUFFER_BYTES: usize = 32 * 1024;
+
+thread_local! {
+    /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
+    static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER_BYTES]);
+}
 
 /// Process to start.
 #[derive(Debug, Clone, Default)]
@@ -323,19 +329,29 @@ impl OutputProgress {
 ///
 /// Masking makes writing to the log expensive, so this yields to other tasks after each full buffer.
 async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
-    let mut pipe = match Receiver::from_owned_fd(pipe) {
+    let pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
         Err(error) => {
             tracing::error!(%error, "failed to read the output of a process");
             return;
         }
     };
-    let mut buffer = vec![0; READ_BUFFER_BYTES];
-    while let Ok(length @ 1..) = pipe.read(&mut buffer).await {
-        log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
-        read.send_replace(());
-        if length == buffer.len() {
-            tokio::task::yield_now().await;
+    while pipe.readable().await.is_ok() {
+        let length = READ_BUFFER.with_borrow_mut(|buffer| {
+            let length = pipe.try_read(buffer)?;
+            log.write(Stream::Output, buffer.get(..length).unwrap_or_default());
+            io::Result::Ok(length)
+        });
+        match length {
+            Ok(0) => return,
+            Ok(length) => {
+                read.send_replace(());
+                if length == READ_BUFFER_BYTES {
+                    tokio::task::yield_now().await;
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => return,
         }
     }
 }

@@ -80,6 +80,26 @@ async fn c092_new_tag_and_moved_branch_are_seen_by_the_next_job() {
 }
 
 #[tokio::test]
+async fn notices_of_a_repository_are_printed_for_their_version() {
+    let mut fixture = Fixture::new().await;
+    let (url, first) = (fixture.public(), git(&fixture.work(), &["rev-parse", "HEAD"]));
+    git(&fixture.bare(), &["tag", "v1"]);
+    assert!(!fixture.pass(json!(format!("{url}@v1"))).await.contains("WARNING"));
+    fixture.publish_notices("[[notice]]\nversion = 'v1'\ndeprecated = 'use v2'\ndefective = 'loses words'\n");
+    let log = fixture.pass(json!(format!("{url}@v1"))).await;
+    for warning in ["is deprecated: use v2", "is defective: loses words"] {
+        assert!(log.contains(&format!("WARNING: the step {url}@v1 {warning}")), "{warning}: {log}");
+    }
+    assert!(log.contains("<top>") && log.contains(&format!("({first})")), "the step is the same commit: {log}");
+    assert!(!fixture.pass(json!(format!("{url}@main"))).await.contains("WARNING"));
+    fixture.publish_notices(&format!("[[notice]]\nversion = '{first}'\ndefective = 'in every branch'\n"));
+    assert!(fixture.pass(json!(format!("{url}@main"))).await.contains("is defective: in every branch"));
+    fixture.publish_notices("[[notice]]\nno version\n");
+    let log = fixture.pass(json!(format!("{url}@v1"))).await;
+    assert!(log.contains("<top>") && !log.contains("WARNING"), "an invalid file does not fail the job: {log}");
+}
+
+#[tokio::test]
 async fn c092_host_without_dot_is_refused_legacy() {
     let mut fixture = Fixture::new().await;
     let list = json!([{"name": "remote", "step": "localhost/g/steps@main"}]);

@@ -74,6 +74,17 @@ impl Fixture {
         git(&self.work(), &["push", "--quiet", "--force", &text(&self.bare()), &format!("HEAD:{reference}")]);
     }
 
+    /// Publishes a file with notices about the steps of the repository.
+    fn publish_notices(&self, text: &str) {
+        let dir = tempfile::tempdir_in(self.agent.dir.path()).unwrap();
+        git(dir.path(), &["init", "--quiet"]);
+        fs::write(dir.path().join("notices.toml"), text).unwrap();
+        git(dir.path(), &["add", "-A"]);
+        git(dir.path(), &["commit", "--quiet", "-m", "notices"]);
+        let bare = self::text(&self.bare());
+        git(dir.path(), &["push", "--quiet", "--force", &bare, "HEAD:refs/heads/muster-notices"]);
+    }
+
     /// Returns the URL of a repository that needs no token.
     fn public(&self) -> String {
         format!("http://{}/public/g/steps.git", self.server.address)

@@ -1,6 +1,7 @@
 //! `muster step`, with real steps.
 
 mod debug;
+mod repeat;
 mod run;
 mod test;
 mod tutorial;
