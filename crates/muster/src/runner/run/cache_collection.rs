@@ -74,7 +74,7 @@ mod tests {
         let mut runner = RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), Secret::new("t"), 0);
         runner.cache.collection = collects.then(ChunkCollectionSettings::default);
         let mut settings = Settings::new();
-        settings.runners.push(runner);
+        settings.runners.push(runner.into());
         settings
     }
 
