@@ -20,6 +20,9 @@ pub const SOCKET_NAME: &str = "agent.sock";
 /// Spool of the agent.
 pub const SPOOL: &str = "/.muster-run/spool";
 
+/// Directory with the job's view of the machine's mirror of its repository. Read-only.
+pub const MIRROR_DIR: &str = "/.muster-git-mirror";
+
 /// Arguments with which the executable runs as the agent of a container.
 pub const SERVE: [&str; 2] = ["agent", "container"];
 /// Arguments with which the executable connects its stdin and stdout to the agent of the container.

@@ -80,6 +80,9 @@ pub enum UnpackError {
         /// Error of the system.
         source: io::Error,
     },
+    /// The system started no thread.
+    #[error("failed to start a thread that unpacks files; raise the limit on the processes of the user")]
+    NoThread(#[source] io::Error),
 }
 
 /// Unpacks an archive into an open directory. Existing files are replaced. Several threads unpack zip archives.

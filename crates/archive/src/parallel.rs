@@ -80,8 +80,7 @@ where
                 batch.into_iter().map(&mut write).collect()
             }
         };
-        let no_thread = |source| UnpackError::Io { name: "the archive; no thread can be started".to_owned(), source };
-        let workers = Workers::start(scope, batch_worker).map_err(no_thread)?;
+        let workers = Workers::start(scope, batch_worker).map_err(UnpackError::NoThread)?;
         let mut writing = Writing {
             tree: Tree::new(into, meter),
             root: into,

@@ -1,5 +1,6 @@
 //! State that the built-in steps of one job share: its directories, variables, processes and trace.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
@@ -34,6 +35,8 @@ use crate::blocking::blocking;
 use crate::driver_state::DriverState;
 use crate::extraction::{Extraction, LimitsFrom};
 use crate::oci_steps::OciSteps;
+use crate::mirrors::{Mirrors, View};
+use crate::restored_cache::Restored;
 use crate::running_service::RunningService;
 use crate::step_source::{StepCache, StepFetcher};
 use crate::templates::Templates;
@@ -65,6 +68,8 @@ pub struct AgentResources {
     pub steps: Arc<StepCache>,
     /// Leftovers of earlier jobs, which are removed in the background.
     pub trash: Trash,
+    /// Copies of repositories that jobs share.
+    pub(crate) mirrors: Mirrors,
     /// URL and client of the last coordinator that was used. Most agents run jobs of a single coordinator.
     client: Mutex<Option<(String, Client)>>,
 }
@@ -73,7 +78,7 @@ impl AgentResources {
     /// Returns the resources of an agent with these templates and this cache of remote steps.
     #[must_use]
     pub fn new(templates: Templates, steps: StepCache) -> Self {
-        Self { templates, steps: Arc::new(steps), trash: Trash::default(), client: Mutex::default() }
+        Self { templates, steps: Arc::new(steps), ..Self::default() }
     }
 
     /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.
@@ -133,6 +138,10 @@ pub struct Context {
     pub shared: Arc<AgentResources>,
     /// Services that run on this machine until the job ends.
     pub(crate) services: Mutex<Vec<RunningService>>,
+    /// Archives of caches that the job restored, by path.
+    pub(crate) restored_caches: Mutex<HashMap<PathBuf, Restored>>,
+    /// The job's view of a mirror of its repository. `None` if it has none, or has it in a container.
+    pub(crate) mirror_view: Mutex<Option<View>>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
@@ -184,6 +193,8 @@ impl Context {
             trace,
             shared,
             services: Mutex::default(),
+            restored_caches: Mutex::default(),
+            mirror_view: Mutex::default(),
             driver: Mutex::default(),
             debugger: None,
             on_results: None,

@@ -89,7 +89,9 @@ impl Extraction {
         match error {
             UnpackError::Limit(exceeded) => Failure::Step(format!("{exceeded}{}", self.remedy(exceeded.limit))),
             UnpackError::Broken(source) => Failure::Step(format!("{error}: {source}")),
-            UnpackError::Io { source, .. } => Failure::System(format!("{error}: {source}")),
+            UnpackError::Io { source, .. } | UnpackError::NoThread(source) => {
+                Failure::System(format!("{error}: {source}"))
+            }
             UnpackError::Stopped | UnpackError::Outside { .. } | UnpackError::Kind { .. } => {
                 Failure::Step(error.to_string())
             }

@@ -23,6 +23,7 @@ use muster_steps::style;
 
 use crate::blocking::blocking;
 use crate::context::Context;
+use crate::git_mirror;
 use crate::service;
 use crate::share::{self, JobResources};
 
@@ -64,6 +65,7 @@ pub async fn run(
     if let Some(resources) = resources {
         resources.end(&context, &mut used).await;
     }
+    git_mirror::close(&context).await;
     let cleanup_stop = cancellation.stop.child();
     let cleanup_deadline = Instant::now().checked_add(CLEANUP_TIMEOUT);
     let cleared = cleanup_stop.stop_on(

@@ -17,10 +17,14 @@ mod driver_state;
 mod extraction;
 mod files;
 mod git_http;
+mod git_mirror;
 pub mod job;
 mod oci_steps;
+mod mirrors;
+mod named_lock;
 mod prepare;
 mod removal;
+mod restored_cache;
 mod running_service;
 mod script;
 mod service;
@@ -35,7 +39,7 @@ mod variables;
 
 use muster_agent_api::builtin::{
     AgentProcess, ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Cleanup, DockerContainer,
-    DriverCleanup, DriverPrepare, DriverStage, HostService, Prepare, Script,
+    DriverCleanup, DriverPrepare, DriverStage, GitMirror, HostService, Prepare, Script,
 };
 use muster_steps::builtin::Registry;
 
@@ -45,6 +49,7 @@ pub use extraction::{Extraction, LimitsFrom};
 pub use files::extract::extract;
 pub use files::format::{Format, Level};
 pub use files::select::FileSelection;
+pub use restored_cache::Restored;
 pub use step_source::{LAYER_TYPE, NOTICE_TYPE, StepCache, StepFetcher, notice_annotation, registry_notices};
 pub use templates::Templates;
 pub use transfer::{MessageLevel, Meter, TransferContext};
@@ -56,6 +61,7 @@ pub use variables::{JobVariable, ResolvedVariable, Variables};
 pub fn registry() -> Registry<Context> {
     Registry::default()
         .with::<Prepare>()
+        .with::<GitMirror>()
         .with::<Checkout>()
         .with::<Script>()
         .with::<CacheRestore>()

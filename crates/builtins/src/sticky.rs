@@ -8,24 +8,19 @@
 //! After each job, contexts that have not been used for too long are removed. Then the least recently used ones are removed until the
 //! rest is small enough. A context that a job uses is never removed. The system releases the lock of a process that ended.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use muster_agent_api::builtin::StickyContext;
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
-use tokio::time::Instant;
 
+use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
 
-const LOCK_SUFFIX: &str = ".lock";
 /// Maximum time to wait for the lock of a context, which is held exclusively while the context is removed.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two attempts to take the lock. flock can only wait by blocking a thread, so the lock is polled.
-const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Sticky context in use by a job.
 #[derive(Debug)]
@@ -45,14 +40,14 @@ impl StickyDir {
     /// The error of the system, [`io::ErrorKind::InvalidInput`] if the name is invalid, or [`io::ErrorKind::TimedOut`] if a process holds the
     /// lock for longer than [`LOCK_TIMEOUT`].
     pub(crate) async fn open(settings: StickyContext) -> io::Result<Self> {
-        if !is_valid_name(&settings.name) {
+        if !named_lock::is_valid_name(&settings.name) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 format!("`{}` is not a valid name of a sticky context", settings.name),
             ));
         }
-        let lock = shared_lock(Path::new(&settings.root), &settings.name).await?;
-        blocking(move || Self::locked(settings, lock)).await
+        let lock = named_lock::lock(Path::new(&settings.root), &settings.name, Kind::Shared, LOCK_TIMEOUT).await?;
+        tokio::task::spawn_blocking(move || Self::locked(settings, lock)).await.map_err(io::Error::other)?
     }
 
     fn locked(settings: StickyContext, lock: File) -> io::Result<Self> {
@@ -104,7 +99,7 @@ impl StickyDir {
 fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let root = Path::new(&limits.root);
     let mut remaining: Vec<(SystemTime, String, u64)> = Vec::new();
-    for (name, last) in contexts(root) {
+    for (name, last) in named_lock::last_uses(root) {
         let age = now.duration_since(last).unwrap_or_default();
         if limits.max_age_s > 0 && age > Duration::from_secs(limits.max_age_s) && remove(root, &name) {
             tracing::info!(name, age_s = age.as_secs(), "sticky context removed because it was not used for too long");
@@ -136,76 +131,20 @@ fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     warnings
 }
 
-/// Returns the names of the contexts, and when each was used last.
-fn contexts(root: &Path) -> Vec<(String, SystemTime)> {
-    let named = |entry: fs::DirEntry| {
-        let name = entry.file_name().to_str()?.strip_suffix(LOCK_SUFFIX)?.to_owned();
-        Some((name, entry.metadata().ok()?.modified().ok()?))
-    };
-    fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()
-}
-
 /// Removes a context unless a job uses it. Returns whether it was removed.
 fn remove(root: &Path, name: &str) -> bool {
-    let removed = lock_file(root, name).and_then(|lock| {
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+    let removed = named_lock::try_lock(root, name, Kind::Exclusive).and_then(|lock| {
+        let Some(_lock) = lock else { return Ok(false) };
         remove_tree(&root.join(name))?;
-        fs::remove_file(root.join(format!("{name}{LOCK_SUFFIX}")))
+        named_lock::remove(root, name).map(|()| true)
     });
     match removed {
-        Ok(()) => true,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+        Ok(is_removed) => is_removed,
         Err(error) => {
             tracing::warn!(%error, name, "failed to remove a sticky context");
             false
         }
     }
-}
-
-/// Takes the shared lock, which is held while a job uses the context.
-///
-/// Muster holds the lock exclusively only while it removes the context. A process that holds it for longer was started by a job, and must
-/// not delay other jobs.
-async fn shared_lock(root: &Path, name: &str) -> io::Result<File> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        let (root_path, context) = (root.to_owned(), name.to_owned());
-        if let Some(lock) = blocking(move || try_shared_lock(&root_path, &context)).await? {
-            return Ok(lock);
-        }
-        if Instant::now() >= deadline {
-            let (path, wait) = (root.join(format!("{name}{LOCK_SUFFIX}")), LOCK_TIMEOUT.as_secs());
-            let message = format!(
-                "another process has held `{}` for {wait} s; run `fuser` to find the process and end it",
-                path.display()
-            );
-            return Err(io::Error::new(io::ErrorKind::TimedOut, message));
-        }
-        tokio::time::sleep(LOCK_POLL_INTERVAL).await;
-    }
-}
-
-/// Takes the shared lock. Returns `None` if another process holds it exclusively, or has removed the lock file in the meantime.
-fn try_shared_lock(root: &Path, name: &str) -> io::Result<Option<File>> {
-    muster_files::private_directory(root)?;
-    let lock = lock_file(root, name)?;
-    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockShared) {
-        Err(Errno::WOULDBLOCK) => return Ok(None),
-        locked => locked?,
-    }
-    let found = fs::symlink_metadata(root.join(format!("{name}{LOCK_SUFFIX}")));
-    let is_same = found.is_ok_and(|found| lock.metadata().is_ok_and(|own| own.ino() == found.ino()));
-    Ok(is_same.then_some(lock))
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
-}
-
-fn lock_file(root: &Path, name: &str) -> io::Result<File> {
-    let path = root.join(format!("{name}{LOCK_SUFFIX}"));
-    let mut options = OpenOptions::new();
-    Ok(muster_files::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path)?)
 }
 
 /// Returns the disk space that the files in a directory use, in bytes.
@@ -216,10 +155,6 @@ fn disk_usage(dir: &Path) -> u64 {
         let inner = if metadata.is_dir() { disk_usage(&entry.path()) } else { 0 };
         sum + metadata.blocks() * 512 + inner
     })
-}
-
-fn is_valid_name(name: &str) -> bool {
-    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
 fn human_readable(duration: Duration) -> String {
@@ -233,6 +168,9 @@ fn human_readable(duration: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::FlockOperation;
+    use tokio::time::Instant;
+
     use super::*;
 
     fn settings(root: &Path, name: &str) -> StickyContext {
@@ -250,7 +188,7 @@ mod tests {
 
     fn set_last_use(root: &Path, name: &str, seconds: u64) {
         let time = SystemTime::now() - Duration::from_secs(seconds);
-        lock_file(root, name).unwrap().set_modified(time).unwrap();
+        named_lock::file(root, name).unwrap().set_modified(time).unwrap();
     }
 
     #[tokio::test]
@@ -273,7 +211,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let own = StickyDir::open(settings(root.path(), "mine")).await.unwrap();
         // A script can lock the file itself, because the job can write to the directory.
-        let held = lock_file(root.path(), "mine").unwrap();
+        let held = named_lock::file(root.path(), "mine").unwrap();
         drop(own);
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();
         let start = Instant::now();

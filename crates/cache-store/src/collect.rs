@@ -29,6 +29,8 @@ pub struct CollectOptions {
     pub grace: Duration,
     /// Time after the last save at which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,
+    /// Time after its last collection before which a store is left out. `None` means that all stores are collected.
+    pub min_interval: Option<Duration>,
     /// Whether the figures are only computed, and nothing is changed.
     pub dry_run: bool,
 }
@@ -55,10 +57,31 @@ impl CacheStore {
         }
         let mut collections = Vec::new();
         for group in groups {
+            if self.is_recent(bucket, &group, options).await? {
+                continue;
+            }
             let collection = self.collect_group(bucket, &group, options).await?;
             collections.push((group, collection));
         }
         Ok(collections)
+    }
+
+    /// Returns whether the store was collected too recently, perhaps by another manager. Each pass writes the list of marks.
+    async fn is_recent(
+        &self,
+        bucket: &dyn ObjectStore,
+        group: &str,
+        options: CollectOptions,
+    ) -> Result<bool, CacheStoreError> {
+        let Some(interval) = options.min_interval else { return Ok(false) };
+        match bucket.head(&Path::from(format!("{group}/marks.json"))).await {
+            Ok(marks) => {
+                let collected: SystemTime = marks.last_modified.into();
+                Ok(options.now.duration_since(collected).unwrap_or_default() < interval)
+            }
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn collect_group(

@@ -20,8 +20,11 @@ use crate::ChunkError;
 use crate::reference::Object;
 use crate::store::{Store, TEMPORARY, read, replace};
 
-/// Maximum size of the list of marks in bytes.
-pub const MAX_MARKS_BYTES: u64 = 64 << 20;
+/// Maximum size of the list of marks in bytes. Each job that restores or saves a cache reads it. Objects that do not fit are marked by a later
+/// pass.
+pub const MAX_MARKS_BYTES: u64 = 8 << 20;
+/// Number of bytes of a mark in the list, without the name of its object: quotes, colon, comma and time.
+const MARK_BYTES: u64 = 24;
 
 /// Objects that will be deleted, with the times in seconds since 1970 at which they were found unused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +86,9 @@ impl Sweep {
         let (now, grace) = (seconds(now), grace.as_secs());
         let is_old = |time: u64| time.saturating_add(grace) <= now;
         let (mut before, mut after, mut delete) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+        // The list stays readable: its present marks fit, and new ones are added as far as they do.
+        let size = |name: &str| name.len() as u64 + MARK_BYTES;
+        let mut bytes: u64 = marks.0.keys().map(|name| size(name)).sum();
         for Listed { object, stored } in listed.iter().filter(|listed| !used.contains(&listed.object.name)) {
             let name = object.name.clone();
             match marks.0.get(&name) {
@@ -93,10 +99,11 @@ impl Sweep {
                 Some(marked) => {
                     after.insert(name, *marked);
                 }
-                None if is_old(seconds(*stored)) => {
+                None if is_old(seconds(*stored)) && bytes + size(&name) <= MAX_MARKS_BYTES => {
+                    bytes += size(&name);
                     after.insert(name, now);
                 }
-                // The object may belong to a save that has not set its reference yet.
+                // The object may belong to a save that has not set its reference yet, or the list is full.
                 None => {}
             }
         }
@@ -141,6 +148,12 @@ impl Store {
     pub fn marks(&self) -> Marks {
         let bytes = read(&self.marks_path(), MAX_MARKS_BYTES).ok().flatten();
         bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()
+    }
+
+    /// Returns when unused objects were looked for last. `None` means never.
+    #[must_use]
+    pub fn last_collection(&self) -> Option<SystemTime> {
+        fs::symlink_metadata(self.marks_path()).ok()?.modified().ok()
     }
 
     fn marks_path(&self) -> std::path::PathBuf {

@@ -180,10 +180,9 @@ fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Re
 /// Returns for each chunk of the index whether it is needed to write the files of `into` that differ.
 ///
 /// # Errors
-/// [`UnpackError::Stopped`], or [`UnpackError::Io`] if no thread can be started.
+/// [`UnpackError::Stopped`], or [`UnpackError::NoThread`].
 pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync)) -> Result<Vec<bool>, UnpackError> {
     let mut missing = vec![false; index.chunks.len()];
-    let no_thread = |source| UnpackError::Io { name: "the cache; no thread can be started".to_owned(), source };
     thread::scope(|scope| {
         let worker = || {
             |batch: Vec<(Entry, Vec<u32>)>| {
@@ -193,7 +192,7 @@ pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync
                     .collect::<Vec<u32>>()
             }
         };
-        let mut workers = Workers::start(scope, worker).map_err(no_thread)?;
+        let mut workers = Workers::start(scope, worker).map_err(UnpackError::NoThread)?;
         let mut receive = |chunks: Option<Vec<u32>>| {
             for chunk in chunks.into_iter().flatten() {
                 missing.get_mut(chunk as usize).into_iter().for_each(|missing| *missing = true);

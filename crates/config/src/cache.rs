@@ -1,13 +1,17 @@
 //! Reads `[runners.cache]`.
 
+use std::time::Duration;
+
 use muster_job::Secret;
 
 use super::tree::Table;
 use crate::settings::{
-    AzureSettings, CacheSettings, CacheStoreSettings, GcsCredentials, GcsSettings, S3AccessKey, S3Encryption,
-    S3Settings,
+    AzureSettings, CacheSettings, CacheStoreSettings, ChunkCollectionSettings, GcsCredentials, GcsSettings,
+    S3AccessKey, S3Encryption, S3Settings,
 };
 
+/// Default of `ChunksGcGrace`.
+const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Address of Amazon's server in gitlab-runner's documentation. It means the server of the bucket's region.
 const AMAZON: &str = "s3.amazonaws.com";
 
@@ -28,6 +32,11 @@ pub(super) fn read(runner: &Table) -> CacheSettings {
         shared: cache.bool("Shared").unwrap_or_default(),
         max_archive_bytes: cache.int("MaxUploadedArchiveSize").and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
         chunks: cache.bool("Chunks").unwrap_or_default(),
+        collection: cache.time("ChunksGcInterval").map(|interval| ChunkCollectionSettings {
+            interval,
+            grace: cache.time("ChunksGcGrace").unwrap_or(GRACE),
+            max_age: cache.time("ChunksMaxAge"),
+        }),
     }
 }
 
@@ -134,7 +143,11 @@ mod tests {
             assert_eq!(cache(text).store, None, "{text}");
         }
         assert!(cache("").is_default());
-        let all = cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5\nChunks = true");
+        let all =
+            cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5\nChunks = true\nChunksGcInterval = \"12h\"");
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
+        let collection = ChunkCollectionSettings { interval: hours(12), grace: hours(24), max_age: None };
+        assert_eq!(all.collection, Some(collection));
         assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes, all.chunks), ("p", true, 5, true));
     }
 

@@ -12,7 +12,8 @@ use super::load::Config;
 use super::runners::{Runner, base_url, feature_flags, labels};
 use super::tree::Table;
 use crate::settings::{
-    ArtifactTimeouts, ConnectionAge, MAX_WAIT, RunnerScripts, RunnerSettings, Settings, TlsFiles, UnpackSettings,
+    ArtifactTimeouts, ConnectionAge, GitMirrorSettings, MAX_WAIT, RunnerScripts, RunnerSettings, Settings, TlsFiles,
+    UnpackSettings,
 };
 
 /// Inputs of the settings besides the file.
@@ -132,6 +133,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         },
         unpack: unpack(table),
         cache: super::cache::read(table),
+        git_mirror: git_mirror(table),
         ..defaults
     })
 }
@@ -146,6 +148,19 @@ fn unpack(table: &Table) -> UnpackSettings {
         max_ratio: limit("max_ratio"),
         max_header_bytes: limit("max_header_bytes"),
         set_in_ci_toml: false,
+    }
+}
+
+/// Default of `max_age` of `[runners.git_mirror]`.
+const MIRROR_MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
+
+/// Returns the settings of `[runners.git_mirror]`.
+fn git_mirror(table: &Table) -> GitMirrorSettings {
+    let Some(mirror) = table.table("git_mirror") else { return GitMirrorSettings::default() };
+    GitMirrorSettings {
+        enabled: mirror.bool("enabled").unwrap_or_default(),
+        dir: mirror.str("dir").filter(|dir| !dir.is_empty()).map(PathBuf::from),
+        max_age: mirror.time("max_age").unwrap_or(MIRROR_MAX_AGE),
     }
 }
 

@@ -14,6 +14,7 @@ mod connection;
 mod custom;
 mod defaults;
 mod docker;
+mod git_mirror;
 mod host_name;
 mod on_instances;
 mod scripts;
@@ -38,12 +39,13 @@ pub use autoscaler::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, Scaling, StickySettings,
 };
 pub use cache::{
-    AzureSettings, CacheSettings, CacheStoreSettings, GcsCredentials, GcsSettings, S3AccessKey, S3Encryption,
-    S3Settings,
+    AzureSettings, CacheSettings, CacheStoreSettings, ChunkCollectionSettings, GcsCredentials, GcsSettings,
+    S3AccessKey, S3Encryption, S3Settings,
 };
 pub use connection::{ConnectionAge, TlsFiles};
 pub use custom::{CustomProgram, CustomSettings};
 pub use docker::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
+pub use git_mirror::GitMirrorSettings;
 pub use host_name::host_name;
 pub use on_instances::OnInstances;
 pub use scripts::RunnerScripts;
@@ -348,6 +350,9 @@ pub struct RunnerSettings {
     /// `[runners.cache]`: the object store that shares caches among machines.
     #[serde(default, skip_serializing_if = "CacheSettings::is_default")]
     pub cache: CacheSettings,
+    /// `[runners.git_mirror]`: copies of repositories that the jobs of a machine share.
+    #[serde(default, skip_serializing_if = "GitMirrorSettings::is_default")]
+    pub git_mirror: GitMirrorSettings,
     /// Settings of jobs on instances.
     #[serde(default)]
     pub on_instances: OnInstances,
@@ -412,6 +417,7 @@ impl RunnerSettings {
             artifact: ArtifactTimeouts::default(),
             unpack: UnpackSettings::default(),
             cache: CacheSettings::default(),
+            git_mirror: GitMirrorSettings::default(),
             on_instances: OnInstances::default(),
             shares_machines_in_public: false,
             docker: None,

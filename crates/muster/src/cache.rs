@@ -1,13 +1,16 @@
 //! `muster cache`: maintains the caches of jobs that are stored as chunks.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use muster_cache_store::{CacheStore, CollectOptions};
-use muster_chunks::{Collection, directories};
+use muster_chunks::{Collection, Store, directories};
 use muster_config::SettingsContext;
+use muster_config::settings::{ChunkCollectionSettings, RunnerSettings};
 use muster_job::{error_chain, short_token};
 
 use crate::ci::ui;
@@ -41,6 +44,10 @@ pub(crate) struct GcArgs {
     /// Print what would be deleted, and change nothing.
     #[arg(long)]
     dry_run: bool,
+    /// Collect only for the runners with `ChunksGcInterval`, with their settings, and only what was not collected for this time. The manager
+    /// runs this.
+    #[arg(long, conflicts_with_all = ["directories", "grace", "max_age", "dry_run"])]
+    due: bool,
 }
 
 /// Runs `muster cache`.
@@ -50,57 +57,101 @@ pub(crate) fn run(command: Command) -> ExitCode {
     runtime::block_on(async move { crate::ci::exit_code(collect(&args).await) })
 }
 
+/// Priority of a collection that a manager started, so that jobs come first.
+const NICENESS: i32 = 10;
+
 /// Collects all stores. Returns whether none failed.
 async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError> {
-    let now = SystemTime::now();
+    if args.due {
+        // Without a lower priority, the result is the same.
+        let _ = rustix::process::nice(NICENESS);
+    }
+    let options = CollectOptions {
+        now: SystemTime::now(),
+        grace: args.grace,
+        max_age: args.max_age,
+        min_interval: None,
+        dry_run: args.dry_run,
+    };
     let mut is_complete = true;
-    let mut roots = args.directories.clone();
+    let mut roots: BTreeMap<PathBuf, CollectOptions> =
+        args.directories.iter().map(|directory| (directory.clone(), options)).collect();
     if roots.is_empty() {
         let settings = muster_config::settings(&args.config.load()?, &SettingsContext::default());
-        let options = CollectOptions { now, grace: args.grace, max_age: args.max_age, dry_run: args.dry_run };
         for runner in &settings.runners {
-            roots.push(runner.cache_dir.clone().unwrap_or_else(|| PathBuf::from("cache")));
-            let Some(store) = &runner.cache.store else { continue };
-            let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
-            prefix.retain(|segment| !matches!(segment.as_str(), "" | "." | ".."));
-            if !runner.cache.shared {
-                prefix.extend(["runner".to_owned(), short_token(runner.token.expose())]);
-            }
-            let collected = async { CacheStore::open(store).await?.collect(&prefix.join("/"), options).await };
-            match collected.await {
-                Ok(stores) => stores.iter().for_each(|(name, collection)| print(name, collection, args.dry_run)),
-                Err(error) => {
-                    let problem = format!(
-                        "failed to collect the caches of the runner {:?}: {}",
-                        runner.name,
-                        error_chain(&error)
-                    );
-                    ui::error(&problem);
-                    is_complete = false;
-                }
-            }
+            let Some(options) = options_of(args.due, runner, options) else { continue };
+            let root = runner.cache_dir.clone().unwrap_or_else(|| PathBuf::from("cache"));
+            roots.entry(root).or_insert(options);
+            is_complete &= collect_objects(runner, options).await;
         }
     }
-    roots.sort();
-    roots.dedup();
-    for store in roots.iter().flat_map(|root| directories(root)) {
-        let collected = match args.dry_run {
-            true => store.plan(now, args.grace).map(|(_, collection)| collection),
-            false => store.collect(now, args.grace, args.max_age),
-        };
-        match collected {
-            Ok(collection) => print(&store.root().display().to_string(), &collection, args.dry_run),
-            Err(error) => {
-                ui::error(&format!(
-                    "failed to collect the caches in {}: {}",
-                    store.root().display(),
-                    error_chain(&error)
-                ));
-                is_complete = false;
-            }
+    for (root, options) in roots {
+        for store in directories(&root) {
+            is_complete &= collect_directory(&store, options, args.due);
         }
     }
     Ok(is_complete)
+}
+
+/// Returns the options for the stores of a runner. `None` means that they are not collected.
+fn options_of(is_due: bool, runner: &RunnerSettings, options: CollectOptions) -> Option<CollectOptions> {
+    if !is_due {
+        return Some(options);
+    }
+    let ChunkCollectionSettings { interval, grace, max_age } = runner.cache.collection?;
+    Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
+}
+
+/// Collects the stores of a runner in its object store. Returns whether none failed.
+async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bool {
+    let Some(store) = &runner.cache.store else { return true };
+    let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
+    prefix.retain(|segment| !matches!(segment.as_str(), "" | "." | ".."));
+    if !runner.cache.shared {
+        prefix.extend(["runner".to_owned(), short_token(runner.token.expose())]);
+    }
+    match async { CacheStore::open(store).await?.collect(&prefix.join("/"), options).await }.await {
+        Ok(stores) => {
+            stores.iter().for_each(|(name, collection)| print(name, collection, options.dry_run));
+            true
+        }
+        Err(error) => {
+            ui::error(&format!(
+                "failed to collect the caches of the runner {:?}: {}",
+                runner.name,
+                error_chain(&error)
+            ));
+            false
+        }
+    }
+}
+
+/// Collects a store on this machine. Returns whether that did not fail.
+///
+/// A manager leaves out the stores of other users: jobs can write there, so another user must not delete anything.
+fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
+    let owner = store.root().symlink_metadata().map(|found| found.uid());
+    if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {
+        return true;
+    }
+    let age = store.last_collection().and_then(|last| options.now.duration_since(last).ok());
+    if options.min_interval.zip(age).is_some_and(|(interval, age)| age < interval) {
+        return true;
+    }
+    let collected = match options.dry_run {
+        true => store.plan(options.now, options.grace).map(|(_, collection)| collection),
+        false => store.collect(options.now, options.grace, options.max_age),
+    };
+    match collected {
+        Ok(collection) => {
+            print(&store.root().display().to_string(), &collection, options.dry_run);
+            true
+        }
+        Err(error) => {
+            ui::error(&format!("failed to collect the caches in {}: {}", store.root().display(), error_chain(&error)));
+            false
+        }
+    }
 }
 
 fn print(store: &str, collection: &Collection, is_dry: bool) {

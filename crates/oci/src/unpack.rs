@@ -51,7 +51,7 @@ impl From<muster_archive::UnpackError> for UnpackError {
             Archive::Limit(exceeded) => Self::Limit(exceeded),
             Archive::Outside { name } => Self::Outside { name },
             Archive::Kind { name, kind } => Self::Kind { name, kind },
-            Archive::Broken(error) | Archive::Io { source: error, .. } => Self::Io(error),
+            Archive::Broken(error) | Archive::Io { source: error, .. } | Archive::NoThread(error) => Self::Io(error),
             Archive::Stopped => Self::Io(io::Error::other("stopped")),
         }
     }

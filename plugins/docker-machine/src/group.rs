@@ -63,6 +63,11 @@ impl Machines {
         stop
     }
 
+    /// Returns whether a machine is being created and still needed.
+    pub(crate) fn is_being_created(&self, name: &str) -> bool {
+        matches!(self.known.get(name), Some(MachineState::Creating(_)))
+    }
+
     /// Records that a machine was created. Returns false if it is not needed anymore.
     pub(crate) fn mark_created(&mut self, name: &str) -> bool {
         match self.known.get_mut(name) {

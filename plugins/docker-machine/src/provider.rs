@@ -61,10 +61,13 @@ impl Inner {
         let result = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
         drop(permit);
         match result.map_err(|error| error.to_string()) {
-            Ok(()) if self.machines().mark_created(&name) => {
-                remove_marker(&self.creation_markers, &name);
-                tracing::info!(machine = name, "machine created");
+            // With its marker, the next start of the plugin would remove the machine although jobs run on it.
+            Ok(()) if self.machines().is_being_created(&name) && !remove_marker(&self.creation_markers, &name) => {
+                tracing::error!(machine = name, "failed to record that the machine was created, removing it");
+                self.machines().mark_removing(name.clone());
+                self.remove(name).await;
             }
+            Ok(()) if self.machines().mark_created(&name) => tracing::info!(machine = name, "machine created"),
             Ok(()) => self.remove(name).await,
             Err(cause) => {
                 tracing::error!(machine = name, cause, "failed to create machine, removing it");
@@ -130,17 +133,15 @@ impl Inner {
     }
 }
 
-fn remove_marker(creation_markers: &Path, name: &str) {
+/// Removes a creation marker. Returns whether it no longer exists.
+fn remove_marker(creation_markers: &Path, name: &str) -> bool {
     let marker = creation_markers.join(name);
-    if let Err(error) = std::fs::remove_file(&marker)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::error!(
-            machine = name,
-            path = %marker.display(),
-            %error,
-            "failed to remove a creation marker; the next start of the plugin removes the machine, unless you delete the file"
-        );
+    match std::fs::remove_file(&marker) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::error!(machine = name, path = %marker.display(), %error, "failed to remove a creation marker; delete the file");
+            false
+        }
+        _ => true,
     }
 }
 

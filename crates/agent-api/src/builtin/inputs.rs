@@ -17,6 +17,9 @@ pub struct Checkout {
     pub repo_url: String,
     /// Bare repository on this machine that has the commit. If it is set, the commit is not fetched over the network.
     pub local_repository: Option<String>,
+    /// View of the machine's mirror of the repository ([`super::GitMirror`]). `None` means that everything is fetched from the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<String>,
     /// Hash algorithm of the repository: `sha1` or `sha256`.
     pub object_format: String,
     /// Branch or tag, for the notice in the log.

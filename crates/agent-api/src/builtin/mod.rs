@@ -2,6 +2,7 @@
 
 mod docker;
 mod driver;
+mod git_mirror;
 mod inputs;
 mod resource_share;
 mod service;
@@ -18,6 +19,7 @@ pub use driver::{
     BUILDS_DIR as DRIVER_BUILDS_DIR, CACHE_DIR as DRIVER_CACHE_DIR, Driver, DriverCleanup, DriverDirectories,
     DriverPrepare, DriverProgram, DriverStage, LAYOUT as DRIVER_LAYOUT,
 };
+pub use git_mirror::GitMirror;
 pub use inputs::{
     AgentProcess, ArtifactSource, ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList, CacheEntry, CacheObject,
     CacheRestore, CacheSave, Checkout, ChunkCache, ChunkStore, ChunkUpload, Cleanup, Prepare, ProvenanceInfo, Rewrite,

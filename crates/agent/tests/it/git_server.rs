@@ -60,7 +60,8 @@ async fn serve(State((root, requests)): State<(PathBuf, RequestLog)>, request: R
     let path = match path.strip_prefix("public/") {
         Some(path) => path.to_owned(),
         None if authorization == Some(&format!("Basic {expected}")) => path,
-        None => return StatusCode::UNAUTHORIZED.into_response(),
+        // Without the header, the git command sends no credentials.
+        None => return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic realm=\"git\"")]).into_response(),
     };
     let (repository, arguments, kind) = if let Some(repository) = path.strip_suffix("/info/refs") {
         (repository, vec!["--stateless-rpc", "--advertise-refs"], "advertisement")

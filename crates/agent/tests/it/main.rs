@@ -9,6 +9,7 @@ mod chunk_caches;
 mod conformance;
 mod debugger;
 mod delegation;
+mod git_mirrors;
 mod git_server;
 mod harness;
 mod host_services;

@@ -7,7 +7,7 @@ use std::path::Path;
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
-use super::unchanged::is_unchanged;
+use super::unchanged::{Baseline, is_unchanged};
 use crate::blocking::blocking;
 use crate::files::format::{Format, Level};
 use crate::files::pack::pack;
@@ -32,6 +32,8 @@ pub struct Archive<'a> {
     pub format: Format,
     /// Compression level.
     pub level: Level,
+    /// What is known about the files since the archive was written.
+    pub baseline: Baseline,
     /// Content of `metadata.json` in the directory of the archive. `None` means that the file is not written.
     pub metadata: Option<&'a str>,
 }
@@ -63,10 +65,11 @@ impl Archive<'_> {
         let (root, watch) = (context.root().to_owned(), stop.clone());
         let (archive, alternate) = (self.file.to_owned(), self.alternate.map(Path::to_owned));
         let limits = context.extraction().limits;
-        let (format, level, metadata) = (self.format, self.level, self.metadata.map(str::to_owned));
+        let (format, level, baseline) = (self.format, self.level, self.baseline);
+        let metadata = self.metadata.map(str::to_owned);
         blocking(context, "packing the cache", stop, move || {
             adopt_alternate(alternate.as_deref(), &archive);
-            if is_unchanged(&archive, &root, &files, limits, &watch) {
+            if is_unchanged(&archive, (&root, &files), baseline, limits, &watch) {
                 return Ok(ArchiveOutcome::UpToDate);
             }
             let write_failed = || Failure::io(format!("failed to write `{}`", archive.display()));
@@ -135,6 +138,7 @@ mod tests {
                     alternate: None,
                     format: Format::Zip,
                     level: Level::from_name(None),
+                    baseline: Baseline::Unknown,
                     metadata: Some("{}"),
                 };
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -25,12 +25,14 @@ use crate::context::Context;
 use crate::files::extract::extract;
 use crate::files::format::{Format, Level};
 use crate::files::select::{FileSelection, select};
+use crate::restored_cache::Restored;
 use crate::transfer::{MessageLevel, TransferContext};
 use store::ObjectStore;
 
 use remote::RemoteError;
 
 pub use archive::{Archive, ArchiveOutcome, NO_FILES, UP_TO_DATE};
+pub use unchanged::Baseline;
 
 /// Message on restore if caches are stored only on this machine.
 pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
@@ -109,8 +111,10 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
                 continue;
             }
         };
+        let found = archive.metadata();
         match extract(context, archive, stop).await {
             Ok(()) => {
+                record_restore(context, &path, found, stop).await?;
                 context.report(MessageLevel::Notice, "Successfully extracted cache");
                 return Ok(());
             }
@@ -122,6 +126,24 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
                 }
             }
         }
+    }
+    Ok(())
+}
+
+/// Records the end of a restore, so that the save of unchanged files need not compare their contents.
+async fn record_restore(
+    context: &Context,
+    path: &Path,
+    archive: std::io::Result<std::fs::Metadata>,
+    stop: &StopToken,
+) -> Result<(), Failure> {
+    let directory = context.temp_dir.clone();
+    let restored = blocking(context, "recording the restored cache", stop, move || {
+        Ok(archive.and_then(|archive| Restored::now(&archive, &directory)))
+    });
+    match restored.await? {
+        Ok(restored) => drop(context.restored_caches.lock().insert(path.to_owned(), restored)),
+        Err(error) => tracing::debug!(%error, "failed to record the restore of a cache, comparing all contents later"),
     }
     Ok(())
 }
@@ -244,6 +266,7 @@ async fn save_archive(context: &Context, cache: &CacheEntry, path: &Path, stop: 
         alternate: alternate.as_deref(),
         format: known.unwrap_or(Format::Zip),
         level: Level::from_name(context.variables.get("CACHE_COMPRESSION_LEVEL")),
+        baseline: context.restored_caches.lock().get(path).copied().map_or(Baseline::Unknown, Baseline::Restored),
         metadata: Some(&metadata),
     };
     let written = archive.write(context, stop).await?;

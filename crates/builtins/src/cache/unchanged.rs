@@ -12,21 +12,55 @@ use std::path::{Path, PathBuf};
 use muster_archive::{Entry, EntryKind, Format, Limits, Meter, UnpackError};
 use muster_steps::stop::StopToken;
 
+use crate::restored_cache::{ChangeTime, Restored, change_time};
+
 /// Size of the parts in which contents are compared.
 const PART_BYTES: usize = 64 * 1024;
 
+/// What is known about the files of a cache before they are compared with its archive.
+///
+/// A program can give a file with other content the size and the modification time of its entry: a reproducible build gives all its files
+/// the same time. So these are compared only for a file that the system has not changed since it was equal to its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Baseline {
+    /// Nothing. All contents are compared.
+    #[default]
+    Unknown,
+    /// The files had the content of the archive when it was written, as between two calls of `cache-archiver`.
+    ArchiveWritten,
+    /// The files were restored from the archive by this job.
+    Restored(Restored),
+}
+
+impl Baseline {
+    /// Returns the time before which the system must have changed a file last. `None` means that all contents are compared.
+    fn time(self, archive: &Metadata) -> Option<ChangeTime> {
+        match self {
+            Self::Unknown => None,
+            Self::ArchiveWritten => Some(change_time(archive)),
+            Self::Restored(restored) => restored.end_for(archive),
+        }
+    }
+}
+
 /// Returns whether the archive contains exactly these files, whose paths are relative to `root`.
 ///
-/// A file with the size and the modification time of its entry counts as unchanged, unless it is newer than the archive. The contents of
-/// other files are compared. An archive that cannot be read counts as changed.
-pub(super) fn is_unchanged(archive: &Path, root: &Path, files: &[PathBuf], limits: Limits, stop: &StopToken) -> bool {
-    compare(archive, root, files, limits, stop).unwrap_or(false)
+/// A file with the size and the modification time of its entry counts as unchanged, if the baseline shows that it was not changed since it was
+/// equal to its entry. The contents of other files are compared. An archive that cannot be read counts as changed.
+pub(super) fn is_unchanged(
+    archive: &Path,
+    (root, files): (&Path, &[PathBuf]),
+    baseline: Baseline,
+    limits: Limits,
+    stop: &StopToken,
+) -> bool {
+    compare(archive, (root, files), baseline, limits, stop).unwrap_or(false)
 }
 
 fn compare(
     archive: &Path,
-    root: &Path,
-    files: &[PathBuf],
+    (root, files): (&Path, &[PathBuf]),
+    baseline: Baseline,
     limits: Limits,
     stop: &StopToken,
 ) -> Result<bool, UnpackError> {
@@ -34,7 +68,7 @@ fn compare(
     let mut head = [0; 4];
     content.read_exact(&mut head).map_err(UnpackError::Broken)?;
     let format = Format::from_magic(&head).unwrap_or(Format::Zip);
-    let created = content.metadata().map_or((0, 0), |metadata| (metadata.mtime(), metadata.mtime_nsec()));
+    let unchanged_before = baseline.time(&content.metadata().map_err(UnpackError::Broken)?);
     let mut packed: HashMap<&Path, Metadata> = HashMap::new();
     for file in files {
         // A file that was removed, and a socket or a pipe, is not packed.
@@ -50,7 +84,7 @@ fn compare(
         &Meter::new(limits, &|| stop.cause().is_some()),
         &mut |entry, content| {
             is_same = match packed.remove(entry.path.as_path()) {
-                Some(metadata) => same(entry, content, &root.join(&entry.path), &metadata, created),
+                Some(metadata) => same(entry, content, &root.join(&entry.path), &metadata, unchanged_before),
                 None => false,
             };
             // An error ends the reading.
@@ -64,17 +98,24 @@ fn compare(
     }
 }
 
-/// Returns whether a file is equal to its entry. `created` is the modification time of the archive.
-fn same(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, created: (i64, i64)) -> bool {
+/// Returns whether a file is equal to its entry. It was if the system changed it last before `unchanged_before`.
+fn same(
+    entry: &Entry,
+    content: &mut dyn Read,
+    path: &Path,
+    file: &Metadata,
+    unchanged_before: Option<ChangeTime>,
+) -> bool {
     let has_mode = || entry.mode.is_none_or(|mode| mode == file.permissions().mode() & 0o777);
     match &entry.kind {
         EntryKind::Directory => file.is_dir() && has_mode(),
         EntryKind::Link(target) => file.is_symlink() && fs::read_link(path).is_ok_and(|own| own == *target),
         EntryKind::File if !file.is_file() || !has_mode() || Some(file.len()) != entry.size => false,
         EntryKind::File => {
-            let modified = (file.mtime(), file.mtime_nsec());
             let has_time = entry.modified.is_some_and(|time| time.unix_seconds() == file.mtime());
-            (has_time && modified <= created) || has_content(path, content).unwrap_or(false)
+            // A change at the very time cannot be told from one before it.
+            let is_old = unchanged_before.is_some_and(|time| change_time(file) < time);
+            (has_time && is_old) || has_content(path, content).unwrap_or(false)
         }
     }
 }
@@ -109,12 +150,13 @@ mod tests {
     use crate::files::pack::pack;
 
     /// A restored cache.
-    struct Restored {
+    struct Fixture {
         directory: tempfile::TempDir,
         files: Vec<PathBuf>,
+        end: Restored,
     }
 
-    impl Restored {
+    impl Fixture {
         fn new(format: ArchiveFormat) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let source = directory.path().join("source");
@@ -130,7 +172,9 @@ mod tests {
             pack(format, &source, &files, Level::Default, &archive, &StopToken::new()).unwrap();
             let archive = fs::File::open(directory.path().join("cache.zip")).unwrap();
             Extraction::new(directory.path().join("root")).run(archive, &StopToken::new()).unwrap();
-            Self { directory, files }
+            let found = fs::metadata(directory.path().join("cache.zip")).unwrap();
+            let end = Restored::now(&found, directory.path()).unwrap();
+            Self { directory, files, end }
         }
 
         fn root(&self) -> PathBuf {
@@ -139,14 +183,19 @@ mod tests {
 
         fn is_unchanged(&self) -> bool {
             let archive = self.directory.path().join("cache.zip");
-            is_unchanged(&archive, &self.root(), &self.files, Limits::default(), &StopToken::new())
+            let is_unchanged = |baseline| {
+                is_unchanged(&archive, (&self.root(), &self.files), baseline, Limits::default(), &StopToken::new())
+            };
+            let all = [Baseline::Unknown, Baseline::ArchiveWritten, Baseline::Restored(self.end)].map(is_unchanged);
+            assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+            all[0]
         }
     }
 
     /// Changes a restored cache of each format, and checks whether it then counts as unchanged.
-    fn check_each_format(change: impl Fn(&mut Restored), expected: bool, description: &str) {
+    fn check_each_format(change: impl Fn(&mut Fixture), expected: bool, description: &str) {
         for format in [ArchiveFormat::Zip, ArchiveFormat::ZipZstd, ArchiveFormat::TarZstd] {
-            let mut restored = Restored::new(format);
+            let mut restored = Fixture::new(format);
             assert!(restored.is_unchanged(), "{format:?}: nothing was changed");
             change(&mut restored);
             assert_eq!(restored.is_unchanged(), expected, "{format:?}: {description}");
@@ -168,8 +217,16 @@ mod tests {
 
     #[test]
     fn every_other_change_is_found() {
-        let root = |restored: &Restored, name: &str| restored.root().join(name);
+        let root = |restored: &Fixture, name: &str| restored.root().join(name);
         check_each_format(|restored| fs::write(root(restored, "d/a"), "other").unwrap(), false, "same size");
+        check_each_format(
+            |restored| {
+                fs::write(root(restored, "d/a"), "other").unwrap();
+                set_file_mtime(root(restored, "d/a"), FileTime::from_unix_time(1_700_000_000, 0)).unwrap();
+            },
+            false,
+            "the same size and the same time, as after a reproducible build",
+        );
         check_each_format(
             |restored| {
                 let mut content = vec![7; 3 * PART_BYTES];

@@ -78,7 +78,7 @@ fn write_private(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Returns the value of the header `User-Agent` for checkouts.
-pub(super) fn user_agent() -> String {
+pub(crate) fn user_agent() -> String {
     let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
     format!("gitlab-runner {version} {os}/{arch}")
 }

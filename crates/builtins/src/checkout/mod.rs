@@ -6,6 +6,7 @@
 mod cleanup;
 pub(crate) mod config;
 mod embedded;
+mod mirror;
 pub(crate) mod remote;
 mod submodules;
 mod template;

@@ -13,7 +13,7 @@ use muster_steps::style;
 
 use super::cleanup::{remove_config, remove_leftovers};
 use super::config::{self, host};
-use super::{clear, embedded, exists, short_sha, submodules};
+use super::{clear, embedded, exists, mirror, short_sha, submodules};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::without_credentials;
@@ -30,6 +30,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
     let (directory, clean_config) = (project.clone(), checkout.clean_config);
     blocking(&**context, "removing leftovers of an earlier job", stop, move || {
+        mirror::remove_borrowing(&directory);
         remove_leftovers(&directory, with_submodules);
         if clean_config {
             remove_config(&directory, with_submodules);
@@ -86,10 +87,30 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
             git(context, &["config", "--replace-all", key, value], project, stop).await?;
         }
     }
+    if let Some(repository) = mirror::repository(context, checkout, stop).await? {
+        match fetch_from(context, checkout, &repository.to_string_lossy(), stop).await {
+            Err(Failure::Stopped(cause)) => return Err(Failure::Stopped(cause)),
+            Err(failure) => mirror::report_broken(context, &failure.to_string()),
+            Ok(()) => return Ok(()),
+        }
+    }
+    fetch_from(context, checkout, "origin", stop).await
+}
+
+/// Fetches the refs of the job from a remote, or from a repository on this machine.
+async fn fetch_from(
+    context: &Arc<Context>,
+    checkout: &Checkout,
+    repository: &str,
+    stop: &StopToken,
+) -> Result<(), Failure> {
     let depth = checkout.depth.to_string();
     let options = options(checkout);
     let mut args: Vec<&str> = options.iter().map(String::as_str).collect();
-    args.extend(["fetch", "origin", "--no-recurse-submodules"]);
+    if repository != "origin" {
+        args.extend(["-c", "protocol.file.allow=always"]);
+    }
+    args.extend(["fetch", repository, "--no-recurse-submodules"]);
     args.extend(checkout.refspecs.iter().map(String::as_str));
     if checkout.depth > 0 {
         args.extend(["--depth", &depth]);
@@ -97,7 +118,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
         args.push("--unshallow");
     }
     args.extend(checkout.fetch_flags.iter().map(String::as_str));
-    git(context, &args, project, stop).await
+    git(context, &args, &context.project_dir, stop).await
 }
 
 /// Returns the configuration options for one call of git.

@@ -168,6 +168,7 @@ async fn collection_reads_marks_of_more_than_one_mebibyte() {
         now: std::time::SystemTime::now(),
         grace: Duration::from_secs(1),
         max_age: None,
+        min_interval: None,
         dry_run: false,
     };
     let collections = store.collect("", options).await.unwrap();

@@ -1,10 +1,13 @@
 //! Collections of unused objects, also while saves are in progress and after they were killed.
 
+use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
 
 use filetime::FileTime;
 
 use super::*;
+use crate::reference::Object;
+use crate::{Listed, MAX_MARKS_BYTES, Marks, Sweep};
 
 /// Mode, modification time and content of each file.
 type Files = BTreeMap<PathBuf, (u32, i64, Vec<u8>)>;
@@ -178,6 +181,28 @@ fn old_references_and_files_of_killed_saves_are_deleted() {
     assert_eq!(store.collect(later(2), day, None).unwrap().marked, 2);
     assert_eq!(store.collect(later(4), day, None).unwrap().deleted.0, 2);
     machine.check("new");
+}
+
+/// A list that a job or the next pass cannot read would count as empty, and nothing would ever be deleted.
+#[test]
+fn list_of_marks_stays_readable_however_many_objects_are_unused() {
+    let old = SystemTime::UNIX_EPOCH;
+    let now = old + Duration::from_secs(1_800_000_000);
+    let object = |number: u32| Object { name: format!("{:0>60}-{number}", ""), size: 1 };
+    let listed: Vec<Listed> = (0..200_000).map(|number| Listed { object: object(number), stored: old }).collect();
+    let first = Sweep::plan(&Marks::default(), &listed, &HashSet::new(), now, GRACE);
+    let stored = first.after.to_bytes();
+    let bytes = stored.len() as u64;
+    assert!(bytes <= MAX_MARKS_BYTES && bytes > MAX_MARKS_BYTES / 2, "{bytes}");
+    // The marked objects are deleted, and then the others are marked.
+    let marks = Marks::parse(&stored);
+    let second = Sweep::plan(&marks, &listed, &HashSet::new(), now + 2 * GRACE, GRACE);
+    assert_eq!(second.delete.len(), marks.names().count());
+    let deleted: HashSet<&str> = marks.names().collect();
+    let left: Vec<Listed> =
+        listed.iter().filter(|listed| !deleted.contains(listed.object.name.as_str())).cloned().collect();
+    let third = Sweep::plan(&second.after, &left, &HashSet::new(), now + 3 * GRACE, GRACE);
+    assert!(third.after.names().count() > 0 && third.after.to_bytes().len() as u64 <= MAX_MARKS_BYTES);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `[runners.cache]`: the object store that shares the caches of jobs among machines (docs/spec/job-execution.md, section 10.5).
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use muster_job::Secret;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,20 @@ pub struct CacheSettings {
     pub max_archive_bytes: u64,
     /// Whether caches are stored as chunks that they share, unless the job chooses a format of archives.
     pub chunks: bool,
+    /// Automatic deletion of chunks that no cache needs. `None` means that only `muster cache gc` deletes them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub collection: Option<ChunkCollectionSettings>,
+}
+
+/// Automatic deletion of chunks that no cache needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChunkCollectionSettings {
+    /// Minimum time between two collections of a store.
+    pub interval: Duration,
+    /// Time after which unused data is marked, and after which marked data is deleted.
+    pub grace: Duration,
+    /// Time after the last save at which a cache is deleted. `None` means never.
+    pub max_age: Option<Duration>,
 }
 
 impl CacheSettings {

@@ -13,6 +13,7 @@ mod driver;
 mod flags;
 mod header;
 mod inputs;
+mod mirror;
 mod paths;
 mod policy;
 pub(crate) mod secrets;
@@ -201,8 +202,15 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     if context.runner.on_instances.use_common_build_dir && !context.is_exclusive() {
         warnings.push("use_common_build_dir has no effect: requires vm isolation or max_use_count = 1".to_owned());
     }
-    let parts =
-        steps::JobParts { payload, context, paths: &paths, variables: &variables, settings: &settings, flags: &flags };
+    let parts = steps::JobParts {
+        payload,
+        context,
+        machine: &outside.directories,
+        paths: &paths,
+        variables: &variables,
+        settings: &settings,
+        flags: &flags,
+    };
     let steps = steps::all(&parts, &mut warnings)?;
     let mut step_policy = context.runner.steps.policy.clone();
     if context.runner.uses_containers()

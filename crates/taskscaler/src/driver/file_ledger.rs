@@ -21,7 +21,7 @@ use crate::ledger::{Change, Row, RowKey, VERSION};
 
 /// Number of changes in excess of rows after which the file is rewritten.
 const MAX_SURPLUS_CHANGES: usize = 10_000;
-/// Maximum number of bytes that are read, as a protection against a damaged file. Rewrites keep a ledger far smaller.
+/// Maximum size of a ledger in bytes. Rewrites keep it far smaller, so a larger file is damaged.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
@@ -107,7 +107,12 @@ impl FileLedger {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.error("read")(error)),
         };
-        let mut reader = BufReader::new(file.take(MAX_FILE_BYTES));
+        // A part of the file must not count as the whole ledger: the instances of the rest would be unmanaged.
+        let size = file.metadata().map_err(self.error("read"))?.len();
+        if size > MAX_FILE_BYTES {
+            return Err(LedgerError::TooLarge { path: self.path.clone(), size });
+        }
+        let mut reader = BufReader::new(file.take(size));
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
@@ -287,6 +292,17 @@ mod tests {
             let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
             assert!(error.contains("is empty or truncated in its first line"), "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn file_that_is_too_large_is_an_error_and_not_read_in_part() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("ledger");
+        FileLedger::new(&path).apply(&[change("a", Some(1))]).await.unwrap();
+        // The end of the file has no blocks on the disk.
+        File::options().write(true).open(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
+        let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
+        assert!(error.contains("has 1073741825 bytes, which is more than a ledger can have"), "{error}");
     }
 
     #[tokio::test]

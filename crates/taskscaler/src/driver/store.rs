@@ -44,6 +44,14 @@ pub enum LedgerError {
         /// Latest supported version.
         supported: u32,
     },
+    /// The file is larger than any ledger.
+    #[error("scaler ledger {} has {size} bytes, which is more than a ledger can have; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", path.display())]
+    TooLarge {
+        /// Path of the file.
+        path: PathBuf,
+        /// Size of the file in bytes.
+        size: u64,
+    },
     /// A row cannot be encoded, which is a bug.
     #[error("failed to encode a row of the scaler ledger")]
     Encode(#[source] serde_json::Error),

@@ -11,7 +11,7 @@ use crate::types::{GroupId, RemovalReason};
 /// Rows that need attention after a restore.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Keys of unusable group rows: their group is not configured, or their value does not fit the key.
+    /// Keys of unusable rows: their group is not configured, or their value does not fit the key.
     unknown: Vec<RowKey>,
     /// Keys of rows to write or delete.
     outdated: Vec<RowKey>,
@@ -20,7 +20,7 @@ struct Findings {
 impl Engine {
     /// Restores an engine from stored rows.
     ///
-    /// Also returns the keys of unusable group rows: their group is not configured, or their value does not fit the key.
+    /// Also returns the keys of unusable rows: their group is not configured, or their value does not fit the key.
     /// The instances of such rows are ignored.
     ///
     /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed ([`Self::claim`])
@@ -47,7 +47,7 @@ impl Engine {
             match key.group().map(|name| engine.inventory.groups.find(name)) {
                 Some(Some(group)) => engine.restore_group_row(now, group, key, &row, &mut findings),
                 Some(None) => findings.unknown.push(key),
-                None => engine.restore_common_row(&key, row, &mut findings),
+                None => engine.restore_common_row(key, row, &mut findings),
             }
         }
         let Findings { unknown, outdated } = findings;
@@ -73,16 +73,16 @@ impl Engine {
     }
 
     /// Restores a row that belongs to no group.
-    fn restore_common_row(&mut self, key: &RowKey, row: Row, findings: &mut Findings) {
+    fn restore_common_row(&mut self, key: RowKey, row: Row, findings: &mut Findings) {
         match (key, row) {
             (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots }) => {
-                findings.outdated.extend(self.plan.restore_slot_demand(*bucket, max_slots));
+                findings.outdated.extend(self.plan.restore_slot_demand(bucket, max_slots));
             }
             (RowKey::ForecastIdle { day }, Row::ForecastIdle { slot_seconds }) => {
-                findings.outdated.extend(self.plan.restore_idle(*day, slot_seconds));
+                findings.outdated.extend(self.plan.restore_idle(day, slot_seconds));
             }
-            (RowKey::JobKind(kind), Row::JobKind(usage)) => self.usages.restore(*kind, usage),
-            _ => {}
+            (RowKey::JobKind(kind), Row::JobKind(usage)) => self.usages.restore(kind, usage),
+            (key, _) => findings.unknown.push(key),
         }
     }
 
@@ -106,7 +106,11 @@ impl Engine {
                 self.inventory.skip_numbers_to(call + 1);
             }
             (RowKey::DrainedGroup { .. }, Row::DrainedGroup { by }) => group.drained = Some(by.clone()),
-            (RowKey::Deleted { id, .. }, Row::Deleted { .. }) => group.deleted.insert(InstanceId::new(id), now),
+            (RowKey::Deleted { group: name, id }, Row::Deleted { deleted_at }) => {
+                if !group.deleted.restore(InstanceId::new(&id), *deleted_at, now) {
+                    findings.outdated.push(RowKey::Deleted { group: name, id });
+                }
+            }
             (key, _) => findings.unknown.push(key),
         }
     }

@@ -92,6 +92,18 @@ impl DeletedIds {
         self.order.push_back((now.at, id));
     }
 
+    /// Restores an ID that was deleted at `deleted_at`, in seconds since 1970. Returns whether it is still remembered.
+    ///
+    /// The monotonic clock may have begun after the deletion, so the ID is kept for the whole time from now.
+    pub(super) fn restore(&mut self, id: InstanceId, deleted_at: i64, now: Now) -> bool {
+        let age_s = u64::try_from(now.unix.saturating_sub(deleted_at)).unwrap_or(0);
+        let is_remembered = age_s < DELETED_ID_TTL.as_secs();
+        if is_remembered {
+            self.insert(id, Now { unix: deleted_at, ..now });
+        }
+        is_remembered
+    }
+
     pub(super) fn contains(&self, id: &InstanceId) -> bool {
         self.by_id.contains_key(id)
     }

@@ -75,6 +75,10 @@ fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
                 let age_s = unix.saturating_sub(first_seen_at);
                 instances.push(instance_status((group, id), slots, job_count, age_s, &intent, was_ready));
             }
+            // As in the engine, a request that was written off no longer counts, although its instances may still appear.
+            (RowKey::ScaleUp { group, .. }, Row::ScaleUp { written_off_until: Some(_), .. }) => {
+                group_status(&mut groups, &group);
+            }
             (RowKey::ScaleUp { group, .. }, Row::ScaleUp { outstanding, accepted, .. }) => {
                 let group = group_status(&mut groups, &group);
                 group.requested += outstanding;
@@ -177,6 +181,24 @@ fn instance_status(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The report of the engine that is restored from the same rows has the same numbers.
+    #[test]
+    fn requests_are_counted_as_the_engine_counts_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let row = |call: u64, accepted: bool, written_off_until: Option<i64>| {
+            let key = RowKey::ScaleUp { group: "main".to_owned(), call };
+            let outstanding = u32::try_from(call).unwrap();
+            let row = Row::ScaleUp { requested: 4, outstanding, requested_at: 1, accepted, written_off_until };
+            serde_json::to_string(&[(key, row)]).unwrap()
+        };
+        let rows = [row(1, true, None), row(2, false, None), row(4, false, Some(9))].join("\n");
+        let text = format!("{{\"taskscaler_ledger\":1}}\n{rows}\n");
+        std::fs::write(directory.path().join("a.ledger"), text).unwrap();
+        let fleets = read_fleets(directory.path(), 5).unwrap();
+        let status = fleets[0].report.status.as_ref().unwrap_or_else(|| panic!("{fleets:?}"));
+        assert_eq!((status.groups[0].requested, status.groups[0].unconfirmed), (3, 2));
+    }
 
     #[test]
     fn damaged_ledger_does_not_hide_other_fleets() {

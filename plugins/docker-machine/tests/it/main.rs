@@ -205,6 +205,24 @@ async fn interrupted_creation_is_removed_after_restart() {
 }
 
 #[tokio::test]
+async fn machine_whose_marker_cannot_be_removed_gets_no_jobs() {
+    let fake = FakeDockerMachine::new();
+    fake.enable("create-waits");
+    let group = fake.start(|_| ()).await.unwrap();
+    group.increase(1).await.unwrap();
+    wait_until(|| fake.machines().len() == 1).await;
+    let marker = fake.path("muster-creating").join(&fake.machines()[0]);
+    // A directory that is not empty cannot be removed like a file, whatever the user.
+    std::fs::remove_file(&marker).unwrap();
+    std::fs::create_dir_all(marker.join("x")).unwrap();
+    fake.disable("create-waits");
+    wait_until(|| fake.provider_machines() == 0 && fake.machines().is_empty()).await;
+    let ready = states(&group).await.into_iter().filter(|(_, state)| *state == InstanceState::Running);
+    assert_eq!(ready.count(), 0);
+    group.stop().await;
+}
+
+#[tokio::test]
 async fn other_machines_are_ignored_and_own_machines_are_found() {
     let cloud = FakeDockerMachine::new();
     cloud.add_machine("other", "Running");

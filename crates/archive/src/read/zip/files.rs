@@ -20,6 +20,7 @@ pub(crate) struct ZipFiles<'a> {
     archive: &'a File,
     meter: &'a Meter<'a>,
     inflate: Decompress,
+    /// Buffers that only grow. To clear them for each entry would take as long as to fill them.
     packed: Vec<u8>,
     unpacked: Vec<u8>,
 }
@@ -35,8 +36,8 @@ impl<'a> ZipFiles<'a> {
     /// The entry is damaged, and `write` was not called.
     pub(crate) fn unpack<T>(&mut self, header: &Header, write: impl FnOnce(&mut dyn Read) -> T) -> io::Result<T> {
         let meter = self.meter;
-        if self.unpack_in_memory(header)? {
-            return Ok(write(&mut Content { inner: Cursor::new(&self.unpacked), meter }));
+        if let Some(unpacked) = self.unpack_in_memory(header)? {
+            return Ok(write(&mut Content { inner: Cursor::new(unpacked), meter }));
         }
         let at = At { file: self.archive, position: 0 };
         let mut archive = BufReader::new(Packed { inner: at, meter });
@@ -44,43 +45,52 @@ impl<'a> ZipFiles<'a> {
         Ok(write(&mut Content { inner, meter }))
     }
 
-    /// Unpacks the content into `self.unpacked`. Returns false if the entry must be read as a stream.
-    fn unpack_in_memory(&mut self, header: &Header) -> io::Result<bool> {
+    /// Unpacks the content in memory. Returns `None` if the entry must be read as a stream.
+    fn unpack_in_memory(&mut self, header: &Header) -> io::Result<Option<&[u8]>> {
         let sizes = [header.packed, header.unpacked];
         let is_known = matches!(header.method, STORED | DEFLATE) && !header.is_encrypted;
         if !is_known || sizes.into_iter().any(|size| size > MAX_IN_MEMORY) {
-            return Ok(false);
+            return Ok(None);
         }
         let (packed, unpacked) = (to_usize(header.packed)?, to_usize(header.unpacked)?);
-        self.packed.resize(LOCAL_HEADER_BYTES + header.name.len() + EXTRA_BYTES + packed, 0);
-        let length = read_at(self.archive, &mut self.packed, header.offset)?;
+        let buffer = first_bytes(&mut self.packed, LOCAL_HEADER_BYTES + header.name.len() + EXTRA_BYTES + packed);
+        let length = read_at(self.archive, buffer, header.offset)?;
         let local = self.packed.get(..length).unwrap_or_default();
-        let Some(head) = local.first_chunk() else { return Ok(false) };
+        let Some(head) = local.first_chunk() else { return Ok(None) };
         let start = to_usize(content_offset(head)?)?;
         // The extra fields may be longer than assumed, or the archive is truncated.
-        let Some(packed) = local.get(start..start + packed) else { return Ok(false) };
-        self.unpacked.clear();
-        if header.method == STORED {
-            self.unpacked.extend_from_slice(packed);
+        let Some(packed) = local.get(start..start + packed) else { return Ok(None) };
+        let content = if header.method == STORED {
+            packed
         } else {
             // One more byte shows that the content is larger than its header declares.
-            self.unpacked.reserve_exact(unpacked + 1);
+            let buffer = first_bytes(&mut self.unpacked, unpacked + 1);
             self.inflate.reset(false);
-            let status = self.inflate.decompress_vec(packed, &mut self.unpacked, FlushDecompress::Finish);
+            let status = self.inflate.decompress(packed, buffer, FlushDecompress::Finish);
             let ended = status.map_err(io::Error::other)? == Status::StreamEnd;
-            if !ended && self.unpacked.len() <= unpacked {
+            let length = to_usize(self.inflate.total_out())?;
+            if !ended && length <= unpacked {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-        }
+            self.unpacked.get(..length).unwrap_or_default()
+        };
         let mut crc = Crc::new();
-        crc.update(&self.unpacked);
-        if self.unpacked.len() != unpacked || crc.sum() != header.crc {
+        crc.update(content);
+        if content.len() != unpacked || crc.sum() != header.crc {
             return Err(invalid(
                 "the content of an entry is damaged: its size or its checksum does not match the zip directory",
             ));
         }
-        Ok(true)
+        Ok(Some(content))
     }
+}
+
+/// Returns the first bytes of a buffer, which grows if necessary. Their content is that of an earlier use.
+fn first_bytes(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
+    if buffer.len() < length {
+        buffer.resize(length, 0);
+    }
+    buffer.get_mut(..length).unwrap_or_default()
 }
 
 fn to_usize(size: u64) -> io::Result<usize> {

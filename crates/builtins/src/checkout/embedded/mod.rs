@@ -23,7 +23,7 @@ use muster_steps::stop::StopToken;
 use muster_steps::style;
 use tokio::runtime::Handle;
 
-use super::{config, remote, short_sha};
+use super::{config, mirror, remote, short_sha};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::{self, Clients, Session, without_credentials};
@@ -37,6 +37,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 const PART_FILES: usize = 1000;
 /// Explanation for the user if the server refuses access.
 const ACCESS: &str = "the job's token has no access to this repository";
+/// Flag of `git fetch` with which it fetches no tags.
+const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 /// Depth with which libgit2 fetches all commits into a shallow repository.
 const UNSHALLOW: i32 = i32::MAX;
 
@@ -134,12 +136,77 @@ impl CheckoutRun<'_> {
             depth @ 1.. => format!("Fetching changes with git depth set to {depth}..."),
             _ => "Fetching changes...".to_owned(),
         });
+        let sha = Oid::from_str(&checkout.sha)?;
+        let mut repository = match self.open_from_mirror(project, sha) {
+            Some(repository) => repository,
+            None => self.open_from_server(project, sha)?,
+        };
+        fail_if(&|| self.is_stopped())?;
+        if checkout.checkout {
+            let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
+            self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
+            match check_out_commit(&repository, sha, &|| self.is_stopped()) {
+                // An object of the mirror is missing, or has other content than its name says.
+                Err(error) if mirror::is_borrowing(project) && !self.is_stopped() => {
+                    mirror::report_broken(self.context, error.message());
+                    drop(repository);
+                    mirror::remove_borrowing(project);
+                    repository = self.open_from_server(project, sha)?;
+                    check_out_commit(&repository, sha, &|| self.is_stopped())?;
+                }
+                checked_out => checked_out?,
+            }
+            if let Some(flags) = &checkout.clean_flags {
+                clean::clean(&repository, flags, &self.session.stop, &|line| self.context.print(line))?;
+            }
+        } else {
+            self.print("Skipping Git checkout");
+        }
+        match checkout.submodules.as_str() {
+            "" | "none" => self.print("Skipping Git submodules setup"),
+            mode => submodules::update(self, &repository, mode == "recursive")?,
+        }
+        Ok(())
+    }
+
+    /// Returns a new repository with the objects and the refs of the machine's mirror. `None` means that the job has no view of a mirror, or
+    /// cannot use it.
+    fn open_from_mirror(&self, project: &Path, sha: Oid) -> Option<Repository> {
+        let view = Path::new(self.checkout.mirror.as_ref()?);
+        let open = || -> Result<Option<Repository>, git2::Error> {
+            let git = project.join(".git");
+            crate::removal::remove_tree(&git).map_err(|error| git2::Error::from_str(&error.to_string()))?;
+            drop(self.open(project, true)?);
+            let borrowed = mirror::borrow_all(view, &git, &self.checkout.refspecs, !self.has_flag(NO_TAGS));
+            if !borrowed.map_err(|error| git2::Error::from_str(&error.to_string()))? {
+                return Ok(None);
+            }
+            let repository = self.open(project, false)?;
+            repository.find_commit(sha)?.tree()?;
+            Ok(Some(repository))
+        };
+        match open() {
+            Ok(Some(repository)) => {
+                self.print("Created fresh repository.");
+                return Some(repository);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                mirror::report_broken(self.context, error.message());
+                mirror::remove_borrowing(project);
+            }
+        }
+        None
+    }
+
+    /// Opens the repository, or creates it, and fetches the commit.
+    fn open_from_server(&self, project: &Path, sha: Oid) -> Result<Repository, git2::Error> {
+        let checkout = self.checkout;
         let is_new = !project.join(".git").exists();
         let mut repository = self.open(project, is_new)?;
         if is_new {
             self.print("Created fresh repository.");
         }
-        let sha = Oid::from_str(&checkout.sha)?;
         let url = without_credentials(&checkout.repo_url);
         let (refspecs, depth) = (checkout.refspecs.as_slice(), checkout.depth);
         if let Err(error) = self.fetch(&repository, &url, refspecs, depth) {
@@ -157,22 +224,7 @@ impl CheckoutRun<'_> {
             // A server may hide the refs of pipelines.
             self.fetch(&repository, &url, &[checkout.sha.as_str()], depth)?;
         }
-        fail_if(&|| self.is_stopped())?;
-        if checkout.checkout {
-            let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
-            self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
-            check_out_commit(&repository, sha, &|| self.is_stopped())?;
-            if let Some(flags) = &checkout.clean_flags {
-                clean::clean(&repository, flags, &self.session.stop, &|line| self.context.print(line))?;
-            }
-        } else {
-            self.print("Skipping Git checkout");
-        }
-        match checkout.submodules.as_str() {
-            "" | "none" => self.print("Skipping Git submodules setup"),
-            mode => submodules::update(self, &repository, mode == "recursive")?,
-        }
-        Ok(())
+        Ok(repository)
     }
 
     fn is_stopped(&self) -> bool {
@@ -210,17 +262,21 @@ impl CheckoutRun<'_> {
         repository.remote_anonymous(url)?.fetch(&refspecs, Some(&mut self.fetch_options(repository, depth)), None)
     }
 
+    /// Returns whether GIT_FETCH_EXTRA_FLAGS has one of the names of a flag.
+    fn has_flag(&self, names: [&str; 2]) -> bool {
+        self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()))
+    }
+
     /// Returns the options of a fetch. Of GIT_FETCH_EXTRA_FLAGS, only the flags for tags and pruning have an effect.
     fn fetch_options(&self, repository: &Repository, depth: i64) -> FetchOptions<'_> {
-        let has = |names: [&str; 2]| self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()));
         let mut callbacks = RemoteCallbacks::new();
         callbacks.transfer_progress(|_| self.session.stop.cause().is_none());
         let mut options = FetchOptions::new();
         options.remote_callbacks(callbacks).update_fetchhead(true);
-        options.prune(if has(["--prune", "-p"]) { FetchPrune::On } else { FetchPrune::Off });
+        options.prune(if self.has_flag(["--prune", "-p"]) { FetchPrune::On } else { FetchPrune::Off });
         options.download_tags(match () {
-            () if has(["--no-tags", "-n"]) => AutotagOption::None,
-            () if has(["--tags", "-t"]) => AutotagOption::All,
+            () if self.has_flag(NO_TAGS) => AutotagOption::None,
+            () if self.has_flag(["--tags", "-t"]) => AutotagOption::All,
             () => AutotagOption::Auto,
         });
         match i32::try_from(depth) {

@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, Inputs, LogLine};
+use muster_agent_api::builtin::{
+    ContainerSpec, DockerContainer, DockerEngine, DockerNetwork, DockerVolume, Inputs, LogLine,
+};
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::{DockerSettings, RunnerSettings};
 use muster_executor::Directories;
@@ -129,6 +131,7 @@ pub(super) fn step(
     parts: &JobParts<'_>,
     title: &str,
     inside: Vec<Step>,
+    mirror: Option<DockerVolume>,
     warnings: &mut Vec<String>,
 ) -> Result<Step, LowerError> {
     let docker = parts.context.runner.docker.as_deref();
@@ -136,7 +139,8 @@ pub(super) fn step(
     if let Some(problem) = docker.problems.first() {
         return Err(LowerError::configuration(problem));
     }
-    let container = container(parts, docker, warnings)?;
+    let mut container = container(parts, docker, warnings)?;
+    container.volumes.extend(mirror);
     let call = Call::Delegate {
         name: DockerContainer::BUILTIN.to_owned(),
         // Inputs are plain data. If serialization failed nevertheless, the agent would reject the null and name the step.
@@ -154,7 +158,7 @@ fn container(
     docker: &DockerSettings,
     warnings: &mut Vec<String>,
 ) -> Result<DockerContainer, LowerError> {
-    let JobParts { payload, context, paths, variables, settings, flags } = *parts;
+    let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     let names = Names::of(payload, context);
     let image = payload.image.as_ref();
     let (name, is_default) = images::build_image(image, docker, variables)?;

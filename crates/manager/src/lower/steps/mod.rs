@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use muster_agent_api::builtin::Cleanup;
 use muster_agent_api::plan::{Call, Step, When};
+use muster_executor::Directories;
 use muster_job::milliseconds;
 use muster_runner_api::payload::JobPayload;
 
@@ -18,7 +19,7 @@ use super::paths::Paths;
 use super::settings::JobSettings;
 use super::suspension;
 use super::variables::Variables;
-use super::{JobContext, LowerError, cache, docker, driver, header, policy, secrets};
+use super::{JobContext, LowerError, cache, docker, driver, header, mirror, policy, secrets};
 
 /// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -27,6 +28,8 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) struct JobParts<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) context: &'a JobContext,
+    /// Directories on the machine of the agent that starts the job. Those of the context are in the job's container, if it has one.
+    pub(super) machine: &'a Directories,
     pub(super) paths: &'a Paths,
     pub(super) variables: &'a Variables,
     pub(super) settings: &'a JobSettings,
@@ -35,7 +38,7 @@ pub(super) struct JobParts<'a> {
 
 /// Returns all steps. Adds warnings about parts that are left out.
 pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
-    let JobParts { payload, context, paths, variables, settings, flags } = *parts;
+    let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     if let Some(policy) = &context.runner.steps.policy {
         policy::check_run_list(payload, policy)?;
     }
@@ -47,8 +50,19 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     }
     steps.extend(operator::before(parts));
     // A resumed environment has the sources as the previous job left them.
+    let mut mirror_step = None;
+    let mut mirror_volume = None;
     if !suspension::is_resumed(payload, &context.runner) {
-        steps.push(sources::get_sources(payload, context, variables, settings, flags)?);
+        let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
+        if let Some(mirror) = mirror::git_mirror(payload, context, settings, parts.machine, &checkout) {
+            checkout.mirror = Some(mirror::view_dir(&mirror, context));
+            mirror_step = Some(mirror::step(&mirror, settings));
+            mirror_volume = Some(mirror::volume(&mirror));
+        }
+        if !context.runner.uses_containers() {
+            steps.extend(mirror_step.take());
+        }
+        steps.push(sources::step(&checkout, settings));
     }
     steps.extend(transfers::restore_caches(&caches, settings));
     steps.extend(transfers::download(payload, settings));
@@ -72,7 +86,8 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     steps.push(step);
     let title = format!("Preparing the \"{}\" executor", context.runner.executor);
     let steps = if context.runner.uses_containers() {
-        vec![docker::step(parts, &title, steps, warnings)?]
+        let containers = docker::step(parts, &title, steps, mirror_volume, warnings)?;
+        mirror_step.into_iter().chain([containers]).collect()
     } else if driver::applies(context) {
         driver::steps(parts, &title, steps)?
     } else {

@@ -15,14 +15,14 @@ use super::scripts;
 /// User name that belongs to job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
 
-/// Returns the step that gets the sources.
-pub(super) fn get_sources(
+/// Returns the inputs of the step that gets the sources.
+pub(super) fn checkout(
     payload: &JobPayload,
     context: &JobContext,
     variables: &Variables,
     settings: &JobSettings,
     flags: &Flags,
-) -> Result<Step, LowerError> {
+) -> Result<Checkout, LowerError> {
     let (git, runner) = (&payload.git_info, &context.runner);
     let hook = |name: &str| -> Vec<String> {
         payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
@@ -33,7 +33,7 @@ pub(super) fn get_sources(
         before = [scripts::commands(runner.scripts.pre_get_sources.as_ref()), hook("pre_get_sources_script")].concat();
         after = [hook("post_get_sources_script"), scripts::commands(runner.scripts.post_get_sources.as_ref())].concat();
     }
-    let checkout = Checkout {
+    Ok(Checkout {
         strategy: settings.strategy.clone(),
         repo_url: remote_url(payload, context, variables)?,
         // A container cannot see a repository of the host.
@@ -42,6 +42,7 @@ pub(super) fn get_sources(
             .as_ref()
             .filter(|_| !runner.uses_containers())
             .and_then(|extension| extension.local_repository.clone()),
+        mirror: None,
         object_format: git.repo_object_format.clone(),
         ref_name: git.ref_name.clone(),
         sha: git.sha.clone(),
@@ -65,11 +66,15 @@ pub(super) fn get_sources(
         shell: scripts::shell(payload, context, settings, flags),
         pre_script: before,
         post_script: after,
-    };
-    let mut step = Step::new("get_sources", "Getting source from Git repository", Call::builtin(&checkout));
+    })
+}
+
+/// Returns the step that gets the sources.
+pub(super) fn step(checkout: &Checkout, settings: &JobSettings) -> Step {
+    let mut step = Step::new("get_sources", "Getting source from Git repository", Call::builtin(checkout));
     step.policy.attempts = settings.get_sources_attempts;
     step.policy.timeout_ms = milliseconds(settings.get_sources_timeout);
-    Ok(step)
+    step
 }
 
 /// Returns the remote's URL with credentials: the payload's, or the project at `clone_url`.

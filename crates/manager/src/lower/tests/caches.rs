@@ -8,8 +8,14 @@ use muster_job::short_token;
 
 use super::*;
 
-const SHARED: CacheSettings =
-    CacheSettings { store: None, path: String::new(), shared: true, max_archive_bytes: 0, chunks: false };
+const SHARED: CacheSettings = CacheSettings {
+    store: None,
+    path: String::new(),
+    shared: true,
+    max_archive_bytes: 0,
+    chunks: false,
+    collection: None,
+};
 
 /// Lowers a job with a signed URL for everything that it needs. Returns its objects and its plan.
 fn cached(more: Value, settings: CacheSettings) -> (Vec<CacheUse>, Value) {

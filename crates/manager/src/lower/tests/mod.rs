@@ -2,6 +2,7 @@
 
 mod caches;
 mod driver;
+mod mirror;
 mod operator;
 mod runner;
 mod secrets;

@@ -8,6 +8,7 @@
 //! The agent is a separate process. Regardless of how this process ends, jobs that were not canceled continue, and the next `run` with
 //! the same configuration resumes them.
 
+mod cache_collection;
 mod fleet_endpoints;
 mod problems;
 mod run_loop;
@@ -38,6 +39,7 @@ use crate::config_file::ConfigArg;
 use crate::observe::TelemetryRuntime;
 use crate::open_files;
 use crate::{flags, paths};
+use cache_collection::CacheCollection;
 pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use run_loop::{RunLoop, Source};
 use signals::Signals;
@@ -203,7 +205,11 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     let manager = Manager::new(parts.settings.clone(), parts.store, executors, Arc::clone(&telemetry));
     let (control, commands) = Control::new();
     let manager = tokio::spawn(manager.with_run_limits(parts.run_limits).run(commands));
-    let run_loop = RunLoop::new(parts.source, parts.settings, control, manager, telemetry, ledgers);
+    let program = std::env::current_exe();
+    let program = program.map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
+    let config = parts.source.as_ref().map(|source| source.config.clone());
+    let collection = CacheCollection::new(program, config);
+    let run_loop = RunLoop::new(parts.source, parts.settings, control, manager, telemetry, ledgers, collection);
     let mut run_loop = std::pin::pin!(run_loop.run(signals));
     let result = tokio::select! {
         result = &mut run_loop => result,

@@ -15,6 +15,7 @@ use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::cache_collection::CacheCollection;
 use super::signals::{Signal, Signals};
 use super::{RunError, problems};
 
@@ -65,6 +66,7 @@ pub(super) struct RunLoop {
     rotation: Option<Rotation>,
     /// Directory with the ledgers of instances.
     ledgers: PathBuf,
+    collection: CacheCollection,
     shutdown_phase: ShutdownPhase,
 }
 
@@ -76,6 +78,7 @@ impl RunLoop {
         manager: JoinHandle<Result<(), ManagerError>>,
         telemetry: Arc<Telemetry>,
         ledgers: PathBuf,
+        collection: CacheCollection,
     ) -> Self {
         let rotate = |source: &Source| {
             Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
@@ -89,6 +92,7 @@ impl RunLoop {
             telemetry,
             rotation,
             ledgers,
+            collection,
             shutdown_phase: ShutdownPhase::NotRequested,
         }
     }
@@ -138,6 +142,7 @@ impl RunLoop {
                 () = token_rotated(&mut self.rotation), if self.shutdown_phase == ShutdownPhase::NotRequested => {
                     self.reload().await;
                 }
+                () = self.collection.step(&self.settings), if self.shutdown_phase == ShutdownPhase::NotRequested => {}
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
@@ -297,7 +302,8 @@ mod tests {
         });
         let (control, _commands) = Control::new();
         let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
-        let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new());
+        let collection = CacheCollection::new(PathBuf::new(), None);
+        let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new(), collection);
         let result = run_loop.run(Signals::watch().unwrap()).await;
         assert!(matches!(result, Err(RunError::Manager(ManagerError::Store(_)))), "{result:?}");
         assert_eq!(super::super::exit_code(result), ExitCode::FAILURE);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use muster_archive::Limits;
 use muster_builtins::cache::remote::{Remote, RemoteError, RemoteObject};
-use muster_builtins::cache::{Archive, ArchiveOutcome, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
+use muster_builtins::cache::{Archive, ArchiveOutcome, Baseline, NO_DOWNLOAD, NO_FILES, NO_UPLOAD, UP_TO_DATE};
 use muster_builtins::{FileSelection, Format, extract as extract_archive};
 use muster_steps::stop::StopToken;
 use url::Url;
@@ -149,6 +149,7 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
             alternate: args.alternate_file.as_deref().filter(|path| !path.as_os_str().is_empty()),
             format,
             level: level(&args.compression_level),
+            baseline: Baseline::ArchiveWritten,
             metadata: metadata.as_deref().filter(|text| !text.is_empty()),
         };
         match archive.write(&context, stop).await? {

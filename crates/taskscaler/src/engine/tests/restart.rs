@@ -174,6 +174,31 @@ fn idle_instance_is_kept_for_a_while_after_restart() {
 }
 
 #[test]
+fn rows_that_cannot_be_used_are_returned() {
+    let group = config(1, 1).groups[0].name.clone();
+    let rows = vec![
+        (RowKey::SlotDemand { bucket: 1 }, Row::DrainedGroup { by: "me".to_owned() }),
+        (RowKey::DrainedGroup { group }, Row::SlotDemand { max_slots: 1 }),
+    ];
+    let mut keys: Vec<RowKey> = rows.iter().map(|(key, _)| key.clone()).collect();
+    let (_, mut unknown) = Engine::restore(config(1, 1), rows, Now::steady(Time::ZERO, MONDAY));
+    keys.sort();
+    unknown.sort();
+    assert_eq!(unknown, keys);
+}
+
+#[test]
+fn deleted_instance_is_forgotten_an_hour_after_its_deletion() {
+    let group = config(1, 1).groups[0].name.clone();
+    let key = |age: i64| RowKey::Deleted { group: group.clone(), id: format!("deleted-{age}") };
+    let rows = [3599, 3600].map(|age| (key(age), Row::Deleted { deleted_at: MONDAY - age }));
+    let (mut engine, unknown) = Engine::restore(config(1, 1), rows.to_vec(), Now::steady(Time::ZERO, MONDAY));
+    assert_eq!(unknown, []);
+    let removed = engine.changes().into_iter().filter(|change| change.row.is_none()).map(|change| change.key);
+    assert_eq!(removed.collect::<Vec<_>>(), [key(3600)]);
+}
+
+#[test]
 fn unmanaged_instance_is_not_matched_to_restored_request() {
     let config = config(5, 1);
     let mut fixture =

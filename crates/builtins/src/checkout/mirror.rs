@@ -1,0 +1,118 @@
+//! Fetches from the job's view of the machine's mirror ([`crate::git_mirror`]) instead of the server.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_agent_api::builtin::Checkout;
+use muster_files::Limit;
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+use muster_steps::style;
+
+use crate::blocking::blocking;
+use crate::context::Context;
+use crate::mirrors::{Refspec, read_refs};
+use crate::removal::remove_tree;
+
+/// List of the refs in a view. A view without it is not complete.
+const REFS: &str = "packed-refs";
+/// Maximum size of the list.
+const REFS_LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "the sources are fetched from the server" };
+/// Marks a repository that borrows objects from a view, which ends with its job.
+const BORROWS: &str = "muster-borrows-objects";
+
+/// Returns a repository in the job's temporary directory from which `git fetch` gets what the view has. `None` means that the job has no view.
+///
+/// The repository belongs to the user of the job, so that git accepts it, and has no configuration that anybody else wrote.
+pub(super) async fn repository(
+    context: &Arc<Context>,
+    checkout: &Checkout,
+    stop: &StopToken,
+) -> Result<Option<PathBuf>, Failure> {
+    let Some(view) = checkout.mirror.clone() else { return Ok(None) };
+    let dir = context.temp_dir.join("git-mirror");
+    let created = blocking(&**context, "opening the git mirror", stop, move || {
+        Ok(create(Path::new(&view), &dir).map(|is_complete| is_complete.then_some(dir)))
+    });
+    match created.await? {
+        Ok(repository) => Ok(repository),
+        Err(error) => {
+            report_broken(context, &error.to_string());
+            Ok(None)
+        }
+    }
+}
+
+fn create(view: &Path, dir: &Path) -> io::Result<bool> {
+    let Some(refs) = refs(view)? else { return Ok(false) };
+    remove_tree(dir)?;
+    for path in ["objects/info", "objects/pack", "refs"] {
+        fs::create_dir_all(dir.join(path))?;
+    }
+    fs::write(dir.join("HEAD"), "ref: refs/heads/none\n")?;
+    fs::write(dir.join("config"), "[core]\n\trepositoryformatversion = 0\n\tbare = true\n")?;
+    borrow(view, dir)?;
+    let text: String = refs.iter().map(|(hash, name)| format!("{hash} {name}\n")).collect();
+    fs::write(dir.join(REFS), text)?;
+    Ok(true)
+}
+
+/// Returns the refs of a view. `None` means that the view is not complete.
+fn refs(view: &Path) -> io::Result<Option<Vec<(String, String)>>> {
+    let path = view.join(REFS);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let text = muster_files::open(&path).and_then(|file| muster_files::read_open(file, &path, REFS_LIMIT));
+    Ok(Some(read_refs(&String::from_utf8_lossy(&text.map_err(io::Error::other)?))))
+}
+
+/// Lets a repository read the objects of a view.
+fn borrow(view: &Path, repository: &Path) -> io::Result<()> {
+    fs::write(repository.join("objects/info/alternates"), format!("{}\n", view.join("objects").display()))
+}
+
+/// Reports that the job fetches from the server although it has a view.
+pub(super) fn report_broken(context: &Context, reason: &str) {
+    let line = format!("The sources cannot be read from the git mirror, fetching from the server: {reason}");
+    context.print(&style::warning(&line));
+    if let Some(view) = &mut *context.mirror_view.lock() {
+        view.set_broken();
+    }
+}
+
+/// Makes a new repository borrow the objects of a view, for libgit2, which compares each object that it reads with its name. Returns whether
+/// the view is complete.
+pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], tags: bool) -> io::Result<bool> {
+    let Some(refs) = refs(view)? else { return Ok(false) };
+    let tags = tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
+    let refspecs: Vec<Refspec> = refspecs.iter().chain(&tags).filter_map(|text| Refspec::parse(text)).collect();
+    let mut own: Vec<(String, String)> = refs
+        .iter()
+        .flat_map(|(hash, name)| {
+            refspecs.iter().filter_map(move |refspec| Some((refspec.destination(name)?, hash.clone())))
+        })
+        .collect();
+    own.sort();
+    own.dedup_by(|one, other| one.0 == other.0);
+    fs::create_dir_all(repository.join("objects/info"))?;
+    fs::write(repository.join(BORROWS), "")?;
+    borrow(view, repository)?;
+    let text: String = own.iter().map(|(name, hash)| format!("{hash} {name}\n")).collect();
+    fs::write(repository.join(REFS), text)?;
+    Ok(true)
+}
+
+/// Returns whether the repository of a project borrows the objects of a view.
+pub(super) fn is_borrowing(project: &Path) -> bool {
+    fs::symlink_metadata(project.join(".git").join(BORROWS)).is_ok()
+}
+
+/// Removes a repository that borrows the objects of a view, which no longer exists or is damaged.
+pub(super) fn remove_borrowing(project: &Path) {
+    if is_borrowing(project) {
+        let _ = remove_tree(&project.join(".git"));
+    }
+}

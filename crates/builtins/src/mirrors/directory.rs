@@ -1,0 +1,232 @@
+//! Files of a mirror.
+//!
+//! ```text
+//! <root>/                 only the user of the agent can enter it
+//!   <name>.lock           locked (shared) while a view is created, (exclusive) while the content changes; modified at each use
+//!   <name>/objects/       objects of git; packs only
+//!   <name>/tips           hashes of the commits whose history the mirror has, the newest ones last
+//!   <name>/views/<view>/  view of a job, with a lock of its own
+//! ```
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use muster_agent_api::builtin::GitMirror;
+use muster_files::Limit;
+use muster_steps::failure::Failure;
+use muster_steps::stop::StopToken;
+use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard};
+
+use super::memory::{Mirrors, Refs};
+use super::refspecs::is_hash;
+use crate::named_lock::{self, Kind};
+use crate::removal::remove_tree;
+use crate::trash::Trash;
+
+/// Maximum time to wait for another agent that uses the mirror.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of commits that are offered to the server as known.
+const MAX_TIPS: usize = 5000;
+/// Limit of the file with these commits.
+const TIPS_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "everything is fetched again" };
+/// Beginning of the names of git's directories for the commands of one job.
+pub(crate) const COMMAND_PREFIX: &str = "git-";
+/// Number of packs above which they are combined.
+const MANY_PACKS: usize = 32;
+
+/// Mirror of one repository.
+#[derive(Debug, Clone)]
+pub(crate) struct Mirror {
+    root: PathBuf,
+    name: String,
+    pub(crate) dir: PathBuf,
+}
+
+/// Lock of a mirror.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    _file: File,
+    _in_agent: InAgent,
+}
+
+#[derive(Debug)]
+enum InAgent {
+    Shared(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockReadGuard<()>),
+    Exclusive(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockWriteGuard<()>),
+}
+
+impl Mirror {
+    /// Returns the mirror that a step names.
+    ///
+    /// # Errors
+    /// [`Failure::System`] if a name is not valid.
+    pub(crate) fn new(inputs: &GitMirror) -> Result<Self, Failure> {
+        for name in [&inputs.name, &inputs.view] {
+            if !named_lock::is_valid_name(name) {
+                return Err(Failure::System(format!(
+                    "`{name}` is not a valid name of a git mirror or of a view of it"
+                )));
+            }
+        }
+        let root = PathBuf::from(&inputs.root);
+        Ok(Self { dir: root.join(&inputs.name), root, name: inputs.name.clone() })
+    }
+
+    /// Creates the directory of all mirrors, and checks that no other user can change it.
+    pub(crate) fn create(&self) -> Result<(), Failure> {
+        let created = || {
+            if let Some(parent) = self.root.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            muster_files::own_directory(&self.root)
+        };
+        created().map_err(Failure::io(format!("failed to use the directory `{}` for git mirrors", self.root.display())))
+    }
+
+    /// Waits for the lock of the mirror.
+    pub(crate) async fn lock(&self, mirrors: &Mirrors, kind: Kind, stop: &StopToken) -> Result<Guard, Failure> {
+        let lock = mirrors.lock(&self.dir);
+        let work = async {
+            let in_agent = match kind {
+                Kind::Shared => InAgent::Shared(lock.read_owned().await),
+                Kind::Exclusive => InAgent::Exclusive(lock.write_owned().await),
+            };
+            let file = named_lock::lock(&self.root, &self.name, kind, LOCK_TIMEOUT).await;
+            let file = file.map_err(Failure::io("failed to lock the git mirror"))?;
+            let used = file.set_modified(SystemTime::now());
+            used.map_err(Failure::io("failed to record the use of the git mirror"))?;
+            Ok(Guard { _file: file, _in_agent: in_agent })
+        };
+        tokio::select! {
+            biased;
+            cause = stop.stopped() => Err(Failure::Stopped(cause)),
+            guard = work => guard,
+        }
+    }
+
+    pub(crate) fn objects(&self) -> PathBuf {
+        self.dir.join("objects")
+    }
+
+    pub(crate) fn packs(&self) -> PathBuf {
+        self.dir.join("objects/pack")
+    }
+
+    pub(crate) fn views(&self) -> PathBuf {
+        self.dir.join("views")
+    }
+
+    /// Creates missing directories. Removes what a killed git left, and what would make git read other directories.
+    pub(crate) fn prepare(&self) -> io::Result<()> {
+        fs::create_dir_all(self.packs())?;
+        remove_tree(&self.dir.join("objects/info"))?;
+        for entry in fs::read_dir(self.packs())? {
+            let entry = entry?;
+            if entry.file_name().to_str().is_none_or(|name| name.starts_with("tmp_") || name.starts_with('.')) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what killed agents left of their commands. The caller holds the exclusive lock.
+    pub(crate) fn remove_command_dirs(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(COMMAND_PREFIX)) {
+                remove_tree(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all objects. Views of running jobs keep theirs.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        remove_tree(&self.objects())?;
+        match fs::remove_file(self.tips_path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.prepare(),
+        }
+    }
+
+    fn tips_path(&self) -> PathBuf {
+        self.dir.join("tips")
+    }
+
+    /// Returns the commits whose history the mirror should have.
+    pub(crate) fn tips(&self) -> Vec<String> {
+        let path = self.tips_path();
+        let read = muster_files::open(&path).and_then(|file| muster_files::read_open(file, &path, TIPS_LIMIT));
+        let text = String::from_utf8(read.unwrap_or_default()).unwrap_or_default();
+        text.lines().filter(|line| is_hash(line)).map(str::to_owned).collect()
+    }
+
+    /// Adds the commits of `refs` to the list of those that the mirror has.
+    pub(crate) fn write_tips(&self, known: &[String], refs: &Refs) -> io::Result<()> {
+        let mut all: Vec<&str> = Vec::new();
+        let mut seen = std::collections::HashSet::new();
+        let newest_first = refs.0.iter().map(|(hash, _)| hash.as_str()).chain(known.iter().rev().map(String::as_str));
+        all.extend(newest_first.filter(|hash| seen.insert(*hash)).take(MAX_TIPS));
+        let text: String = all.iter().rev().map(|hash| format!("{hash}\n")).collect();
+        let new = self.dir.join("tips.new");
+        fs::write(&new, text)?;
+        fs::rename(new, self.tips_path())
+    }
+
+    pub(crate) fn has_many_packs(&self) -> bool {
+        let is_pack = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|end| end == "pack");
+        let entries = fs::read_dir(self.packs()).into_iter().flatten().flatten();
+        entries.filter(is_pack).count() > MANY_PACKS
+    }
+
+    /// Removes the views of jobs whose agent was killed.
+    pub(crate) fn remove_abandoned_views(&self) {
+        let views = self.views();
+        for (name, _) in named_lock::last_uses(&views) {
+            let removed = named_lock::try_lock(&views, &name, Kind::Exclusive).and_then(|lock| {
+                let Some(_lock) = lock else { return Ok(()) };
+                remove_tree(&views.join(&name))?;
+                named_lock::remove(&views, &name)
+            });
+            if let Err(error) = removed {
+                tracing::warn!(%error, view = %views.join(name).display(), "failed to remove a view of a git mirror");
+            }
+        }
+    }
+
+    /// Removes the mirror unless it is in use.
+    pub(crate) fn discard(&self, mirrors: &Mirrors, trash: &Trash) {
+        mirrors.forget(&self.dir);
+        discard(&self.root, &self.name, trash);
+    }
+
+    /// Removes mirrors that were not used for longer than `max_age`.
+    pub(crate) fn remove_unused(&self, mirrors: &Mirrors, trash: &Trash, max_age: Duration) {
+        let now = SystemTime::now();
+        for (name, last) in named_lock::last_uses(&self.root) {
+            if now.duration_since(last).unwrap_or_default() > max_age {
+                mirrors.forget(&self.root.join(&name));
+                discard(&self.root, &name, trash);
+            }
+        }
+    }
+}
+
+fn discard(root: &Path, name: &str, trash: &Trash) {
+    let removed = named_lock::try_lock(root, name, Kind::Exclusive).and_then(|lock| {
+        let Some(_lock) = lock else { return Ok(false) };
+        trash.discard(&root.join(name))?;
+        named_lock::remove(root, name).map(|()| true)
+    });
+    match removed {
+        Ok(true) => tracing::info!(name, "git mirror removed"),
+        Ok(false) => {}
+        Err(error) => tracing::warn!(%error, name, "failed to remove a git mirror"),
+    }
+}

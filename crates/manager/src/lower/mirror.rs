@@ -1,0 +1,101 @@
+//! The machine's mirror of the repository of a job (`[runners.git_mirror]`).
+
+use muster_agent_api::builtin::{Checkout, DockerVolume, GitMirror};
+use muster_agent_api::container::MIRROR_DIR;
+use muster_agent_api::plan::{Call, Step};
+use muster_executor::Directories;
+use muster_job::milliseconds;
+use muster_runner_api::payload::JobPayload;
+use sha2::{Digest, Sha256};
+use url::Url;
+
+use super::settings::JobSettings;
+use super::{JobContext, driver, suspension};
+
+/// Name of the directory of all mirrors, beside the builds directory.
+const DIRECTORY: &str = "git-mirrors";
+/// Number of hexadecimal digits of the URL's hash in the name of a mirror.
+const URL_DIGITS: usize = 16;
+/// Flags of `git fetch` with which it fetches no tags.
+const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
+
+/// Returns the inputs of the step that prepares the mirror for a checkout. `None` means that the job uses no mirror. `machine` has the directories
+/// on the machine of the agent, which is not that in a container.
+pub(super) fn git_mirror(
+    payload: &JobPayload,
+    context: &JobContext,
+    settings: &JobSettings,
+    machine: &Directories,
+    checkout: &Checkout,
+) -> Option<GitMirror> {
+    let mirror = &context.runner.git_mirror;
+    let url = url_without_credentials(&checkout.repo_url)?;
+    let is_possible = mirror.enabled
+        && settings.has_repository()
+        && checkout.local_repository.is_none()
+        && matches!(checkout.object_format.as_str(), "" | "sha1")
+        && !driver::applies(context)
+        // The view of the mirror ends with the job.
+        && !suspension::can_suspend(payload, context)
+        && has_local_engine(context);
+    let directory = mirror.dir.clone().unwrap_or_else(|| DIRECTORY.into());
+    let root = machine.builds.parent()?.join(directory);
+    if !is_possible || !root.is_absolute() {
+        return None;
+    }
+    let digest = format!("{:x}", Sha256::digest(&url));
+    let digits = digest.get(..URL_DIGITS).unwrap_or(&digest);
+    Some(GitMirror {
+        root: root.display().to_string(),
+        // A project may get the URL that another one had.
+        name: format!("{}-{digits}", payload.job_info.project_id),
+        view: payload.id.to_string(),
+        repo_url: checkout.repo_url.clone(),
+        sha: checkout.sha.clone(),
+        refspecs: checkout.refspecs.clone(),
+        tags: !checkout.fetch_flags.iter().any(|flag| NO_TAGS.contains(&flag.as_str())),
+        credential_helper: checkout.credential_helper,
+        tls: checkout.tls.clone(),
+        max_age_s: mirror.max_age.as_secs(),
+    })
+}
+
+/// Returns whether the job's containers, if it has any, can have a directory of the agent's machine.
+fn has_local_engine(context: &JobContext) -> bool {
+    let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers());
+    // The engine of a machine is used on the machine itself.
+    docker.is_none_or(|docker| {
+        context.runner.executor == "docker+machine" || docker.host.is_empty() || docker.host.starts_with("unix://")
+    })
+}
+
+fn url_without_credentials(url: &str) -> Option<String> {
+    let mut url = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
+    url.set_username("").ok()?;
+    url.set_password(None).ok()?;
+    Some(url.to_string())
+}
+
+/// Returns the directory in which the checkout finds the view of the mirror.
+pub(super) fn view_dir(mirror: &GitMirror, context: &JobContext) -> String {
+    if context.runner.uses_containers() { MIRROR_DIR.to_owned() } else { mirror.view_dir() }
+}
+
+/// Returns the step on the agent's machine.
+pub(super) fn step(mirror: &GitMirror, settings: &JobSettings) -> Step {
+    // The lines of the step are outside of a section.
+    let mut step = Step::new("git_mirror", "", Call::builtin(mirror));
+    step.policy.timeout_ms = milliseconds(settings.get_sources_timeout);
+    step.policy.allow_failure = true;
+    step
+}
+
+/// Returns the volume with the view of the mirror.
+pub(super) fn volume(mirror: &GitMirror) -> DockerVolume {
+    DockerVolume {
+        source: mirror.view_dir(),
+        destination: MIRROR_DIR.to_owned(),
+        mode: "ro".to_owned(),
+        ..DockerVolume::default()
+    }
+}

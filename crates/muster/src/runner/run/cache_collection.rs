@@ -1,0 +1,101 @@
+//! Deletes the unused chunks of caches from time to time, if `[runners.cache]` has `ChunksGcInterval`.
+//!
+//! A separate process does the work (`muster cache gc --due`). It may be killed at any time, and neither its memory nor its processor time is
+//! that of the manager.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use muster_config::settings::Settings;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep_until};
+
+/// Time from the start of the manager to the first check. Jobs that were resumed come first.
+const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
+/// Time between two checks. The process collects only what is due.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
+
+/// Collections of a manager. At most one runs at a time.
+pub(super) struct CacheCollection {
+    program: PathBuf,
+    /// Configuration file. `None` means that nothing is collected.
+    config: Option<PathBuf>,
+    next: Instant,
+    running: Option<Child>,
+}
+
+impl CacheCollection {
+    /// `program` is this executable.
+    pub(super) fn new(program: PathBuf, config: Option<PathBuf>) -> Self {
+        Self { program, config, next: Instant::now() + FIRST_CHECK, running: None }
+    }
+
+    /// Waits until a collection was started or has ended. Cancel-safe.
+    pub(super) async fn step(&mut self, settings: &Settings) {
+        let Some(config) = &self.config else { return std::future::pending().await };
+        if let Some(child) = &mut self.running {
+            match child.wait().await {
+                Ok(status) if status.success() => tracing::info!("deleted unused data of caches"),
+                Ok(status) => {
+                    tracing::warn!(%status, "failed to delete unused data of caches; run `muster cache gc` to see the reason");
+                }
+                Err(error) => tracing::warn!(%error, "failed to wait for the collection of caches"),
+            }
+            self.running = None;
+            return;
+        }
+        sleep_until(self.next).await;
+        self.next = Instant::now() + CHECK_INTERVAL;
+        if settings.runners.iter().all(|runner| runner.cache.collection.is_none()) {
+            return;
+        }
+        let mut command = Command::new(&self.program);
+        // The executable has this command only under its own name.
+        command.arg0("muster").args(["cache", "gc", "--due", "--config"]).arg(config);
+        let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        match command.spawn() {
+            Ok(child) => self.running = Some(child),
+            Err(error) => tracing::warn!(%error, "failed to start the collection of caches"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use muster_config::settings::{ChunkCollectionSettings, RunnerSettings};
+    use muster_job::Secret;
+
+    use super::*;
+
+    fn settings(collects: bool) -> Settings {
+        let mut runner = RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), Secret::new("t"), 0);
+        runner.cache.collection = collects.then(ChunkCollectionSettings::default);
+        let mut settings = Settings::new();
+        settings.runners.push(runner.into());
+        settings
+    }
+
+    /// The clock is paused, so waiting takes no time.
+    #[tokio::test(start_paused = true)]
+    async fn one_process_at_a_time_collects_while_a_runner_requires_it() {
+        let home = tempfile::tempdir().unwrap();
+        let (program, calls) = (home.path().join("program"), home.path().join("calls"));
+        std::fs::write(&program, format!("#!/bin/sh\necho \"$@\" >> {}\n", calls.display())).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let mut collection = CacheCollection::new(program, Some("/etc/c.toml".into()));
+        collection.step(&settings(false)).await;
+        assert!(collection.running.is_none() && !calls.exists());
+        for expected in ["cache gc --due --config /etc/c.toml\n", "cache gc --due --config /etc/c.toml\n"] {
+            let start = Instant::now();
+            collection.step(&settings(true)).await;
+            assert!(start.elapsed() >= CHECK_INTERVAL - Duration::from_secs(1), "the next check comes later");
+            assert!(collection.running.is_some());
+            collection.step(&settings(true)).await;
+            assert!(collection.running.is_none());
+            assert!(std::fs::read_to_string(&calls).unwrap().ends_with(expected));
+        }
+    }
+}
