@@ -129,10 +129,7 @@ impl AgentVolume {
             let (task_engine, task_filler, body) = (engine.clone(), filler.clone(), self.filler(image));
             let (name, bytes) = (self.name.clone(), self.bytes);
             let filling = tokio::spawn(async move {
-                let created = task_engine.create_container(Some(with_name(&task_filler)), body).await;
-                if let Err(error) = created {
-                    return Err(error);
-                }
+                task_engine.create_container(Some(with_name(&task_filler)), body).await?;
                 let sent = send(&task_engine, &task_filler, &name, bytes).await;
                 remove(&task_engine, &task_filler).await;
                 Ok(sent)
