@@ -104,6 +104,9 @@ pub struct JobPlan {
     pub mask_prefixes: Vec<String>,
     /// Whether `glpat-` is the only built-in token prefix that is masked (FF_MASK_ALL_DEFAULT_TOKENS off).
     pub legacy_token_masking: bool,
+    /// Whether lines `::add-mask::VALUE` of the output add values to mask (`proxy_exec`).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub adds_masks: bool,
     /// Time from SIGTERM to SIGKILL when the job is stopped, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
     /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. 0 means 5 s and 5 min.

@@ -13,6 +13,7 @@ use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
 use muster_steps::process::{ProcessRecord, terminate_leftovers};
 use muster_steps::style;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::agent::Agent;
@@ -27,6 +28,8 @@ const KILL_GRACE: Duration = Duration::from_secs(2);
 /// The agent serves no calls during the removal, so a Docker engine that hangs must not delay it longer. The next start of such a job
 /// replaces objects with the same names.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time from the restart of an agent until a lost job has its result, although its environment may not be removed.
+const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Time within which an engine finishes a call of a killed agent.
@@ -74,7 +77,7 @@ async fn recover_job(
         // The agent that lost the environment may have been killed before it had removed everything.
         let parsed = contents.request.filter(|_| is_environment_lost(&result)).and_then(|request| parse(&request).ok());
         if let Some(parsed) = parsed {
-            removals.spawn(remove_leftovers(parsed, entry.id.clone()));
+            removals.spawn(remove_leftovers(parsed, entry.id.clone(), None));
         }
         let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
         let log = entry.log()?;
@@ -108,13 +111,34 @@ async fn recover_job(
         tracing::info!(job = entry.id, "job had not started its first command and can be run again");
         return Ok(());
     }
-    if let Some(parsed) = parsed {
-        removals.spawn(remove_leftovers(parsed, entry.id.clone()));
+    if let Some(parsed) = parsed.take_if(|parsed| parsed.steps.iter().flat_map(Step::targets).next().is_some()) {
+        let job = Arc::new(Job::new(entry.clone(), entry.journal()?, entry.log()?, None));
+        let (attempted, first_attempt) = oneshot::channel();
+        removals.spawn(remove_leftovers(parsed, entry.id.clone(), Some(attempted)));
+        agent.adopt_unfinished(&job, fail_after(first_attempt, Arc::clone(&agent.context), Arc::clone(&job), message));
+        return Ok(());
     }
     let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
     fail(&agent.context, &job, message)?;
     agent.adopt(job);
     Ok(())
+}
+
+/// Writes the result of a lost job after the first attempt to remove its environment: the next job can use the same volumes, and what is
+/// left of this one may still write to them. An engine that does not answer must not hold back the result.
+async fn fail_after(
+    first_attempt: oneshot::Receiver<()>,
+    agent: Arc<AgentContext>,
+    job: Arc<Job>,
+    message: &'static str,
+) {
+    // The sender is dropped after the attempt.
+    if tokio::time::timeout(FIRST_REMOVAL_TIMEOUT, first_attempt).await.is_err() {
+        tracing::warn!(job = job.id, "failed to remove the environment of a lost job in time, reporting the job");
+    }
+    if let Err(error) = fail(&agent, &job, message) {
+        tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
+    }
 }
 
 /// Writes the result of a lost job.
@@ -174,11 +198,13 @@ fn is_environment_lost(result: &JobResult) -> bool {
     matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
 }
 
-/// Removes what is left of the environments of a lost job. Retries while the removal is not possible.
-async fn remove_leftovers(parsed: ParsedRequest, id: String) {
+/// Removes what is left of the environments of a lost job. Tries again while that is not possible. Drops `attempted` after the first attempt.
+async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Option<oneshot::Sender<()>>) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
-        if try_remove(&parsed, &id).await {
-            // An engine may create the container that the killed agent requested last only after the first removal.
+        let is_removed = try_remove(&parsed, &id).await;
+        drop(attempted.take());
+        if is_removed {
+            // An engine may have created the container that the killed agent requested last only after the removal.
             tokio::time::sleep(PENDING_CALL_TIME).await;
             if try_remove(&parsed, &id).await {
                 return;

@@ -165,7 +165,12 @@ async fn run(
         agent.process_manager.new_job(&job.id, &nonce, Arc::new(move |record| recorder.record_process(record)))?;
     processes.add_environment(parsed.environment());
     let share_error = plan.share.as_ref().and_then(|share| share::apply_share(&mut processes, share));
-    let options = TraceOptions { secrets: secrets.clone(), timestamps: plan.timestamps, limit: plan.output_limit };
+    let options = TraceOptions {
+        secrets: secrets.clone(),
+        adds_masks: plan.adds_masks,
+        timestamps: plan.timestamps,
+        limit: plan.output_limit,
+    };
     let (fault_agent, fault_job) = (Arc::clone(agent), Arc::clone(job));
     let on_fault = Box::new(move |error: &std::io::Error| {
         tracing::error!(job = fault_job.id, %error, "failed to write the log of a job, stopping the job");
@@ -189,7 +194,8 @@ async fn run(
             journal.record_user_code()
         })
     });
-    let mut context = Context::new(plan, variables, processes, trace, Arc::clone(&agent.resources), on_user_code);
+    let mut context =
+        Context::new(plan, variables, processes, Arc::clone(&trace), Arc::clone(&agent.resources), on_user_code);
     if parsed.is_step_file() {
         context.temp_dir = job.entry.temp_dir();
     }
@@ -203,6 +209,11 @@ async fn run(
     let mut outcome = job::run(context, plan, steps, &job.cancellation).await;
     if let (Some(used), Some(error)) = (&mut outcome.used, share_error) {
         used.share_error = error;
+    }
+    if plan.adds_masks {
+        let secrets = trace.secrets();
+        mask(&mut outcome.tree, &secrets);
+        outcome.message = secrets.mask(&outcome.message);
     }
     Ok(outcome)
 }

@@ -52,8 +52,8 @@ async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration,
     let values: Vec<String> = (0..secrets).map(secret).collect();
     let options = TraceOptions {
         secrets: Secrets::new(values.iter().map(String::as_str), []),
-        timestamps: false,
         limit: u64::MAX,
+        ..TraceOptions::default()
     };
     let written = Arc::new(AtomicU64::new(0));
     let sink = FileSink(std::fs::File::create(spool).expect("failed to create a file"), Arc::clone(&written));

@@ -113,6 +113,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         get_sources_timeout: table.time("get_sources_timeout"),
         output_limit: kib.saturating_mul(1024),
         debug_trace_disabled: table.bool("debug_trace_disabled").unwrap_or_default(),
+        proxy_exec: table.bool("proxy_exec").unwrap_or_default(),
         safe_directory_checkout: table.bool("safe_directory_checkout"),
         clean_git_config: table.bool("clean_git_config"),
         use_slot_cgroups: table.bool("use_slot_cgroups").unwrap_or_default(),

@@ -323,6 +323,8 @@ pub struct RunnerSettings {
     /// Whether jobs cannot enable `CI_DEBUG_TRACE` and `CI_DEBUG_SERVICES`.
     #[serde(default)]
     pub debug_trace_disabled: bool,
+    /// Whether jobs can add values to mask while they run, by lines `::add-mask::VALUE` of their output.
+    pub proxy_exec: bool,
     /// Whether to write a `safe.directory` entry for git. `None` means the executor's default.
     #[serde(default)]
     pub safe_directory_checkout: Option<bool>,
@@ -408,6 +410,7 @@ impl RunnerSettings {
             get_sources_timeout: None,
             output_limit: 0,
             debug_trace_disabled: false,
+            proxy_exec: false,
             safe_directory_checkout: None,
             clean_git_config: None,
             use_slot_cgroups: false,

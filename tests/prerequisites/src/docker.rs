@@ -2,12 +2,16 @@
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, TcpListener};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::missing;
 
@@ -125,6 +129,34 @@ impl DockerEngine {
     pub fn pid(&self) -> u32 {
         let pid = self.process_id("dockerd").and_then(|pid| pid.to_str()?.parse().ok());
         pid.expect("the process of the engine does not exist")
+    }
+
+    /// Opens a port in the network of the engine's containers, which differs from that of the tests if the engine is isolated or shared.
+    ///
+    /// # Errors
+    /// The network has no such address.
+    ///
+    /// # Panics
+    /// The process of the engine does not exist.
+    pub fn listen(&self, address: IpAddr) -> std::io::Result<TcpListener> {
+        let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()))?;
+        // A thread of its own changes to the network of the engine. The listener stays there.
+        let opening = std::thread::spawn(move || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+            TcpListener::bind((address, 0))
+        });
+        opening.join().expect("the thread has panicked")
+    }
+
+    /// Returns a command that runs the program in the network of the engine's containers.
+    ///
+    /// # Panics
+    /// The process of the engine does not exist.
+    #[must_use]
+    pub fn command_in_network(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/proc/{}/ns/net", self.pid())).arg("--").arg(program);
+        command
     }
 
     /// Returns the ID of the engine's process that runs `program`. `None` means that it does not exist.

@@ -23,6 +23,8 @@ const IMAGE: &str = "muster-test/attacks:1";
 const JOB_USER: &str = "nobody";
 /// Address of the metadata service of clouds.
 const METADATA: &str = "169.254.169.254";
+/// The same over IPv6, as on AWS.
+const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
 /// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that do.
@@ -191,12 +193,14 @@ impl Drop for MetadataService {
 impl MetadataService {
     /// Starts a service at the usual address, on the loopback interface of the engine's network. Containers reach it through their gateway.
     fn start(engine: &DockerEngine) -> Self {
-        const SERVE: &str = r#"ip address add "$1/32" dev lo && mkdir -p "$2/latest" && echo "$3" > "$2/latest/index.html" || exit 1
-            /bin/busybox httpd -f -p "$1:80" -h "$2" & echo ready; read -r _; kill $!"#;
+        const SERVE: &str = r#"ip address add "$1/32" dev lo && ip address add "$4/128" dev lo || exit 1
+            mkdir -p "$2/latest" && echo "$3" > "$2/latest/index.html" || exit 1
+            /bin/busybox httpd -f -p "$1:80" -h "$2" & first=$!; /bin/busybox httpd -f -p "[$4]:80" -h "$2" &
+            echo ready; read -r _; kill $first $!"#;
         let directory = engine.dir().join("metadata");
-        let mut command = Command::new("nsenter");
-        command.args(["--net", "--target", &engine.pid().to_string(), "sh", "-c", SERVE, "sh", METADATA]);
-        command.arg(directory).arg(METADATA_SECRET).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut command = engine.command_in_network("sh");
+        command.args(["-c", SERVE, "sh", METADATA]);
+        command.arg(directory).args([METADATA_SECRET, METADATA_IPV6]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -206,10 +210,13 @@ impl MetadataService {
 }
 
 /// Requests the metadata in several ways: through the routes, and on the link of each interface.
-const REQUEST_METADATA: &str = r#"set +e; for attempt in 1 2 3; do printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; done
-for interface in $(ls /sys/class/net); do ping -c 1 -W 1 -I "$interface" 169.254.169.254 > /dev/null 2>&1 && echo "answer on $interface"; done
+const REQUEST_METADATA: &str = r#"set +e; for attempt in 1 2 3; do for address in 169.254.169.254 fd00:ec2::254; do
+printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 $address 80 | sed "s/^/from $address: /"; done; done
+for interface in $(ls /sys/class/net); do for address in 169.254.169.254 fd00:ec2::254; do
+ping -c 1 -W 1 -I "$interface" $address > /dev/null 2>&1 && echo "answer on $interface from $address"; done; done
 ip route del 169.254.169.254 2>/dev/null; ip route replace 169.254.169.254 dev eth0 2>/dev/null; ip neigh flush dev eth0 2>/dev/null
-printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 169.254.169.254 80; echo attack ended"#;
+ip -6 route del unreachable fd00:ec2::254 metric 1 2>/dev/null
+for address in 169.254.169.254 fd00:ec2::254; do printf 'GET /latest/ HTTP/1.0\r\n\r\n' | nc -w 2 $address 80; done; echo attack ended"#;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_in_a_container_reaches_no_blocked_metadata_service() {
@@ -222,10 +229,14 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
         "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
             "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
     });
-    let Some(harness) = start_with_containers(engine, "").await else { return };
+    let Some(harness) = start_with_containers(engine, "enable_ipv6 = true").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
-    assert!(open.matches(METADATA_SECRET).count() >= 2, "the service is reachable without the key: {open}");
-    harness.replace_in_config("pull_policy", &format!("blocked_addresses = [\"{METADATA}\"]\n    pull_policy"));
+    for address in [METADATA, METADATA_IPV6] {
+        let (line, answer) = (format!("from {address}: {METADATA_SECRET}"), format!("answer on eth0 from {address}"));
+        assert!(open.contains(&line) && open.contains(&answer), "{address} is reachable without the key: {open}");
+    }
+    let blocked = format!("blocked_addresses = [\"{METADATA}\", \"{METADATA_IPV6}\"]\n    pull_policy");
+    harness.replace_in_config("pull_policy", &blocked);
     let is_reloaded = || harness.log().contains("blocked_addresses");
     assert!(wait_until(is_reloaded).await, "{}", harness.log());
     let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();

@@ -1,7 +1,7 @@
 //! Inputs of the step that runs other steps in a container (`docs/spec/job-execution.md`, section 5).
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -30,6 +30,8 @@ pub struct DockerContainer {
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
+    /// Directories that belong to the user of the build container, with everything in them: earlier jobs may have had another user.
+    pub owned: Vec<String>,
     /// Project directory of the job in the build container.
     pub project_dir: String,
     /// Maximum time to wait until the services accept connections, in milliseconds. 0 means that nothing is checked.
@@ -43,7 +45,7 @@ pub struct DockerContainer {
     pub relay: String,
     /// Addresses that no container of the job can reach. No container may have a capability that could undo this.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub blocked_addresses: Vec<Ipv4Addr>,
+    pub blocked_addresses: Vec<IpAddr>,
 }
 
 impl Inputs for DockerContainer {

@@ -11,11 +11,13 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
 use bollard::query_parameters::{
-    ContainerArchiveInfoOptions, CreateContainerOptions, RemoveContainerOptions, UploadToContainerOptions,
+    ContainerArchiveInfoOptions, CreateContainerOptions, ListVolumesOptions, RemoveContainerOptions,
+    RemoveVolumeOptions, UploadToContainerOptions,
 };
 use muster_agent_api::container::{AGENT_DIR, EXECUTABLE};
 use muster_steps::failure::Failure;
 use sha2::{Digest, Sha256};
+use time::format_description::well_known::Rfc3339;
 use tokio::io::AsyncReadExt;
 use tokio::sync::{Mutex, OnceCell};
 use tokio::time::{Instant, sleep};
@@ -30,6 +32,10 @@ const OWN_EXECUTABLE: &str = "/proc/self/exe";
 const FILE_NAME: &str = "muster-agent";
 /// Mode of the executable in the volume.
 const FILE_MODE: u32 = 0o755;
+/// Beginning of the volume's name, before the hash.
+const VOLUME_PREFIX: &str = "muster-agent-";
+/// Age from which the volume of another version is removed. Two versions can use one engine, so a new one is kept.
+const MAX_UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Number of hexadecimal digits of the hash in the name of the volume.
 const HASH_DIGITS: usize = 12;
 /// Length of a block of a tar archive in bytes.
@@ -68,7 +74,7 @@ pub(super) struct AgentVolume {
 /// Creates the volume at the engine `host` unless it exists. The volume may be empty or incomplete.
 pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, Failure> {
     let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
-    let name = format!("muster-agent-{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
+    let name = format!("{VOLUME_PREFIX}{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
     let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
     let request = VolumeCreateRequest { name: Some(name.clone()), labels: Some(labels), ..Default::default() };
     let created = engine.create_volume(request).await;
@@ -119,11 +125,20 @@ impl AgentVolume {
             if found != progress.0 {
                 progress = (found, Instant::now());
             }
-            match engine.create_container(Some(with_name(&filler)), self.filler(image)).await {
-                Ok(_) => {
-                    let sent = self.send(engine, &filler).await;
-                    remove(engine, &filler).await;
+            // A task of its own goes on if the job is stopped, so that the container does not remain.
+            let (task_engine, task_filler, body) = (engine.clone(), filler.clone(), self.filler(image));
+            let (name, bytes) = (self.name.clone(), self.bytes);
+            let filling = tokio::spawn(async move {
+                task_engine.create_container(Some(with_name(&task_filler)), body).await?;
+                let sent = send(&task_engine, &task_filler, &name, bytes).await;
+                remove(&task_engine, &task_filler).await;
+                Ok(sent)
+            });
+            let filled = filling.await.map_err(|error| Failure::System(format!("failed to fill a volume: {error}")))?;
+            match filled {
+                Ok(sent) => {
                     sent?;
+                    remove_unused(engine, &self.name).await;
                 }
                 Err(error) if is_conflict(&error) && progress.1.elapsed() < STALLED_TIMEOUT => {
                     sleep(POLL_INTERVAL).await
@@ -163,13 +178,43 @@ impl AgentVolume {
             ..ContainerCreateBody::default()
         }
     }
+}
 
-    async fn send(&self, engine: &Docker, filler: &str) -> Result<(), Failure> {
-        let archive = archive(self.bytes).await.map_err(Failure::io("failed to read the agent's executable"))?;
-        let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
-        let engine = engine.clone().with_timeout(TRANSFER_TIMEOUT);
-        let sent = engine.upload_to_container(filler, Some(options), bollard::body_try_stream(archive)).await;
-        sent.map_err(failed(format!("failed to copy the agent to the volume {}", self.name)))
+/// Copies the executable into the volume with this name.
+async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result<(), Failure> {
+    let archive = archive(bytes).await.map_err(Failure::io("failed to read the agent's executable"))?;
+    let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
+    let engine = engine.clone().with_timeout(TRANSFER_TIMEOUT);
+    let sent = engine.upload_to_container(filler, Some(options), bollard::body_try_stream(archive)).await;
+    sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
+}
+
+/// Removes the volumes of other versions that are older than [`MAX_UNUSED`]. The engine keeps those that a container uses, and an agent whose
+/// volume is missing fills it again.
+async fn remove_unused(engine: &Docker, own: &str) {
+    let filters = [("name", VOLUME_PREFIX.to_owned()), ("label", format!("{}={}", MANAGED.0, MANAGED.1))];
+    let filters = filters.map(|(name, value)| (name.to_owned(), vec![value])).into();
+    let options = ListVolumesOptions { filters: Some(filters) };
+    let found = match engine.list_volumes(Some(options)).await {
+        Ok(found) => found.volumes.unwrap_or_default(),
+        Err(error) => {
+            tracing::warn!(%error, "failed to list the volumes of other versions of the agent");
+            return;
+        }
+    };
+    let oldest = time::OffsetDateTime::now_utc() - MAX_UNUSED;
+    let is_old = |created: &str| time::OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < oldest);
+    for volume in found {
+        let is_other = volume.name.starts_with(VOLUME_PREFIX) && volume.name != own;
+        if !is_other || !volume.created_at.as_deref().is_some_and(is_old) {
+            continue;
+        }
+        match engine.remove_volume(&volume.name, None::<RemoveVolumeOptions>).await {
+            Ok(()) => tracing::info!(volume = volume.name, "removed the volume of another version of the agent"),
+            Err(error) => {
+                tracing::debug!(%error, volume = volume.name, "keeping the volume of another version of the agent")
+            }
+        }
     }
 }
 

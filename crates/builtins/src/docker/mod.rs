@@ -30,6 +30,7 @@ mod socket;
 mod target;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::Docker;
@@ -48,17 +49,26 @@ pub use search::{NoEngine, find_engine};
 use socket::RunDirectory;
 use target::Container;
 
+/// Time within which an engine that answers again finishes a call that it did not answer.
+const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
+
 #[async_trait]
 impl DelegateTarget<Context> for DockerContainer {
     async fn open(&self, context: &Arc<Context>, stop: &StopToken) -> Result<Box<dyn OpenTarget>, Failure> {
         let objects = Objects::from_job(self)?;
         self.lines.iter().for_each(|line| context.print(&styled(line)));
-        let engine = stoppable(stop, async { Ok(engine::connect(&self.engine).await?) }).await?;
+        let connecting = async { Ok(engine::connect_to_create(&self.engine).await?) };
+        let (engine, unanswered) = stoppable(stop, connecting).await?;
         match create_all(self, &objects, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
                 agent_volume::verify_again();
                 objects.remove_or_log(&engine).await;
+                if unanswered.happened() {
+                    // The engine may have carried out the call only after the removal.
+                    tokio::time::sleep(PENDING_CALL_TIME).await;
+                    objects.remove_or_log(&engine).await;
+                }
                 Err(failure)
             }
         }
@@ -66,6 +76,7 @@ impl DelegateTarget<Context> for DockerContainer {
 
     async fn remove_leftovers(&self) -> Result<(), Failure> {
         let objects = Objects::from_job(self)?;
+        Relay::remove_leftovers(self);
         objects.remove(&engine::connect(&self.engine).await?).await
     }
 }

@@ -6,8 +6,8 @@ use muster_agent_api::container::{ADOPT, EXECUTABLE};
 use muster_steps::failure::Failure;
 use muster_steps::style;
 
-use super::exec;
 use super::images::ResolvedImage;
+use super::{create, exec};
 use crate::context::Context;
 
 /// User and group ID of root, for which no name must exist in the image.
@@ -26,9 +26,12 @@ pub(super) async fn adopt(
     if runs_as_root(job, image) {
         return Ok(());
     }
-    let owned = [job.project_dir.clone(), format!("{}.tmp", job.project_dir)];
+    let owned = &job.owned;
     let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
     let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
+    // Like gitlab-runner (docs/spec/job-execution.md, section 5.6), but only while nobody has changed the mode.
+    let volumes = job.volumes.iter().filter(|volume| create::is_named(volume) && !volume.labels.is_empty());
+    let command = command.chain(volumes.map(|volume| format!("--volume={}", volume.destination)));
     let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);
     let problem = match exec::run(engine, container, ROOT, command.chain(shared).collect()).await {
         Ok(finished) if finished.succeeded => return Ok(()),

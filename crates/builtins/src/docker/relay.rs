@@ -8,24 +8,79 @@
 use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::models::ContainerCreateBody;
 use muster_agent_api::builtin::{DockerContainer, DockerNetwork};
 use muster_agent_api::container::{RELAY, RELAY_DIR, RELAY_SOCKET_NAME};
 use muster_steps::failure::Failure;
-use tempfile::TempDir;
+use sha2::{Digest, Sha256};
 use tokio::net::{TcpStream, UnixListener};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 /// Delay after a connection that cannot be accepted, for example because too many files are open.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
+/// Maximum number of connections of one job. Further ones wait.
+const MAX_CONNECTIONS: usize = 256;
+
+/// Number of hexadecimal digits of a hash in the name of a directory: the path of a socket has a maximum length.
+const HASH_DIGITS: usize = 24;
+
+/// Directory that is removed when this is dropped. Its name follows from the job, so that another agent can remove it, too.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Directory {
+    /// Creates the directory of a job. Other users cannot enter it. One that a killed agent left is replaced.
+    fn create(job: &DockerContainer) -> io::Result<Self> {
+        let path = Self::path(job);
+        let create = || DirBuilder::new().mode(0o700).create(&path);
+        match create() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // Fails if it belongs to someone else.
+                std::fs::remove_dir_all(&path)?;
+                create()?;
+            }
+            created => created?,
+        }
+        Ok(Self(path))
+    }
+
+    fn path(job: &DockerContainer) -> PathBuf {
+        let hash = format!("{:x}", Sha256::digest(&job.build.name));
+        std::env::temp_dir().join(format!("muster-relay-{}", hash.get(..HASH_DIGITS).unwrap_or(&hash)))
+    }
+
+    /// Returns the directory that the engine mounts, which every user in the container can enter.
+    fn inner(&self) -> PathBuf {
+        self.0.join("s")
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        remove(&self.0);
+    }
+}
+
+/// Removes a directory. Logs an error.
+fn remove(directory: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(directory)
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, directory = %directory.display(), "failed to remove the directory of a relay");
+    }
+}
+
 /// A running relay. Dropping it closes its connections and removes its socket.
 #[derive(Debug)]
 pub(super) struct Relay {
-    dir: TempDir,
+    dir: Directory,
     address: String,
     /// Task that accepts connections.
     _serving: JoinSet<()>,
@@ -48,27 +103,32 @@ impl Relay {
                 job.relay
             )));
         }
-        let relay = Self::listen(&job.relay).map_err(Failure::io("failed to create the socket for the coordinator"))?;
+        let relay = Self::listen(job).map_err(Failure::io("failed to create the socket for the coordinator"))?;
         Ok(Some(relay))
     }
 
-    fn listen(address: &str) -> io::Result<Self> {
-        // Users of this machine cannot enter the outer directory. The engine mounts the inner one, which every user in the container can enter.
-        let dir = tempfile::Builder::new().prefix("muster-relay-").tempdir()?;
-        let inner = dir.path().join("s");
-        DirBuilder::new().mode(0o700).create(&inner)?;
-        let socket = inner.join(RELAY_SOCKET_NAME);
+    /// Removes what the relay of a killed agent left.
+    pub(super) fn remove_leftovers(job: &DockerContainer) {
+        if !job.relay.is_empty() {
+            remove(&Directory::path(job));
+        }
+    }
+
+    fn listen(job: &DockerContainer) -> io::Result<Self> {
+        let (dir, address) = (Directory::create(job)?, job.relay.clone());
+        DirBuilder::new().mode(0o700).create(dir.inner())?;
+        let socket = dir.inner().join(RELAY_SOCKET_NAME);
         let listener = UnixListener::bind(&socket)?;
         std::fs::set_permissions(&socket, Permissions::from_mode(0o666))?;
-        std::fs::set_permissions(&inner, Permissions::from_mode(0o711))?;
+        std::fs::set_permissions(dir.inner(), Permissions::from_mode(0o711))?;
         let mut serving = JoinSet::new();
-        serving.spawn(accept(listener, address.to_owned()));
-        Ok(Self { dir, address: address.to_owned(), _serving: serving })
+        serving.spawn(accept(listener, address.clone()));
+        Ok(Self { dir, address, _serving: serving })
     }
 
     /// Adds to the description of the build container what its agent needs.
     pub(super) fn add_to(&self, body: &mut ContainerCreateBody) {
-        let bind = format!("{}:{RELAY_DIR}:ro", self.dir.path().join("s").display());
+        let bind = format!("{}:{RELAY_DIR}:ro", self.dir.inner().display());
         body.host_config.get_or_insert_default().binds.get_or_insert_default().push(bind);
         body.env.get_or_insert_default().push(format!("{RELAY}={}", self.address));
     }
@@ -76,13 +136,19 @@ impl Relay {
 
 /// Accepts connections and copies their content, until the task is aborted.
 async fn accept(listener: UnixListener, address: String) {
-    let mut connections = JoinSet::new();
+    let (mut connections, free) = (JoinSet::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
+        let accepting = async {
+            // The semaphore is never closed.
+            let permit = Arc::clone(&free).acquire_owned().await.ok();
+            (listener.accept().await, permit)
+        };
         tokio::select! {
-            accepted = listener.accept() => match accepted {
+            (accepted, permit) = accepting => match accepted {
                 Ok((mut inside, _)) => {
                     let address = address.clone();
                     connections.spawn(async move {
+                        let _permit = permit;
                         let copied = async {
                             let mut outside = TcpStream::connect(&address).await?;
                             tokio::io::copy_bidirectional(&mut inside, &mut outside).await
@@ -104,13 +170,16 @@ async fn accept(listener: UnixListener, address: String) {
 
 #[cfg(test)]
 mod tests {
+    use muster_agent_api::builtin::ContainerSpec;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, UnixStream};
 
     use super::*;
 
+    /// Returns a job with a name that no other process of a test has.
     fn job(relay: &str, network: DockerNetwork) -> DockerContainer {
-        DockerContainer { relay: relay.to_owned(), network, ..DockerContainer::default() }
+        let build = ContainerSpec { name: format!("relay-{}-{relay}", std::process::id()), ..ContainerSpec::default() };
+        DockerContainer { relay: relay.to_owned(), network, build, ..DockerContainer::default() }
     }
 
     #[tokio::test]
@@ -118,7 +187,7 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = server.local_addr().unwrap().to_string();
         let relay = Relay::start(&job(&address, DockerNetwork::Bridge), true).unwrap().unwrap();
-        let socket = relay.dir.path().join("s").join(RELAY_SOCKET_NAME);
+        let socket = relay.dir.inner().join(RELAY_SOCKET_NAME);
         let mut inside = UnixStream::connect(&socket).await.unwrap();
         inside.write_all(b"ping").await.unwrap();
         inside.shutdown().await.unwrap();
@@ -132,6 +201,17 @@ mod tests {
         assert_eq!((received.as_str(), answer.as_str()), ("ping", "pong"));
         drop(relay);
         assert!(!socket.exists());
+    }
+
+    #[tokio::test]
+    async fn directory_of_a_killed_agent_is_replaced_or_removed() {
+        let job = job("127.0.0.1:1", DockerNetwork::Bridge);
+        let leave = || std::mem::forget(Relay::start(&job, true).unwrap().unwrap());
+        leave();
+        leave();
+        assert!(Directory::path(&job).join("s").join(RELAY_SOCKET_NAME).exists());
+        Relay::remove_leftovers(&job);
+        assert!(!Directory::path(&job).exists());
     }
 
     #[tokio::test]

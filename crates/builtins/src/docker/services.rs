@@ -20,7 +20,7 @@ use muster_steps::style;
 use tokio::task::JoinSet;
 
 use super::agent_volume::AgentVolume;
-use super::engine::{failed, reason};
+use super::engine::{failed, inspect_container, reason};
 use super::exec::{self, MAX_OUTPUT_BYTES};
 use super::images::{Images, ResolvedImage};
 use super::{block, check, create, network};
@@ -93,7 +93,7 @@ async fn start_one(
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the service {}", service.title)))?;
     block::enforce(engine, job, &id).await?;
-    let found = engine.inspect_container(&id, None).await;
+    let found = inspect_container(engine, &id).await;
     let found = found.map_err(failed(format!("failed to inspect the service {}", service.title)))?;
     Ok(Service {
         id,
@@ -249,7 +249,7 @@ impl Service {
 
     /// Returns the node of the service in the result tree. If the service failed, the message contains the end of its output.
     pub(super) async fn node(&self, engine: &Docker) -> StepNode {
-        let inspected = tokio::time::timeout(REPORT_TIMEOUT, engine.inspect_container(&self.id, None)).await;
+        let inspected = tokio::time::timeout(REPORT_TIMEOUT, inspect_container(engine, &self.id)).await;
         let state = inspected.ok().and_then(Result::ok).and_then(|found| found.state).unwrap_or_default();
         let code = state.exit_code.filter(|_| state.running == Some(false));
         let mut node = self.start.node(&format!("service {}", self.title), None.into(), Usage::default(), Vec::new());

@@ -21,7 +21,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
 use super::cleanup::Objects;
-use super::engine::{is_not_found, reason};
+use super::engine::{inspect_container, is_not_found, reason};
 use super::exec;
 use super::output::Output;
 use super::relay::Relay;
@@ -234,7 +234,7 @@ async fn wait_for_end(engine: &Docker, id: &str) -> End {
         // The engine answers this call when the container ends. But the answer may be lost, and a call to Podman may time out earlier.
         // The state is therefore queried after each call.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
-        match engine.inspect_container(id, None).await {
+        match inspect_container(engine, id).await {
             Ok(found) => {
                 answered = Instant::now();
                 let state = found.state.unwrap_or_default();

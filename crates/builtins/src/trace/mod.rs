@@ -2,6 +2,7 @@
 //!
 //! The sink at the end receives the trace, byte for byte.
 
+mod added_masks;
 mod limit;
 mod timestamps;
 
@@ -9,8 +10,10 @@ use std::io;
 
 use muster_job::mask::{Masker, Secrets};
 use muster_steps::log::{Log, Stream};
+use muster_steps::style;
 use parking_lot::Mutex;
 
+use added_masks::{AddedMasks, COMMAND, Part};
 use limit::SizeLimiter;
 use timestamps::LineTimestamper;
 
@@ -28,11 +31,16 @@ pub trait Sink: Send {
 pub struct TraceOptions {
     /// Values to mask.
     pub secrets: Secrets,
+    /// Whether lines `::add-mask::VALUE` of the output add values to mask.
+    pub adds_masks: bool,
     /// Whether each line starts with the time and the stream.
     pub timestamps: bool,
     /// Maximum size in bytes. Further output is dropped. 0 means 4 MiB.
     pub limit: u64,
 }
+
+/// What is printed in place of a masked value.
+const MASKED: &str = "[MASKED]";
 
 /// Callback for the first error of the sink.
 pub type OnFault = Box<dyn Fn(&io::Error) + Send + Sync>;
@@ -46,6 +54,9 @@ pub struct Trace {
 
 struct Inner {
     channels: Vec<(Stream, Channel)>,
+    secrets: Secrets,
+    /// Finds the values that the job adds. `None` means that it cannot add any.
+    added_masks: Option<AddedMasks>,
     limiter: SizeLimiter,
     sink: Box<dyn Sink>,
     /// Whether the sink failed. Later output is dropped, because there would be a gap before it.
@@ -79,12 +90,20 @@ impl Trace {
             on_fault,
             inner: Mutex::new(Inner {
                 channels: streams.iter().map(channel).collect(),
+                secrets: options.secrets.clone(),
+                added_masks: options.adds_masks.then(AddedMasks::new),
                 limiter: SizeLimiter::new(options.limit, initial_length),
                 sink,
                 faulted: false,
                 buffers: Default::default(),
             }),
         }
+    }
+
+    /// Returns the values that are masked, with those that the job has added.
+    #[must_use]
+    pub fn secrets(&self) -> Secrets {
+        self.inner.lock().secrets.clone()
     }
 
     /// Writes, unless the sink failed before. Reports the first failure.
@@ -136,11 +155,59 @@ impl Log for Trace {
 
 impl Inner {
     fn write(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        match self.added_masks.as_mut().filter(|_| stream == Stream::Output) {
+            Some(added_masks) => {
+                let parts = added_masks.push(bytes);
+                parts.into_iter().try_for_each(|part| self.write_part(part))
+            }
+            None => self.mask(stream, bytes),
+        }
+    }
+
+    /// Masks text and writes it.
+    fn mask(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         self.process(stream, |masker, out| masker.push(bytes, out), false)
+    }
+
+    /// Writes a part of the output. A value that it adds is masked from here on.
+    fn write_part(&mut self, part: Part<'_>) -> io::Result<()> {
+        match part {
+            Part::Text(bytes) => self.mask(Stream::Output, &bytes),
+            Part::Value(value) => {
+                self.add(&value)?;
+                self.mask(Stream::Output, format!("{COMMAND}{MASKED}\n").as_bytes())
+            }
+            Part::Rejected(reason) => {
+                let line = style::warning(&format!("a value of {COMMAND} is not masked, because {reason}"));
+                self.mask(Stream::Runner, line.as_bytes())
+            }
+        }
+    }
+
+    fn add(&mut self, value: &str) -> io::Result<()> {
+        // The agent in a container has masked the value already.
+        if value == MASKED {
+            return Ok(());
+        }
+        self.secrets.add(value);
+        // No value contains the beginning of a line that adds one, so nothing that is held back belongs to a masked value.
+        for stream in self.streams() {
+            self.process(stream, Masker::finish, false)?;
+        }
+        for (_, channel) in &mut self.channels {
+            channel.masker = Masker::new(&self.secrets);
+        }
+        Ok(())
+    }
+
+    fn streams(&self) -> Vec<Stream> {
+        self.channels.iter().map(|(stream, _)| *stream).collect()
     }
 
     /// Writes the output of a stream that is held back.
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
+        let held = self.added_masks.as_mut().filter(|_| stream == Stream::Output).and_then(AddedMasks::finish);
+        held.map_or(Ok(()), |part| self.write_part(part))?;
         self.process(stream, Masker::finish, true)
     }
 
@@ -148,8 +215,10 @@ impl Inner {
         if self.faulted {
             return Ok(());
         }
-        let streams: Vec<Stream> = self.channels.iter().map(|(stream, _)| *stream).collect();
-        for stream in streams {
+        // Without timestamps, output has no channel of its own.
+        let held = self.added_masks.as_mut().and_then(AddedMasks::finish);
+        held.map_or(Ok(()), |part| self.write_part(part))?;
+        for stream in self.streams() {
             self.finish(stream)?;
         }
         let [_, _, out] = &mut self.buffers;

@@ -44,6 +44,29 @@ fn secret_is_masked_across_streams_without_timestamps() {
 }
 
 #[test]
+fn added_values_are_masked_in_all_later_output() {
+    for timestamps in [false, true] {
+        let options = TraceOptions { adds_masks: true, timestamps, ..TraceOptions::default() };
+        let text = written(
+            &options,
+            &[
+                (Stream::Output, b"one hunter22\n::add-mas"),
+                (Stream::Output, b"k::hunter22\ntwo hunt"),
+                (Stream::Output, b"er22\n"),
+                (Stream::Runner, b"three hunter22\n::add-mask::two\n"),
+                (Stream::Output, b"::add-mask::[MASKED]\n::add-mask::three"),
+            ],
+        );
+        let lines: Vec<&str> = text.lines().map(|line| if timestamps { &line[32..] } else { line }).collect();
+        let marker = "::add-mask::[MASKED]";
+        let expected = ["one hunter22", marker, "two [MASKED]", "three [MASKED]", "::add-mask::two", marker, marker];
+        assert_eq!(lines, expected);
+    }
+    let off = TraceOptions::default();
+    assert_eq!(written(&off, &[(Stream::Output, b"::add-mask::a\na\n")]), "::add-mask::a\na\n");
+}
+
+#[test]
 fn c117_stamps_mark_streams_and_continuations() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
     let text = written(

@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn unsupported_key_is_reported_once_with_reason() {
-        let runner = "[[runners]]\nproxy_exec = true\n[runners.virtualbox]\nbase_name = \"a\"\nbase_folder = \"b\"\n[runners.docker]\nisolation = \"process\"\n";
+        let runner = "[[runners]]\nstep_runner_image = \"a\"\n[runners.virtualbox]\nbase_name = \"a\"\nbase_folder = \"b\"\n[runners.docker]\nisolation = \"process\"\n";
         let text = format!("concurrent = 2\n{runner}{runner}");
         assert_eq!(count("C009", &text), 3);
         let output = found("C009", &format!("{runner}{runner}"));
         assert!(output.contains("[runners.virtualbox] is not supported (base_name, base_folder): "), "{output}");
         assert!(output.contains("`runners.docker.isolation` is not supported: it concerns Windows"), "{output}");
-        assert!(output.contains("`runners.proxy_exec` is not supported: "), "{output}");
+        assert!(output.contains("`runners.step_runner_image` is not supported: "), "{output}");
         clean("C009", "concurrent = 2\n[[runners]]\nlimit = 3\n");
     }
 

@@ -3,7 +3,7 @@
 mod values;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use super::problem::shown_name;
 use super::tree::{Table, Value};
@@ -257,18 +257,16 @@ impl Reader<'_> {
         texts.iter().filter_map(&mut address).collect()
     }
 
-    fn blocked_addresses(&mut self) -> Vec<Ipv4Addr> {
+    fn blocked_addresses(&mut self) -> Vec<IpAddr> {
         const KEY: &str = "blocked_addresses";
         let mut addresses = Vec::new();
         for text in self.list(KEY) {
-            match text.parse() {
-                Ok(address) => addresses.push(address),
-                Err(_) => self.invalid(
-                    KEY,
-                    &text,
-                    "IPv4 address",
-                    "write an address without a prefix, such as 169.254.169.254",
-                ),
+            match text.parse::<IpAddr>() {
+                // An IPv4 address in the notation of IPv6 is an IPv4 address.
+                Ok(address) => addresses.push(address.to_canonical()),
+                Err(_) => {
+                    self.invalid(KEY, &text, "IP address", "write an address without a prefix, such as 169.254.169.254")
+                }
             }
         }
         addresses

@@ -1,7 +1,7 @@
 //! Settings of jobs in containers: `[runners.docker]`.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -73,7 +73,7 @@ pub struct DockerSettings {
     /// Maximum transmission unit of the network of a job. 0 means the engine's default.
     pub network_mtu: u32,
     /// Addresses that no container of a job can reach.
-    pub blocked_addresses: Vec<Ipv4Addr>,
+    pub blocked_addresses: Vec<IpAddr>,
     /// Name of the slot's cgroup for services, with `${slot}`. Empty means that of the build container.
     pub service_slot_cgroup_template: String,
     /// Devices of services, by pattern of the service's image.

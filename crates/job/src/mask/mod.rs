@@ -76,13 +76,15 @@ impl Secrets {
 
     fn build<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl Iterator<Item = &'a str>) -> Self {
         Self {
-            phrases: values
-                .into_iter()
-                .flat_map(|value| trimmed(value).into_iter().chain(quoted(value)).chain(lines(value)))
-                .collect(),
+            phrases: values.into_iter().flat_map(phrases).collect(),
             prefixes: prefixes.filter_map(trimmed).collect(),
         }
     }
+}
+
+/// Returns the texts by which a value is recognized.
+fn phrases(value: &str) -> impl Iterator<Item = Vec<u8>> {
+    trimmed(value).into_iter().chain(quoted(value)).chain(lines(value))
 }
 
 /// Returns a value as `{:?}` prints it between quotes, if it differs from the value.
@@ -101,6 +103,11 @@ fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
 }
 
 impl Secrets {
+    /// Adds a value, which is masked like those of masked variables.
+    pub fn add(&mut self, value: &str) {
+        self.phrases.extend(phrases(value));
+    }
+
     /// Masks a complete text.
     #[must_use]
     pub fn mask(&self, text: &str) -> String {

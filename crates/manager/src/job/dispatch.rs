@@ -16,7 +16,7 @@ use muster_executor::{Directories, ExecutionEnvironment, ExecutorError, LeaseRec
 use muster_job::FailureReason;
 
 use super::actor::{JobActor, Next};
-use super::docker_files::docker_files;
+use super::docker_files::{docker_files, helper_answers};
 use super::environment::{NOT_SUSPENDABLE, unresponsive_timeout};
 use super::interrupt::{Interruption, watch_for_interruption};
 use super::preparation::certificates;
@@ -258,15 +258,15 @@ impl JobActor {
             };
             let payload = Arc::clone(&self.payload);
             let fetched = tokio::select! {
-                fetched = secrets::fetch(&payload, &job) => fetched,
+                fetched = async { tokio::join!(secrets::fetch(&payload, &job), helper_answers(&payload, &job)) } => fetched,
                 message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
                 interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
                     return Err(interruption);
                 }
             };
             match fetched {
-                Ok(fetched) => job.secrets = fetched,
-                Err(error) => return Ok(error.into()),
+                (Ok(secrets), helpers) => (job.secrets, job.docker.helpers) = (secrets, helpers),
+                (Err(error), _) => return Ok(error.into()),
             }
             let is_remote = self.is_remote();
             if let Err(error) = self.preparation.lower(&payload, &job, &self.watch, is_remote) {

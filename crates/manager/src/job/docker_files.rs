@@ -2,11 +2,17 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
+use futures::future::join_all;
 use muster_config::settings::RunnerSettings;
+use muster_job::error_chain;
+use muster_oci::CredentialHelper;
+use muster_runner_api::payload::JobPayload;
+use tokio::process::Command;
 
-use crate::lower::docker::seccomp_profiles;
-use crate::lower::{AuthFile, DockerFiles};
+use crate::lower::docker::{helper_questions, seccomp_profiles};
+use crate::lower::{AuthFile, DockerFiles, HelperAnswers, HelperLogin, HelperQuestion, JobContext};
 
 /// Docker's files with credentials, relative to a home directory. The first one that exists is used.
 const AUTH_FILES: [&str; 2] = [".docker/config.json", ".dockercfg"];
@@ -37,6 +43,27 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     files
 }
 
+/// Calls the credential helpers of this machine for the images of a job. `None` means that the job's agent is on this machine, and calls them
+/// itself: the configuration that names a helper is this machine's (docs/spec/job-execution.md, section 7.3).
+pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {
+    let questions = helper_questions(payload, context)?;
+    let answers = questions.into_iter().map(async |question| {
+        let answer = ask(&question).await;
+        (question, answer)
+    });
+    Some(join_all(answers).await.into_iter().collect())
+}
+
+async fn ask(question: &HelperQuestion) -> Result<Option<HelperLogin>, String> {
+    let helper = CredentialHelper::new(&question.helper).map_err(|error| error_chain(&error))?;
+    let found = helper.get(&question.registry).await.map_err(|error| error_chain(&error))?;
+    Ok(found.map(|found| HelperLogin {
+        username: found.username,
+        password: found.password,
+        is_identity_token: found.is_identity_token,
+    }))
+}
+
 async fn read(path: &Path) -> io::Result<String> {
     let metadata = tokio::fs::metadata(path).await?;
     if !metadata.is_file() || metadata.len() > MAX_BYTES {
@@ -50,10 +77,18 @@ async fn read(path: &Path) -> io::Result<String> {
 async fn home(user: Option<&str>) -> Option<PathBuf> {
     let Some(user) = user else { return std::env::var_os("HOME").map(PathBuf::from) };
     let passwd = tokio::fs::read_to_string("/etc/passwd").await.unwrap_or_default();
-    home_in(&passwd, user)
+    match home_in(&passwd, user) {
+        Some(home) => Some(home),
+        // Only a directory service may know the user.
+        None => {
+            let listed =
+                Command::new("getent").args(["passwd", "--", user]).stdin(Stdio::null()).output().await.ok()?;
+            home_in(&String::from_utf8_lossy(&listed.stdout), user)
+        }
+    }
 }
 
-/// Returns the home directory of a user in `/etc/passwd`.
+/// Returns the home directory of a user in the format of `/etc/passwd`.
 fn home_in(passwd: &str, user: &str) -> Option<PathBuf> {
     let entry = passwd.lines().find(|line| line.split(':').next() == Some(user))?;
     entry.split(':').nth(5).filter(|home| !home.is_empty()).map(PathBuf::from)

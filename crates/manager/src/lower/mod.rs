@@ -43,7 +43,7 @@ use muster_telemetry::metrics::InputFailure;
 use muster_config::settings::{RunnerSettings, UnpackSettings};
 
 pub(crate) use cache::{CacheUse, CacheUses, ChunkUse};
-pub use docker::{AuthFile, DockerFiles};
+pub use docker::{AuthFile, DockerFiles, HelperAnswers, HelperLogin, HelperQuestion};
 pub(crate) use settings::job_timeout;
 pub(crate) use share::environment_request;
 
@@ -242,6 +242,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         output_limit: context.runner.output_limit,
         mask_prefixes: payload.features.token_mask_prefixes.clone(),
         legacy_token_masking: !flags.is_on("FF_MASK_ALL_DEFAULT_TOKENS"),
+        adds_masks: context.runner.proxy_exec,
         retry_wait_ms: settings.retry_wait_ms,
         steps,
         coordinator: coordinator(payload, context, &variables, &flags),

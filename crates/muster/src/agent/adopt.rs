@@ -24,6 +24,9 @@ pub(crate) struct AdoptArgs {
     /// Directory that the job owns, with everything in it. It is created if it does not exist.
     #[arg(long, value_name = "DIR")]
     own: Vec<PathBuf>,
+    /// Volume in which all users may create files, unless its owner or mode was changed.
+    #[arg(long, value_name = "DIR")]
+    volume: Vec<PathBuf>,
     /// Directories in which all users may create files. They are created if they do not exist.
     #[arg(required = true, value_name = "DIR")]
     shared: Vec<PathBuf>,
@@ -39,8 +42,9 @@ pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
         Err(error) => return failed(Path::new(SOCKET), error),
     };
     let shared = args.shared.iter().map(|directory| (directory, share(directory)));
+    let volumes = args.volume.iter().map(|directory| (directory, share_new(directory)));
     let owned = args.own.iter().map(|directory| (directory, own(directory, owner)));
-    for (directory, done) in shared.chain(owned) {
+    for (directory, done) in shared.chain(volumes).chain(owned) {
         if let Err(error) = done {
             return failed(directory, error);
         }
@@ -73,6 +77,14 @@ fn share(path: &Path) -> Result<()> {
     let directory = open(path)?;
     let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode);
     if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
+}
+
+/// Makes a volume writable that is as the engine created it. Programs such as databases require other modes.
+fn share_new(path: &Path) -> Result<()> {
+    let directory = open(path)?;
+    let found = fstat(&directory)?;
+    let is_new = found.st_uid == 0 && Mode::from_raw_mode(found.st_mode) == Mode::from_raw_mode(0o755);
+    if is_new { fchmod(&directory, SHARED) } else { Ok(()) }
 }
 
 /// Changes the owner of a directory last, so that an interrupted change is repeated by the next job.

@@ -8,12 +8,15 @@
 //! ```
 //!
 //! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
-//! address on the link, so each interface also gets a permanent neighbor entry that leads nowhere. Only a process with the capability
+//! address on the link, so each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the default
+//! route, so each interface also gets a route to the address on its link. Only a process with the capability
 //! `NET_ADMIN` can remove them, and only one with `NET_RAW` can send packets past them. The creator of the container gives it neither.
+//!
+//! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -29,8 +32,14 @@ const GATE_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit code of a shell whose command is not found.
 const NOT_FOUND: u8 = 127;
-/// Flag of a route that rejects packets, in `/proc/net/route`.
+/// Flag of a route that rejects packets, in `/proc/net/route` and `/proc/net/ipv6_route`.
 const RTF_REJECT: u32 = 0x200;
+/// Routes of IPv6. The file does not exist if the kernel has no IPv6.
+const IPV6_ROUTES: &str = "/proc/net/ipv6_route";
+/// Preference of the IPv6 routes that reject packets. Lower values come first, and those of other routes are higher.
+const FIRST: u32 = 1;
+/// Attribute with the preference of a route.
+const RTA_PRIORITY: u16 = 6;
 /// Hardware address that no interface has: it is administered locally.
 const NOWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 
@@ -39,7 +48,7 @@ const NOWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 pub(crate) struct BlockArgs {
     /// Addresses to block.
     #[arg(required = true, value_name = "ADDRESS")]
-    addresses: Vec<Ipv4Addr>,
+    addresses: Vec<IpAddr>,
 }
 
 /// Arguments of `muster agent gate`.
@@ -47,7 +56,7 @@ pub(crate) struct BlockArgs {
 pub(crate) struct GateArgs {
     /// Address that must be blocked. Can be repeated.
     #[arg(long, required = true, value_name = "ADDRESS")]
-    address: Vec<Ipv4Addr>,
+    address: Vec<IpAddr>,
     /// Command to run after that.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -65,10 +74,10 @@ pub(super) fn block(args: &BlockArgs) -> ExitCode {
 pub(super) fn gate(args: &GateArgs) -> ExitCode {
     let deadline = Instant::now() + GATE_TIMEOUT;
     loop {
-        match std::fs::read_to_string("/proc/net/route") {
-            Ok(routes) if args.address.iter().all(|address| is_unreachable(&routes, *address)) => break,
-            Ok(_) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
-            Ok(_) => return report("the addresses were not blocked in time", ExitCode::FAILURE),
+        match are_unreachable(&args.address) {
+            Ok(true) => break,
+            Ok(false) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
+            Ok(false) => return report("the addresses were not blocked in time", ExitCode::FAILURE),
             Err(error) => {
                 return report(&format!("failed to read the routes of the container: {error}"), ExitCode::FAILURE);
             }
@@ -85,35 +94,91 @@ fn report(message: &str, code: ExitCode) -> ExitCode {
     code
 }
 
+/// Returns whether routes reject packets to all addresses.
+fn are_unreachable(addresses: &[IpAddr]) -> io::Result<bool> {
+    let routes = std::fs::read_to_string("/proc/net/route")?;
+    let ipv6_routes = ipv6_routes()?;
+    Ok(addresses.iter().all(|address| match address {
+        IpAddr::V4(address) => rejects_ipv4(&routes, *address),
+        IpAddr::V6(address) => ipv6_routes.as_ref().is_none_or(|routes| rejects_ipv6(routes, *address)),
+    }))
+}
+
+/// Returns the routes of IPv6. `None` means that the kernel has no IPv6.
+fn ipv6_routes() -> io::Result<Option<String>> {
+    match std::fs::read_to_string(IPV6_ROUTES) {
+        Ok(routes) => Ok(Some(routes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Returns whether a route rejects packets to the address. `routes` is the content of `/proc/net/route`.
-fn is_unreachable(routes: &str, address: Ipv4Addr) -> bool {
+fn rejects_ipv4(routes: &str, address: Ipv4Addr) -> bool {
     let wanted = format!("{:08X}", u32::from_ne_bytes(address.octets()));
     routes.lines().any(|route| {
         let fields: Vec<&str> = route.split_whitespace().collect();
         let [_, destination, _, flags, _, _, _, mask, ..] = fields.as_slice() else { return false };
-        let rejects = u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & RTF_REJECT != 0);
-        *destination == wanted && *mask == "FFFFFFFF" && rejects
+        *destination == wanted && *mask == "FFFFFFFF" && rejects(flags)
     })
 }
 
-fn block_all(addresses: &[Ipv4Addr]) -> io::Result<()> {
+/// Returns whether the first route to the address rejects packets. `routes` is the content of `/proc/net/ipv6_route`.
+fn rejects_ipv6(routes: &str, address: Ipv6Addr) -> bool {
+    let (wanted, first) = (format!("{:032x}", u128::from(address)), format!("{FIRST:08x}"));
+    routes.lines().any(|route| {
+        let fields: Vec<&str> = route.split_whitespace().collect();
+        let [destination, length, _, _, _, metric, _, _, flags, ..] = fields.as_slice() else { return false };
+        *destination == wanted && *length == "80" && *metric == first && rejects(flags)
+    })
+}
+
+fn rejects(flags: &str) -> bool {
+    u32::from_str_radix(flags, 16).is_ok_and(|flags| flags & RTF_REJECT != 0)
+}
+
+fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
     // The default protocol is that of routes.
     let kernel = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
+    let (interfaces, has_ipv6) = (interfaces(&kernel)?, ipv6_routes()?.is_some());
     for address in addresses {
-        // The route is the last one, because the gate waits for it.
-        for interface in interfaces(&kernel)? {
-            request(&kernel, &neighbor(*address, interface))?;
+        match address {
+            IpAddr::V4(_) => {
+                for (_, index) in &interfaces {
+                    request(&kernel, &neighbor(*address, *index))?;
+                }
+            }
+            IpAddr::V6(_) if has_ipv6 => {
+                for (name, index) in &interfaces {
+                    // An interface without IPv6 reaches no address, and has neither routes nor neighbors.
+                    if has_ipv6_on(name)? {
+                        request(&kernel, &neighbor(*address, *index))?;
+                        request(&kernel, &route_on_link(*address, *index))?;
+                    }
+                }
+            }
+            IpAddr::V6(_) => continue,
         }
-        request(&kernel, &route(*address))?;
+        // This route is the last entry, because the gate waits for it.
+        request(&kernel, &unreachable_route(*address))?;
     }
     Ok(())
 }
 
-/// Returns the indexes of the interfaces of this network, except the loopback interface, which has no neighbors.
-fn interfaces(kernel: &OwnedFd) -> io::Result<Vec<u32>> {
+/// Returns whether IPv6 is on at an interface.
+fn has_ipv6_on(interface: &str) -> io::Result<bool> {
+    match std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6")) {
+        Ok(value) => Ok(value.trim() == "0"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the names and indexes of the interfaces of this network, except the loopback interface, which has no neighbors.
+fn interfaces(kernel: &OwnedFd) -> io::Result<Vec<(String, u32)>> {
     let names = std::fs::read_to_string("/proc/net/dev")?;
     let names = names.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).filter(|name| *name != "lo");
-    names.map(|name| Ok(name_to_index(kernel, name)?)).collect()
+    names.map(|name| Ok((name.to_owned(), name_to_index(kernel, name)?))).collect()
 }
 
 /// Sends a request and reads the answer. An entry that exists already is not an error.
@@ -132,33 +197,64 @@ fn request(kernel: &OwnedFd, message: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Returns the request for a route that makes the address unreachable (rtnetlink(7)).
-fn route(address: Ipv4Addr) -> Vec<u8> {
-    const RTM_NEWROUTE: u16 = 24;
+/// Returns the family of an address, its length in bits, and its bytes.
+fn parts(address: IpAddr) -> (u8, u8, Vec<u8>) {
     const AF_INET: u8 = 2;
+    const AF_INET6: u8 = 10;
+    match address {
+        IpAddr::V4(address) => (AF_INET, 32, address.octets().to_vec()),
+        IpAddr::V6(address) => (AF_INET6, 128, address.octets().to_vec()),
+    }
+}
+
+/// Returns the request for a route that makes the address unreachable.
+fn unreachable_route(address: IpAddr) -> Vec<u8> {
+    const RTN_UNREACHABLE: u8 = 7;
+    const RT_SCOPE_UNIVERSE: u8 = 0;
+    // IPv4 has one route for each address, with the preference 0.
+    let preference = address.is_ipv6().then_some((RTA_PRIORITY, FIRST));
+    route(address, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, preference)
+}
+
+/// Returns the request for a route that leads to the address on the link of an interface.
+fn route_on_link(address: IpAddr, interface: u32) -> Vec<u8> {
+    const RTN_UNICAST: u8 = 1;
+    const RTA_OIF: u16 = 4;
+    const RT_SCOPE_LINK: u8 = 253;
+    // Of two routes with the same preference, the second one would replace the first.
+    let preference = (RTA_PRIORITY, FIRST.saturating_add(interface));
+    route(address, RTN_UNICAST, RT_SCOPE_LINK, [(RTA_OIF, interface), preference])
+}
+
+/// Returns the request for a route to the address, with additional attributes (rtnetlink(7)).
+fn route(address: IpAddr, kind: u8, scope: u8, additional: impl IntoIterator<Item = (u16, u32)>) -> Vec<u8> {
+    const RTM_NEWROUTE: u16 = 24;
     const RT_TABLE_MAIN: u8 = 254;
     const RTPROT_STATIC: u8 = 4;
-    const RTN_UNREACHABLE: u8 = 7;
     const RTA_DST: u16 = 1;
+    let (family, bits, bytes) = parts(address);
     // Family, prefix of the destination and of the source, type of service, table, protocol, scope, type, flags.
-    let mut body = vec![AF_INET, 32, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, 0, RTN_UNREACHABLE, 0, 0, 0, 0];
-    attribute(&mut body, RTA_DST, &address.octets());
+    let mut body = vec![family, bits, 0, 0, RT_TABLE_MAIN, RTPROT_STATIC, scope, kind, 0, 0, 0, 0];
+    attribute(&mut body, RTA_DST, &bytes);
+    for (name, value) in additional {
+        attribute(&mut body, name, &value.to_ne_bytes());
+    }
     message(RTM_NEWROUTE, &body)
 }
 
 /// Returns the request for a permanent neighbor entry that leads nowhere.
-fn neighbor(address: Ipv4Addr, interface: u32) -> Vec<u8> {
+fn neighbor(address: IpAddr, interface: u32) -> Vec<u8> {
     const RTM_NEWNEIGH: u16 = 28;
-    const AF_INET: u8 = 2;
     const NUD_PERMANENT: u16 = 0x80;
     const NDA_DST: u16 = 1;
     const NDA_LLADDR: u16 = 2;
+    let (family, _, bytes) = parts(address);
     // Family and padding, interface, state, flags, type.
-    let mut body = vec![AF_INET, 0, 0, 0];
+    let mut body = vec![family, 0, 0, 0];
     body.extend(interface.to_ne_bytes());
     body.extend(NUD_PERMANENT.to_ne_bytes());
     body.extend([0, 0]);
-    attribute(&mut body, NDA_DST, &address.octets());
+    attribute(&mut body, NDA_DST, &bytes);
     attribute(&mut body, NDA_LLADDR, &NOWHERE);
     message(RTM_NEWNEIGH, &body)
 }
@@ -199,10 +295,24 @@ mod tests {
             )
         };
         let address = Ipv4Addr::new(169, 254, 169, 254);
-        assert!(is_unreachable(&routes("0205", "FFFFFFFF"), address));
-        assert!(!is_unreachable(&routes("0205", "FFFFFFFF"), Ipv4Addr::new(169, 254, 169, 253)));
-        assert!(!is_unreachable(&routes("0005", "FFFFFFFF"), address));
-        assert!(!is_unreachable(&routes("0205", "0000FFFF"), address));
-        assert!(!is_unreachable("", address));
+        assert!(rejects_ipv4(&routes("0205", "FFFFFFFF"), address));
+        assert!(!rejects_ipv4(&routes("0205", "FFFFFFFF"), Ipv4Addr::new(169, 254, 169, 253)));
+        assert!(!rejects_ipv4(&routes("0005", "FFFFFFFF"), address));
+        assert!(!rejects_ipv4(&routes("0205", "0000FFFF"), address));
+        assert!(!rejects_ipv4("", address));
+    }
+
+    #[test]
+    fn only_the_first_ipv6_route_to_the_whole_address_counts() {
+        let none = "0".repeat(32);
+        let route = |destination: &str, length: &str, metric: &str, flags: &str| {
+            format!("{destination} {length} {none} 00 {none} {metric} 00000001 00000000 {flags}       lo\n")
+        };
+        let (address, text) = ("fd00:ec2::254".parse().unwrap(), "fd000ec2000000000000000000000254");
+        assert!(rejects_ipv6(&route(text, "80", "00000001", "00200200"), address));
+        assert!(!rejects_ipv6(&route(text, "80", "00000400", "00200200"), address));
+        assert!(!rejects_ipv6(&route(text, "80", "00000001", "00000001"), address));
+        assert!(!rejects_ipv6(&route(text, "40", "00000001", "00200200"), address));
+        assert!(!rejects_ipv6(&route(&none, "80", "00000001", "00200200"), address));
     }
 }

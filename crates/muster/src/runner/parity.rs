@@ -16,7 +16,7 @@ const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ("verify", "token", "same as --url"),
     ("verify", "t", "same as --url"),
     ("verify", "tls-*", "same as --url"),
-    ("proxy-exec", "", "the key `proxy_exec` is not supported"),
+    ("proxy-exec", "", "a part of the helper; with the key `proxy_exec`, the agent masks what jobs add"),
 ];
 
 fn reason(command: &str, flag: &str) -> Option<&'static str> {

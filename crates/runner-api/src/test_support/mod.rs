@@ -299,7 +299,19 @@ impl Drop for Served {
 /// # Errors
 /// Returns an error if the port cannot be opened.
 pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Result<Served> {
-    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await?;
+    serve_on(std::net::TcpListener::bind(("127.0.0.1", 0))?, service)
+}
+
+/// Serves the runner API on an open port.
+///
+/// # Errors
+/// Returns an error if the listener cannot be used.
+pub fn serve_on(
+    listener: std::net::TcpListener,
+    service: Arc<dyn crate::service::RunnerService>,
+) -> io::Result<Served> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
     let url = Url::parse(&format!("http://{}", listener.local_addr()?)).map_err(io::Error::other)?;
     let app = crate::routes::router(service);
     let task = tokio::spawn(async move {

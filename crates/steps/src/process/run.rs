@@ -246,6 +246,7 @@ impl Processes {
         tokio::select! {
             biased;
             status = run => status.map(ProcessEnd::Exited).map_err(RunError::Watch),
+            never = self.reap_exited_orphans() => match never {},
             cause = stop.stopped() => {
                 self.terminate(grace).await;
                 // All processes were terminated and their usage was counted. Only the exit status remains to be collected.

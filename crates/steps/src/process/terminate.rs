@@ -1,11 +1,13 @@
 //! Terminates processes: sends TERM to all of them, then KILL after the grace time, until none is left.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
-use tokio::time::{Instant, timeout_at};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::cgroup::Cgroup;
 use super::procfs::{self, Process};
@@ -15,6 +17,8 @@ use super::{AWAITED, ProcessRecord, Processes, RUNNING};
 
 /// Maximum time to wait for killed processes to exit. Only a process in an uninterruptible system call takes longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum time between two searches for orphans that have exited.
+const REAP_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum time to read the remaining output after all processes have ended.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -108,6 +112,40 @@ impl Processes {
         let adopted = adopted.filter(|process| !process.tag().is_some_and(|tag| RUNNING.contains(&tag)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
         if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
+    }
+
+    /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Counts what they used.
+    pub(super) async fn reap_exited_orphans(&self) -> Infallible {
+        let mut exits = match signal(SignalKind::child()) {
+            Ok(exits) if self.manager.is_subreaper => exits,
+            Ok(_) => return std::future::pending().await,
+            Err(error) => {
+                tracing::warn!(%error, "failed to watch for the end of orphaned processes, reaping them after the command");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            exits.recv().await;
+            // Many exits are handled at once.
+            sleep(REAP_INTERVAL).await;
+            self.reap_own_orphans();
+        }
+    }
+
+    /// Collects the exit status of orphans in the process groups of this job. Others may belong to another job, which counts what they used.
+    fn reap_own_orphans(&self) {
+        let leaders = self.leaders.lock().clone();
+        let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
+        // Children in the agent's own process group were not started for a job, and their group is not that of a leader.
+        for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
+            let usage = Usage::current(process.pid);
+            let Some(pid) = Pid::from_raw(process.pid) else { continue };
+            if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_ok()
+                && let Some(usage) = usage
+            {
+                self.count(usage);
+            }
+        }
     }
 
     /// Collects the exit status of adopted processes that have ended, so that no zombies remain.

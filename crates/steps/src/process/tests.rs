@@ -81,6 +81,22 @@ fn is_alive(pid: i32) -> bool {
     procfs::Process::read(pid).is_some_and(|process| !process.is_zombie)
 }
 
+/// Leaves orphans that exit, and ends when none of them is a zombie. `$$` is the process group.
+const LEAVE_ORPHANS: &str = "for orphan in 1 2 3 4 5 6 7 8; do (sleep 0.1 &) done; sleep 0.3; attempts=0
+    while grep -qE \"^[0-9]+ .* Z [0-9]+ $$ \" /proc/[0-9]*/stat 2>/dev/null; do
+    attempts=$((attempts + 1)); [ $attempts -lt 300 ] || exit 9; sleep 0.1; done";
+
+#[tokio::test]
+async fn orphans_are_reaped_while_the_script_runs() {
+    for manager in managers() {
+        let (processes, _) = job(&manager, "orphans");
+        let (memory, log) = memory();
+        let ended = processes.run(shell(LEAVE_ORPHANS), &log, &StopToken::new(), GRACE).await.unwrap();
+        assert_eq!(ended, ProcessEnd::Exited(std::process::ExitStatus::from_raw(0)), "{}", memory.text());
+        processes.finish(GRACE).await;
+    }
+}
+
 #[tokio::test]
 async fn output_of_both_streams_keeps_its_order() {
     for manager in managers() {

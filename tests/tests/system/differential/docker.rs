@@ -1,13 +1,16 @@
 //! Engine and images of the cases in containers.
 
+use std::net::{IpAddr, TcpListener};
 use std::path::Path;
+use std::process::Command;
 
 use muster_test_prerequisites::{DockerEngine, busybox_root};
 
 /// Images of the cases, with their instructions.
-const IMAGES: [(&str, &[&str]); 6] = [
+const IMAGES: [(&str, &[&str]); 7] = [
     ("diff/plain:1", &[]),
     ("diff/user:1", &["USER 1000:1000"]),
+    ("diff/number:1", &["USER 4321"]),
     ("diff/environment:1", &["WORKDIR /srv", "ENV FROM_IMAGE=yes CI_JOB_NAME=image"]),
     ("diff/wrapper:1", &["ENTRYPOINT [\"sh\", \"-c\", \"echo from the entrypoint; exec \\\"$@\\\"\", \"wrapper\"]"]),
     ("diff/ends:1", &["ENTRYPOINT [\"echo\", \"only this\"]"]),
@@ -52,12 +55,35 @@ impl Docker {
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
     }
 
+    /// Opens a port that the containers can reach, and so does a program that [`Docker::command`] runs.
+    pub(super) fn listen(&self) -> TcpListener {
+        let mut command = self.engine.command_in_network("ip");
+        let output = command.args(["-4", "-o", "address", "show", "dev", "docker0"]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let address =
+            text.split_whitespace().find_map(|word| word.split_once('/')).unwrap_or_else(|| panic!("{text:?}"));
+        let gateway: IpAddr = address.0.parse().unwrap();
+        self.engine.listen(gateway).unwrap()
+    }
+
+    /// Returns a command that runs the program in the network of the engine.
+    pub(super) fn command(&self, program: &Path) -> Command {
+        self.engine.command_in_network(program)
+    }
+
     /// Returns the keys of `[[runners]]`.
     pub(super) fn config(&self) -> String {
         format!(
             "[runners.docker]\nhost = {:?}\nimage = \"diff/plain:1\"\nhelper_image = {HELPER:?}\npull_policy = \"if-not-present\"\n\
              allowed_pull_policies = [\"if-not-present\", \"never\"]\nallowed_images = [\"diff/*:*\", \"missing/*:*\", \"127.0.0.1:1/*:*\"]\n\
-             allowed_services = [\"diff/*:*\"]\nvolumes = [\"/cache\"]\nwait_for_services_timeout = 5\n",
+             allowed_services = [\"diff/*:*\"]\nvolumes = [\"/cache\"]\nwait_for_services_timeout = 5\n\
+             memory = \"96m\"\nmemory_swap = \"96m\"\ngroup_add = [\"2000\"]\ncpu_shares = 512\nshm_size = 2097152\n\
+             cap_add = [\"SYS_PTRACE\"]\ncap_drop = [\"MKNOD\"]\nextra_hosts = [\"named.example:10.1.2.3\"]\n\
+             dns = [\"10.1.2.4\"]\ndns_search = [\"example.org\"]\n\
+             [runners.docker.tmpfs]\n\"/scratch\" = \"size=1m\"\n\
+             [runners.docker.services_tmpfs]\n\"/of-service\" = \"size=2m\"\n\
+             [runners.docker.ulimit]\nnofile = \"200:300\"\n\
+             [runners.docker.sysctls]\n\"net.ipv4.ip_default_ttl\" = \"77\"\n",
             self.engine.url()
         )
     }

@@ -25,7 +25,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r" (pid|token|host)=\S+", ""),
         (r"system ID: [rs]_[0-9A-Za-z]{12}", "system ID: S"),
         (r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z?", "DATE"),
-        (r"127\.0\.0\.1:[0-9]+", "COORDINATOR"),
+        (r"(127\.0\.0\.1|172\.17\.0\.1):[0-9]+", "COORDINATOR"),
         // Objects of an engine have random IDs. The names of containers contain the slot, and a hash of the job.
         (r"sha256:[0-9a-f]{64}", "sha256:ID"),
         (r"\b[0-9a-f]{64}\b", "ID"),

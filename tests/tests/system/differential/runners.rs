@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use muster_job::{JobId, JobStatus};
-use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve};
-use muster_tests::process::muster;
+use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, serve, serve_on};
+use muster_tests::process::{muster, wait_until};
 
 use super::case::{Case, Sources};
 use super::docker::Docker;
 use super::{Observations, observed};
 
 /// Maximum time of all cases, on a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(600);
 const CONCURRENT: usize = 4;
 
 /// Executor of the cases.
@@ -40,6 +40,23 @@ impl Executor {
         match self {
             Self::Shell => "shell = \"bash\"\n".to_owned(),
             Self::Docker(docker) => docker.config(),
+        }
+    }
+
+    /// Serves the runner API where the runner and the jobs can reach it.
+    async fn serve(&self, coordinator: Arc<MemoryCoordinator>) -> Served {
+        let served = match self {
+            Self::Shell => serve(coordinator).await,
+            Self::Docker(docker) => serve_on(docker.listen(), coordinator),
+        };
+        served.unwrap()
+    }
+
+    /// Returns a command that runs a program where it can reach the coordinator.
+    fn command(&self, program: &Path) -> Command {
+        match self {
+            Self::Shell => Command::new(program),
+            Self::Docker(docker) => docker.command(program),
         }
     }
 }
@@ -90,7 +107,7 @@ impl<'a> CaseRunner<'a> {
 
     /// Returns the results of `muster runner run` with the same `config.toml`.
     pub(super) async fn muster(self) -> Observations {
-        let served = serve(self.coordinator.clone()).await.unwrap();
+        let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(&muster());
         command.arg("runner");
         self.add_run_arguments(&served, &mut command);
@@ -100,7 +117,7 @@ impl<'a> CaseRunner<'a> {
 
     /// Returns the results of gitlab-runner.
     pub(super) async fn stock(self, binary: &OsStr) -> Observations {
-        let served = serve(self.coordinator.clone()).await.unwrap();
+        let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(Path::new(binary));
         self.add_run_arguments(&served, &mut command);
         self.observe(served, command).await
@@ -127,7 +144,7 @@ impl<'a> CaseRunner<'a> {
     /// Returns a command whose environment has only `HOME` and `PATH`.
     fn command(&self, program: &Path) -> Command {
         let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
-        let mut command = Command::new(program);
+        let mut command = self.executor.command(program);
         command.env_clear().env("HOME", self.home.path()).env("PATH", std::env::var_os("PATH").unwrap());
         command.current_dir(self.home.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         command
@@ -141,6 +158,12 @@ impl<'a> CaseRunner<'a> {
             panic!("these cases did not end in time:\n{}\nlog of the runner:\n{}", self.unfinished(), self.log());
         };
         observations.into_iter().flatten().collect()
+    }
+
+    /// Returns whether Muster's agent still has a job. gitlab-runner has no agent.
+    fn has_open(&self, id: JobId) -> bool {
+        let entries = std::fs::read_dir(self.state_dir().join("spool")).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&format!("{id}-")))
     }
 
     fn log(&self) -> String {
@@ -175,6 +198,8 @@ impl<'a> CaseRunner<'a> {
             }
             let job = self.coordinator.wait_for_end(id).await;
             observations.insert(current.name.clone(), observed::observe(&job, self.home.path()));
+            // The next job of the project gets the same slot, and with it the same volumes, only after Muster has closed this one.
+            assert!(wait_until(|| !self.has_open(id)).await, "{} was not closed:\n{}", current.name, self.log());
             case = self.cases.iter().find(|next| next.after.as_ref() == Some(&current.name));
         }
         observations

@@ -2,6 +2,7 @@
 
 mod command;
 mod endpoint;
+mod inspect;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -16,7 +17,9 @@ use muster_job::error_chain;
 use muster_steps::failure::Failure;
 
 use endpoint::{Endpoint, Variables};
+pub(crate) use inspect::inspect_container;
 use transport::Connector;
+pub(crate) use transport::UnansweredCreation;
 
 /// Maximum time in seconds until the engine answers a call.
 const CALL_TIMEOUT_S: u64 = 120;
@@ -66,14 +69,22 @@ impl From<EngineError> for Failure {
 /// # Errors
 /// [`EngineError`] if the settings are wrong or the engine does not answer.
 pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineError> {
+    connect_to_create(settings).await.map(|(engine, _)| engine)
+}
+
+/// Returns a client of the engine, after the engine has answered, and whether the engine left a call of this client without an answer.
+///
+/// # Errors
+/// [`EngineError`] if the settings are wrong or the engine does not answer.
+pub(crate) async fn connect_to_create(settings: &DockerEngine) -> Result<(Docker, UnansweredCreation), EngineError> {
     let (endpoint, location) = Endpoint::new(settings, &Variables::of_process())?;
     let unreachable =
         |error: ApiError| EngineError::Unreachable { location: location.clone(), message: reason(&error) };
-    let engine = transport::client(Connector::new(endpoint), CALL_TIMEOUT_S).map_err(unreachable)?;
+    let (engine, unanswered) = transport::client(Connector::new(endpoint), CALL_TIMEOUT_S).map_err(unreachable)?;
     let engine = engine.negotiate_version().await.map_err(unreachable)?;
     let version = engine.version().await.map_err(unreachable)?;
     check_platform(location, version.os, version.arch)?;
-    Ok(engine)
+    Ok((engine, unanswered))
 }
 
 /// Fails if the engine cannot run the executable of this agent, which is the first process of each container.

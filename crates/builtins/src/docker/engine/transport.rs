@@ -3,6 +3,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -27,20 +28,59 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which an unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns a client of the engine that `connector` reaches.
-pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<Docker, ApiError> {
+/// Whether an engine did not answer a call that creates something. The engine may still carry out the call.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnansweredCreation(Arc<AtomicBool>);
+
+impl UnansweredCreation {
+    /// Returns whether there was such a call.
+    pub(crate) fn happened(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Returns a guard for a call, or `None` if it creates nothing that belongs to a job. An image does not.
+    fn watch(&self, request: &BollardRequest) -> Option<CreationGuard> {
+        let path = request.uri().path();
+        let creates = path.ends_with("/create") && !path.ends_with("/images/create");
+        creates.then(|| CreationGuard { unanswered: self.clone(), is_answered: false })
+    }
+}
+
+/// Notes a call that gets no answer: also one that is dropped because of a timeout.
+struct CreationGuard {
+    unanswered: UnansweredCreation,
+    is_answered: bool,
+}
+
+impl Drop for CreationGuard {
+    fn drop(&mut self) {
+        self.unanswered.0.fetch_or(!self.is_answered, Ordering::Relaxed);
+    }
+}
+
+/// Returns a client of the engine that `connector` reaches, and whether the engine left a call of this client without an answer.
+pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, UnansweredCreation), ApiError> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(IDLE_TIMEOUT)
         .build(connector);
-    let http = Arc::new(http);
+    let (http, unanswered) = (Arc::new(http), UnansweredCreation::default());
+    let watched = unanswered.clone();
     let transport = move |request: BollardRequest| {
-        let http = Arc::clone(&http);
+        let (http, guard) = (Arc::clone(&http), watched.watch(&request));
         let request = without_version(request);
-        async move { http.request(request).await.map_err(|error| ApiError::from(io::Error::other(error))) }
+        async move {
+            let response = http.request(request).await;
+            if let Some(mut guard) = guard {
+                guard.is_answered = response.is_ok();
+            }
+            response.map_err(|error| ApiError::from(io::Error::other(error)))
+        }
     };
-    // This host is only the value of a header. The connector has the address.
-    Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)
+    // The host is only the value of a header: the connector has the address.
+    let engine =
+        Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)?;
+    Ok((engine, unanswered))
 }
 
 /// Removes the version of the API from the request for the engine's version.
@@ -139,5 +179,44 @@ impl AsyncWrite for EngineStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().0).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::VolumeCreateRequest;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{UnixListener, UnixStream};
+
+    use super::*;
+
+    /// Calls an engine that handles its connection with `answer`. Returns whether a creation was left without an answer.
+    async fn unanswered<F: Future<Output = ()>>(answer: impl FnOnce(UnixStream) -> F) -> bool {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("engine.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (engine, unanswered) = client(Connector::new(Endpoint::Unix(path)), 1).unwrap();
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            assert!(stream.read(&mut request).await.unwrap() > 0);
+            answer(stream).await;
+        };
+        let (created, ()) = tokio::join!(engine.create_volume(VolumeCreateRequest::default()), serving);
+        created.unwrap_err();
+        unanswered.happened()
+    }
+
+    #[tokio::test]
+    async fn creation_without_an_answer_is_noted() {
+        assert!(unanswered(async |stream| drop(stream)).await, "the connection broke");
+        let (keep, kept) = tokio::sync::oneshot::channel();
+        assert!(unanswered(async |stream| drop(keep.send(stream))).await, "the call timed out");
+        drop(kept);
+        let rejected = async |mut stream: UnixStream| {
+            let answer = b"HTTP/1.1 500 Error\r\nContent-Length: 2\r\n\r\n{}";
+            stream.write_all(answer).await.unwrap();
+        };
+        assert!(!unanswered(rejected).await);
     }
 }

@@ -1,5 +1,7 @@
 //! Credentials for registries, in their order of precedence (docs/spec/job-execution.md, section 5.8).
 
+use std::collections::BTreeSet;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use muster_agent_api::builtin::RegistryCredentials;
@@ -8,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::super::LowerError;
 use super::super::variables::Variables;
-use super::DockerFiles;
+use super::{DockerFiles, HelperAnswers, HelperQuestion};
 
 /// Variable with credentials in the format of Docker's `config.json`.
 const VARIABLE: &str = "DOCKER_AUTH_CONFIG";
@@ -17,12 +19,48 @@ const PAYLOAD: &str = "job payload (GitLab Registry)";
 /// Names of Docker Hub.
 const HUB: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
-/// Returns all credentials. Adds warnings about sources that cannot be used.
+/// Returns all credentials for these images. Adds warnings about sources that cannot be used.
 ///
 /// # Errors
 /// [`LowerError`] if the name of a credential helper could lead to another program.
 pub(super) fn credentials(
     payload: &JobPayload,
+    variables: &Variables,
+    files: &DockerFiles,
+    images: &[&str],
+    warnings: &mut Vec<String>,
+) -> Result<Vec<RegistryCredentials>, LowerError> {
+    let mut all = of_sources(variables, files, warnings)?;
+    if let Some(answers) = &files.helpers {
+        all = with_answers(all, answers, images, warnings);
+    }
+    let of_payload = payload.credentials.iter().filter(|credentials| credentials.kind == "registry");
+    all.extend(of_payload.map(|credentials| RegistryCredentials {
+        registry: registry_path(&credentials.url),
+        username: credentials.username.clone(),
+        password: credentials.password.clone(),
+        source: PAYLOAD.to_owned(),
+        ..RegistryCredentials::default()
+    }));
+    Ok(all)
+}
+
+/// Returns what the credential helpers must be asked for these images.
+///
+/// # Errors
+/// [`LowerError`] if the name of a credential helper could lead to another program.
+pub(super) fn questions(
+    variables: &Variables,
+    files: &DockerFiles,
+    images: &[String],
+) -> Result<BTreeSet<HelperQuestion>, LowerError> {
+    let images: Vec<&str> = images.iter().map(String::as_str).collect();
+    let helpers = of_sources(variables, files, &mut Vec::new())?.into_iter().filter(|entry| !entry.helper.is_empty());
+    Ok(helpers.flat_map(|entry| questions_of(&entry, &images)).collect())
+}
+
+/// Returns the entries of the variable and of the file.
+fn of_sources(
     variables: &Variables,
     files: &DockerFiles,
     warnings: &mut Vec<String>,
@@ -37,21 +75,73 @@ pub(super) fn credentials(
             Err(reason) => warnings.push(format!("registry credentials of {source} are not used: {reason}")),
         }
     }
-    if let Some(entry) = all.iter().find(|entry| !is_helper_name(&entry.helper)) {
-        return Err(LowerError::configuration(format!(
+    match all.iter().find(|entry| !is_helper_name(&entry.helper)) {
+        Some(entry) => Err(LowerError::configuration(format!(
             "{}: {:?} is not a valid name of a credential helper; use letters, digits, `.`, `_` and `-`",
             entry.source, entry.helper
-        )));
+        ))),
+        None => Ok(all),
     }
-    let of_payload = payload.credentials.iter().filter(|credentials| credentials.kind == "registry");
-    all.extend(of_payload.map(|credentials| RegistryCredentials {
-        registry: registry_path(&credentials.url),
-        username: credentials.username.clone(),
-        password: credentials.password.clone(),
-        source: PAYLOAD.to_owned(),
-        ..RegistryCredentials::default()
-    }));
-    Ok(all)
+}
+
+/// Returns the questions to the helper of an entry. An entry without a registry is for those of all images.
+fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<HelperQuestion> {
+    let host = entry.registry.split('/').next().unwrap_or_default();
+    let registries = images.iter().map(|image| registry_of(image));
+    let wanted = registries.filter_map(|registry| match host {
+        "" => Some(registry),
+        host => (registry == host).then(|| entry.registry.clone()),
+    });
+    wanted.map(|registry| HelperQuestion { helper: entry.helper.clone(), registry }).collect()
+}
+
+/// Replaces the entries of helpers by their answers.
+fn with_answers(
+    entries: Vec<RegistryCredentials>,
+    answers: &HelperAnswers,
+    images: &[&str],
+    warnings: &mut Vec<String>,
+) -> Vec<RegistryCredentials> {
+    let mut all = Vec::new();
+    for entry in entries {
+        if entry.helper.is_empty() {
+            all.push(entry);
+            continue;
+        }
+        for question in questions_of(&entry, images) {
+            match answers.get(&question) {
+                Some(Ok(Some(login))) => {
+                    let (password, identity_token) = match login.is_identity_token {
+                        true => (String::new(), login.password.clone()),
+                        false => (login.password.clone(), String::new()),
+                    };
+                    let (username, source) = (login.username.clone(), entry.source.clone());
+                    let helper = String::new();
+                    all.push(RegistryCredentials {
+                        registry: question.registry,
+                        username,
+                        password,
+                        identity_token,
+                        helper,
+                        source,
+                    });
+                }
+                Some(Err(reason)) => warnings.push(format!(
+                    "Failed to get credentials from {}: docker-credential-{} for {}: {reason}",
+                    entry.source, question.helper, question.registry
+                )),
+                Some(Ok(None)) | None => {}
+            }
+        }
+    }
+    all
+}
+
+/// Returns the host of an image's registry.
+fn registry_of(image: &str) -> String {
+    let first = image.split_once('/').map(|(first, _)| first);
+    let registry = first.filter(|first| *first == "localhost" || first.contains(['.', ':']));
+    registry_path(registry.unwrap_or("docker.io"))
 }
 
 /// Parses Docker's `config.json`, or the older `.dockercfg`, which has the registries at the top level.
@@ -124,6 +214,7 @@ fn is_helper_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::HelperLogin;
     use super::*;
 
     #[test]
@@ -170,6 +261,53 @@ mod tests {
         assert_eq!(shown, expected);
         let old = parse(r#"{ "https://old.example/v1/": { "auth": "dTpw", "email": "x" } }"#, "S").unwrap();
         assert_eq!((old[0].registry.as_str(), old[0].username.as_str()), ("old.example", "u"));
+    }
+
+    #[test]
+    fn helpers_are_asked_for_the_registries_of_the_images_and_replaced_by_their_answers() {
+        let helper = |registry: &str, name: &str| RegistryCredentials {
+            registry: registry.to_owned(),
+            helper: name.to_owned(),
+            source: "S".to_owned(),
+            ..RegistryCredentials::default()
+        };
+        let images = ["redis:7", "r.example:5000/group/app", "localhost/app@sha256:0"];
+        let asked = |entry: &RegistryCredentials| {
+            questions_of(entry, &images).into_iter().map(|question| question.registry).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(&helper("", "store")), ["docker.io", "localhost", "r.example:5000"]);
+        assert_eq!(asked(&helper("r.example:5000/group", "one")), ["r.example:5000/group"]);
+        assert_eq!(asked(&helper("other.example", "one")), [""; 0]);
+
+        let question =
+            |name: &str, registry: &str| HelperQuestion { helper: name.to_owned(), registry: registry.to_owned() };
+        let login = |username: &str, password: &str, is_identity_token| {
+            Ok(Some(HelperLogin { username: username.to_owned(), password: password.to_owned(), is_identity_token }))
+        };
+        let answers = HelperAnswers::from([
+            (question("store", "docker.io"), login("u", "p", false)),
+            (question("store", "localhost"), Ok(None)),
+            (question("store", "r.example:5000"), Err("it is not installed".to_owned())),
+            (question("one", "r.example:5000/group"), login("", "t", true)),
+        ]);
+        let plain = RegistryCredentials { registry: "plain".to_owned(), ..RegistryCredentials::default() };
+        let entries = vec![helper("", "store"), plain, helper("r.example:5000/group", "one")];
+        let mut warnings = Vec::new();
+        let found = with_answers(entries, &answers, &images, &mut warnings);
+        let shown: Vec<String> = found
+            .iter()
+            .map(|entry| {
+                format!(
+                    "{} {} {} {}{}",
+                    entry.registry, entry.username, entry.password, entry.identity_token, entry.helper
+                )
+            })
+            .collect();
+        assert_eq!(shown, ["docker.io u p ", "plain   ", "r.example:5000/group   t"]);
+        assert_eq!(
+            warnings,
+            ["Failed to get credentials from S: docker-credential-store for r.example:5000: it is not installed"]
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod services;
 mod tests;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -53,7 +53,39 @@ pub struct DockerFiles {
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
+    /// Answers of credential helpers. `None` means that the agent calls them: it runs on this machine.
+    pub helpers: Option<HelperAnswers>,
 }
+
+/// Question to a credential helper.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HelperQuestion {
+    /// Name of the helper, without `docker-credential-`.
+    pub helper: String,
+    /// Registry whose credentials are wanted.
+    pub registry: String,
+}
+
+/// Credentials from a helper.
+#[derive(Clone)]
+pub struct HelperLogin {
+    /// User name. Empty with an identity token.
+    pub username: String,
+    /// Password, or an identity token.
+    pub password: String,
+    /// Whether the password is an identity token.
+    pub is_identity_token: bool,
+}
+
+/// The password is not printed.
+impl std::fmt::Debug for HelperLogin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HelperLogin").field("username", &self.username).finish_non_exhaustive()
+    }
+}
+
+/// Answers of credential helpers: `None` if a helper has no credentials, or the reason for a failure.
+pub type HelperAnswers = BTreeMap<HelperQuestion, Result<Option<HelperLogin>, String>>;
 
 /// A file with credentials.
 #[derive(Clone)]
@@ -76,6 +108,25 @@ pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
     let settings = runner.docker.iter().flat_map(|docker| [&docker.build, &docker.service]);
     let options = settings.flat_map(|container| &container.security_opt);
     options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
+}
+
+/// Returns the questions to credential helpers of this machine, for the images of a job that runs on another machine. `None` means that the
+/// agent is on this machine, and calls the helpers itself.
+pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
+    let docker = context.runner.docker.as_deref().filter(|_| is_elsewhere(&context.runner))?;
+    let questions = super::with_variables(payload, context, |payload, context, _, variables, _| {
+        let (build, _) = images::build_image(payload.image.as_ref(), docker, variables)?;
+        let mut images = services::image_names(payload, docker, variables);
+        images.push(build);
+        credentials::questions(variables, &context.docker, &images)
+    });
+    // Lowering the payload reports the error.
+    Some(questions.unwrap_or_default())
+}
+
+/// Returns whether the engine is that of an instance.
+fn is_elsewhere(runner: &RunnerSettings) -> bool {
+    matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
 
 /// Returns the context of a job inside its container: its directories are those in the container.
@@ -186,7 +237,13 @@ fn container(
         host_config::limit(&mut build.host_config, &policy.limits);
     }
     let services = services::services(parts, docker, &names, warnings)?;
-    let credentials = credentials::credentials(payload, variables, &context.docker, warnings)?;
+    let images: Vec<&str> = services
+        .iter()
+        .map(|service| &service.container)
+        .chain([&build])
+        .map(|spec| spec.image.name.as_str())
+        .collect();
+    let credentials = credentials::credentials(payload, variables, &context.docker, &images, warnings)?;
     let per_job = flags.is_on("FF_NETWORK_PER_BUILD");
     let mut container = DockerContainer {
         lines,
@@ -200,6 +257,7 @@ fn container(
             None => DockerNetwork::Mode(docker.network_mode.clone()),
         },
         directories: volumes.directories(paths, cache_dir.as_deref()),
+        owned: volumes.owned(paths, cache_dir.as_deref()),
         volumes: volumes.into_list(),
         credentials,
         project_dir: paths.project_dir.clone(),

@@ -8,6 +8,7 @@ use muster_job::Variable;
 use muster_runner_api::payload::{Image, JobPayload};
 
 use super::super::steps::JobParts;
+use super::super::variables::Variables;
 use super::super::{LowerError, matches_pattern, share};
 use super::host_config::{ContainerFacts, host_config};
 use super::images::{self, AllowList};
@@ -65,6 +66,13 @@ pub(super) fn services(
         services.push(service_spec(parts, docker, names, service, (index, aliases), warnings)?);
     }
     Ok(services)
+}
+
+/// Returns the images of all services, expanded.
+pub(super) fn image_names(payload: &JobPayload, docker: &DockerSettings, variables: &Variables) -> Vec<String> {
+    let of_runner = docker.services.iter().map(|service| &service.name);
+    let names = of_runner.chain(payload.services.iter().map(|service| &service.name));
+    names.map(|name| variables.expand(name).trim().to_owned()).collect()
 }
 
 fn requested_services<'a>(parts: &JobParts<'a>, docker: &'a DockerSettings) -> Vec<RequestedService<'a>> {

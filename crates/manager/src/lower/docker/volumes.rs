@@ -116,11 +116,23 @@ impl<'a> Volumes<'a> {
     pub(super) fn directories(&self, paths: &Paths, cache_dir: Option<&str>) -> Vec<String> {
         let of_checkout = chain(&paths.builds_dir, &paths.project_dir).chain([paths.temp_dir.clone()]);
         let of_cache = cache_dir.map(|directory| chain(directory, &paths.cache_dir)).into_iter().flatten();
-        let holds_mount = |directory: &str| {
+        self.without_mounts(of_checkout.chain(of_cache)).collect()
+    }
+
+    /// Returns the directories that belong to the user of the job, with everything in them.
+    pub(super) fn owned(&self, paths: &Paths, cache_dir: Option<&str>) -> Vec<String> {
+        let of_job = [paths.project_dir.clone(), paths.temp_dir.clone()];
+        let of_cache = self.without_mounts(cache_dir.map(|_| paths.cache_dir.clone()).into_iter());
+        of_job.into_iter().chain(of_cache).collect()
+    }
+
+    /// Returns the directories in which no directory of the engine's machine is mounted.
+    fn without_mounts(&self, directories: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+        let holds_mount = move |directory: &str| {
             let on_host = self.list.iter().filter(|volume| volume.source.starts_with('/'));
             on_host.map(|volume| &volume.destination).any(|mounted| is_below(mounted, directory))
         };
-        of_checkout.chain(of_cache).filter(|directory| !holds_mount(directory)).collect()
+        directories.filter(move |directory| !holds_mount(directory))
     }
 
     pub(super) fn into_list(self) -> Vec<DockerVolume> {

@@ -202,6 +202,7 @@ pub(crate) fn job(name: &str) -> DockerContainer {
             ..DockerVolume::default()
         }],
         directories: vec!["/builds".to_owned(), "/cache".to_owned()],
+        owned: ["/builds/group/project", "/builds/group/project.tmp"].map(str::to_owned).to_vec(),
         project_dir: "/builds/group/project".to_owned(),
         ..DockerContainer::default()
     }

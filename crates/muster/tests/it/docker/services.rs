@@ -11,7 +11,7 @@ const SERVER: &str = "mkdir /www; echo served > /www/index.html; echo serving; e
 /// Returns a job with a service that runs this command, and whose image exposes the port 8080.
 fn with_service(host: &Host, name: &str, command: &str) -> DockerContainer {
     const SERVICE_IMAGE: &str = "muster-test/service:1";
-    assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp 53/udp"]));
+    assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let mut job = job(name);
     job.services.push(ServiceSpec {
         title: "muster-test/service:1".to_owned(),
@@ -70,20 +70,46 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
 
 #[tokio::test]
 async fn service_that_exits_is_a_warning_with_its_output() {
-    let Some(host) = Host::start().await else { return };
-    let job = with_service(&host, "exiting", "echo no database here; exit 3");
-    let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
-    assert_eq!(result.outcome, Outcome::Success, "{log}");
-    assert!(
-        log.contains("*** WARNING:\u{1b}[0;m Service exiting-service-0 probably didn't start properly.\n"),
-        "{log}"
-    );
-    assert!(log.contains("Health check error:\nservice \"exiting-service-0\" exited with code 3\n"), "{log}");
-    assert!(log.contains("Service container logs:\nno database here\n"), "{log}");
-    let service = &result.tree.steps[0].steps[0];
-    assert_eq!((service.name.as_str(), service.status), ("service muster-test/service:1", StepStatus::Failure));
-    assert_eq!(service.exit_code, Some(3));
-    assert_eq!(service.message, "it exited with code 3; the end of its output: no database here");
+    for host in Host::start_on_each_engine().await {
+        let job = with_service(&host, "exiting", "echo no database here; exit 3");
+        let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        assert!(
+            log.contains("*** WARNING:\u{1b}[0;m Service exiting-service-0 probably didn't start properly.\n"),
+            "{log}"
+        );
+        assert!(log.contains("Health check error:\nservice \"exiting-service-0\" exited with code 3\n"), "{log}");
+        assert!(log.contains("Service container logs:\nno database here\n"), "{log}");
+        let service = &result.tree.steps[0].steps[0];
+        assert_eq!((service.name.as_str(), service.status), ("service muster-test/service:1", StepStatus::Failure));
+        assert_eq!(service.exit_code, Some(3));
+        assert_eq!(service.message, "it exited with code 3; the end of its output: no database here");
+        host.until_no_objects("exiting").await;
+    }
+}
+
+/// Prints which addresses have a route that rejects packets, and tries to remove these routes.
+const SHOW_BLOCK: &str = "set +e; grep -q '070200C0.*0205' /proc/net/route && echo IPv4 is blocked; \
+     grep -q '^20010db8000000000000000000000007 80 .* 00200200 ' /proc/net/ipv6_route && echo IPv6 is blocked; \
+     ip route del unreachable 192.0.2.7; ip -6 route del unreachable 2001:db8::7 metric 1; echo end";
+
+#[tokio::test]
+async fn blocked_addresses_are_unreachable_on_every_engine() {
+    for host in Host::start_on_each_engine().await {
+        let mut job = with_service(&host, "blocked", SHOW_BLOCK);
+        job.log_services = true;
+        job.blocked_addresses = ["192.0.2.7", "2001:db8::7"].map(|address| address.parse().unwrap()).to_vec();
+        let drop_raw_packets = serde_json::json!(["NET_RAW"]);
+        job.build.host_config.insert("CapDrop".to_owned(), drop_raw_packets.clone());
+        job.services[0].container.host_config.insert("CapDrop".to_owned(), drop_raw_packets);
+        let (log, result) = host.run(&job, vec![script(&[SHOW_BLOCK])]).await;
+        assert_eq!(result.outcome, Outcome::Success, "{log}");
+        for address in ["IPv4 is blocked\n", "IPv6 is blocked\n"] {
+            assert!(log.contains(&format!("\n{address}")), "{address}: {log}");
+        }
+        assert!(log.contains("Operation not permitted"), "{log}");
+        host.until_no_objects("blocked").await;
+    }
 }
 
 #[tokio::test]

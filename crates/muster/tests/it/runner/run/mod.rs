@@ -7,6 +7,7 @@ mod fleets;
 pub(crate) mod harness;
 mod instance_jobs;
 mod instances;
+mod masks;
 mod operator_steps;
 mod shared_limits;
 mod single;

@@ -1,5 +1,6 @@
 //! Jobs of the ssh executor on a machine with OpenSSH's server: each test has a server with its own keys and home directory.
 
+use std::ffi::OsString;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,14 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
+/// Password of the user on a machine that accepts one, and the entry with its hash in the machine's `/etc/shadow`.
+const PASSWORD: &str = "hunter2-of-the-machine";
+const PASSWORD_HASH: &str =
+    "$6$mustertest$YruV235d3XNcpe4SivRyK4mX5L5VVqixhN0DBNAJ9AtFZDkzJ7sx/BRbGIsJaJcQtSjr4rPhVhBqqAdai/ab30";
+/// Runs the server with another `/etc/shadow`, which only its own processes see.
+const WITH_SHADOW: [&str; 6] =
+    ["unshare", "--mount", "sh", "-c", "mount --bind \"$1\" /etc/shadow && shift && exec \"$@\"", "sh"];
+
 /// This host in the role of the machine: an SSH server that starts one `sshd -i` for each connection.
 struct Machine {
     directory: tempfile::TempDir,
@@ -24,8 +33,22 @@ struct Machine {
 }
 
 impl Machine {
-    /// Starts the server. `None` means that OpenSSH is not installed.
+    /// Starts a server that accepts a key. `None` means that OpenSSH is not installed.
     fn start() -> Option<Self> {
+        Self::start_with("PasswordAuthentication no", &[])
+    }
+
+    /// Starts a server that accepts only a password. `None` means that OpenSSH is not installed, or that the test does not run as root.
+    fn start_with_password() -> Option<Self> {
+        if user() != "root" {
+            muster_test_prerequisites::missing("a server with another password file requires root");
+            return None;
+        }
+        Self::start_with("PasswordAuthentication yes\nPubkeyAuthentication no\nPermitRootLogin yes", &WITH_SHADOW)
+    }
+
+    /// Starts a server with these lines in its configuration. `wrapper` is a command that runs the server, after the path of a password file.
+    fn start_with(authentication: &str, wrapper: &'static [&'static str]) -> Option<Self> {
         if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;
         }
@@ -38,14 +61,18 @@ impl Machine {
         }
         let config = format!(
             "HostKey {0}/ed25519\nHostKey {0}/ecdsa\nAuthorizedKeysFile {0}/login.pub\nStrictModes no\nUsePAM no\n\
-             PasswordAuthentication no\nMaxSessions 100\nPidFile none\nSetEnv HOME={0}/home\n",
+             {authentication}\nMaxSessions 100\nPidFile none\nSetEnv HOME={0}/home\n",
             directory.path().display()
         );
         std::fs::write(path("sshd_config"), config).unwrap();
+        std::fs::write(path("shadow"), format!("{}:{PASSWORD_HASH}:19000:0:99999:7:::\n", user())).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let stopping = Arc::new(AtomicBool::new(false));
         let (is_stopping, config, log) = (Arc::clone(&stopping), path("sshd_config"), path("sshd.log"));
+        let mut command: Vec<OsString> = wrapper.iter().map(Into::into).collect();
+        command.extend((!wrapper.is_empty()).then(|| path("shadow").into_os_string()));
+        command.push("/usr/sbin/sshd".into());
         let server = std::thread::spawn(move || {
             let mut sessions = Vec::new();
             for stream in listener.incoming() {
@@ -53,8 +80,8 @@ impl Machine {
                     break;
                 }
                 let stream = OwnedFd::from(stream.unwrap());
-                let mut sshd = Command::new("/usr/sbin/sshd");
-                sshd.args(["-i", "-f"]).arg(&config).arg("-E").arg(&log);
+                let mut sshd = Command::new(&command[0]);
+                sshd.args(&command[1..]).args(["-i", "-f"]).arg(&config).arg("-E").arg(&log);
                 sshd.stdin(stream.try_clone().unwrap()).stdout(stream).stderr(Stdio::null());
                 sessions.push(sshd.spawn().unwrap());
             }
@@ -84,16 +111,18 @@ impl Machine {
 
     /// Starts a manager whose runner uses the machine.
     async fn runner(&self) -> (Harness, ManagerProcess) {
-        let user = Command::new("id").arg("-un").output().unwrap();
-        let user = String::from_utf8(user.stdout).unwrap();
+        self.runner_with(&format!("identity_file = {:?}\n", self.path("login"))).await
+    }
+
+    /// Starts a manager whose runner has these credentials for the machine.
+    async fn runner_with(&self, credentials: &str) -> (Harness, ManagerProcess) {
         let harness = Harness::start(1).await;
         let entry = harness.entry(0).replace("\"shell\"\nshell", "\"ssh\"\nshell");
         harness.configure(&format!(
             "check_interval = 1\n{entry}[runners.ssh]\nhost = \"127.0.0.1\"\nport = \"{}\"\nuser = {:?}\n\
-             identity_file = {:?}\nknown_hosts_file = {:?}\n",
+             {credentials}known_hosts_file = {:?}\n",
             self.port,
-            user.trim(),
-            self.path("login"),
+            user(),
             self.path("known_hosts")
         ));
         let run = harness.run();
@@ -151,6 +180,12 @@ impl Drop for Machine {
             }
         }
     }
+}
+
+/// Returns the name of the user that runs the tests.
+fn user() -> String {
+    let output = Command::new("id").arg("-un").output().unwrap();
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 fn keygen(path: &Path, key_type: &str) {
@@ -248,4 +283,27 @@ async fn machine_is_refused_unless_its_host_key_is_known() {
     let remedy = format!("run `ssh-keyscan -p {} 127.0.0.1 >> {}`", machine.port, file.display());
     assert!(text.contains(&format!("has no key for `{entry}`")) && text.contains(&remedy), "{text}");
     assert!(!text.contains("it ran"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn password_is_used_alone_and_after_a_rejected_key_and_never_shown() {
+    let Some(machine) = Machine::start_with_password() else { return };
+    let key = format!("identity_file = {:?}\n", machine.path("login"));
+    let password = format!("password = {PASSWORD:?}\n");
+    for credentials in [password.clone(), key.clone() + &password] {
+        let (harness, run) = machine.runner_with(&credentials).await;
+        push(&harness, 1, &["echo home is $HOME"], json!({}));
+        let text = harness.wait_for_end(0, 1).await.text();
+        assert!(text.contains(&format!("home is {}", machine.home().display())), "{text}\n{}", run.log());
+        assert!(!text.contains(PASSWORD) && !run.log().contains(PASSWORD), "{text}\n{}", run.log());
+        machine.wait_until_only_agent_remains().await;
+    }
+
+    let (harness, run) = machine.runner_with("password = \"another one\"\n").await;
+    push(&harness, 1, &["echo it ran"], json!({}));
+    let job = harness.wait_for_end(0, 1).await;
+    let text = job.text();
+    assert_eq!(failure(&job).0, Some(FailureReason::RunnerSystemFailure.to_string()), "{text}");
+    assert!(text.contains("password") && text.contains("[runners.ssh]") && !text.contains("another one"), "{text}");
+    assert!(!run.log().contains("another one"), "{}", run.log());
 }

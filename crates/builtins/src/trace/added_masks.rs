@@ -1,0 +1,152 @@
+//! Values that a job adds to the masked ones while it runs, by lines `::add-mask::VALUE` of its output (`proxy_exec`;
+//! docs/spec/job-execution.md, section 1.10).
+
+use std::borrow::Cow;
+
+/// Beginning of a line that adds a value.
+pub(super) const COMMAND: &str = "::add-mask::";
+/// Maximum length of such a line in bytes.
+const MAX_LINE_BYTES: usize = 64 * 1024;
+/// Maximum number of values. Each one takes time for all later output.
+const MAX_VALUES: usize = 1000;
+
+/// A part of the output.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part<'a> {
+    /// Output that adds no value.
+    Text(Cow<'a, [u8]>),
+    /// A line that adds this value.
+    Value(String),
+    /// A line whose value is not masked, for this reason. The line must not be printed.
+    Rejected(&'static str),
+}
+
+/// Finds the lines that add values, in output that arrives in pieces of any size.
+#[derive(Debug)]
+pub(super) struct AddedMasks {
+    line: Line,
+    values: usize,
+}
+
+/// What is known about the current line.
+#[derive(Debug)]
+enum Line {
+    /// All of it until now, which may add a value.
+    Candidate(Vec<u8>),
+    /// It adds no value.
+    Other,
+    /// It is too long, and is dropped.
+    Rejected,
+}
+
+impl AddedMasks {
+    pub(super) fn new() -> Self {
+        Self { line: Line::Candidate(Vec::new()), values: 0 }
+    }
+
+    /// Returns the parts of more output. The end of the output may be held back.
+    pub(super) fn push<'a>(&mut self, mut bytes: &'a [u8]) -> Vec<Part<'a>> {
+        let mut parts = Vec::new();
+        while !bytes.is_empty() {
+            let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |index| index + 1);
+            let (piece, rest) = bytes.split_at_checked(end).unwrap_or((bytes, &[]));
+            bytes = rest;
+            parts.extend(self.push_piece(piece));
+            if piece.ends_with(b"\n") {
+                self.line = Line::Candidate(Vec::new());
+            }
+        }
+        parts
+    }
+
+    /// Returns the part that was held back. The current line counts as complete.
+    pub(super) fn finish(&mut self) -> Option<Part<'static>> {
+        let Line::Candidate(line) = std::mem::replace(&mut self.line, Line::Candidate(Vec::new())) else { return None };
+        match line.strip_prefix(COMMAND.as_bytes()) {
+            Some(value) => Some(self.value(value)),
+            None => (!line.is_empty()).then_some(Part::Text(line.into())),
+        }
+    }
+
+    /// Returns what is known after a piece of the current line. Its line break can only be at its end.
+    fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
+        let line = match &mut self.line {
+            Line::Candidate(line) => line,
+            Line::Other => return Some(Part::Text(piece.into())),
+            Line::Rejected => return None,
+        };
+        line.extend_from_slice(piece);
+        if line.len() > MAX_LINE_BYTES && line.starts_with(COMMAND.as_bytes()) {
+            self.line = Line::Rejected;
+            return Some(Part::Rejected("it is longer than 64 KiB"));
+        }
+        if line.starts_with(COMMAND.as_bytes()) {
+            return if line.ends_with(b"\n") { self.finish() } else { None };
+        }
+        if COMMAND.as_bytes().starts_with(line) {
+            return None;
+        }
+        let text = std::mem::take(line);
+        self.line = Line::Other;
+        Some(Part::Text(text.into()))
+    }
+
+    fn value(&mut self, value: &[u8]) -> Part<'static> {
+        if self.values == MAX_VALUES {
+            return Part::Rejected("the job has added 1000 values already");
+        }
+        self.values += 1;
+        Part::Value(String::from_utf8_lossy(value.trim_ascii()).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the values, and the text with `<>` in place of each line that adds one.
+    fn run(pieces: &[&[u8]]) -> (Vec<String>, String) {
+        let (mut added, mut values, mut text) = (AddedMasks::new(), Vec::new(), Vec::new());
+        let mut take = |part: Part<'_>| match part {
+            Part::Text(bytes) => text.extend_from_slice(&bytes),
+            Part::Value(value) => {
+                values.push(value);
+                text.extend_from_slice(b"<>");
+            }
+            Part::Rejected(reason) => text.extend_from_slice(format!("({reason})").as_bytes()),
+        };
+        for piece in pieces {
+            added.push(piece).into_iter().for_each(&mut take);
+        }
+        added.finish().into_iter().for_each(take);
+        (values, String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn only_lines_that_begin_with_the_command_add_values() {
+        let (values, text) =
+            run(&[b"a\n::add-mask::one\r\nb ::add-mask::two\n:\n::\n::add-mask:x\n\n::add-mask:: three four "]);
+        assert_eq!(values, ["one", "three four"]);
+        assert_eq!(text, "a\n<>b ::add-mask::two\n:\n::\n::add-mask:x\n\n<>");
+    }
+
+    #[test]
+    fn pieces_can_have_any_size() {
+        let whole = b"first\n::add-mask::value\n::add-masc\nlast".as_slice();
+        let expected = (vec!["value".to_owned()], "first\n<>::add-masc\nlast".to_owned());
+        for size in 1..whole.len() {
+            assert_eq!(run(&whole.chunks(size).collect::<Vec<_>>()), expected, "{size}");
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_be_masked_are_not_printed() {
+        let long = "x".repeat(MAX_LINE_BYTES);
+        let (values, text) = run(&[format!("::add-mask::{long}").as_bytes(), b"more\nafter\n"]);
+        assert_eq!((values.len(), text.as_str()), (0, "(it is longer than 64 KiB)after\n"));
+        let many = "::add-mask::value\n".repeat(MAX_VALUES + 1);
+        let (values, text) = run(&[many.as_bytes()]);
+        assert_eq!(values.len(), MAX_VALUES);
+        assert!(text.ends_with("<>(the job has added 1000 values already)"), "{text}");
+    }
+}
