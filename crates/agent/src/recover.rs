@@ -178,7 +178,7 @@ fn is_environment_lost(result: &JobResult) -> bool {
 async fn remove_leftovers(parsed: ParsedRequest, id: String) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
         if try_remove(&parsed, &id).await {
-            // An engine may create the container that the killed agent requested last only after the first removal.
+            // The engine may still be creating the last container that the killed agent requested. The second removal finds it.
             tokio::time::sleep(PENDING_CALL_TIME).await;
             if try_remove(&parsed, &id).await {
                 return;

@@ -51,7 +51,7 @@ impl MemoryCoordinator {
         })
     }
 
-    /// Removes the next fault of the call if it is [`Fault::Hung`]. Then never returns.
+    /// Does nothing unless the next fault of the call is [`Fault::Hung`]. Then removes the fault and never returns.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;
