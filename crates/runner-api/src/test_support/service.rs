@@ -51,7 +51,7 @@ impl MemoryCoordinator {
         })
     }
 
-    /// Does nothing unless the next fault of the call is [`Fault::Hung`]. Then removes the fault and never returns.
+    /// Removes the next fault of the call and never returns, if that fault is [`Fault::Hung`]. Otherwise returns at once.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;
