@@ -204,7 +204,7 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Opti
         let is_removed = try_remove(&parsed, &id).await;
         drop(attempted.take());
         if is_removed {
-            // An engine may have created the container that the killed agent requested last only after the removal.
+            // The engine may still be creating the last container that the killed agent requested. The second removal finds it.
             tokio::time::sleep(PENDING_CALL_TIME).await;
             if try_remove(&parsed, &id).await {
                 return;

@@ -147,7 +147,7 @@ pub enum DialError {
 /// Reason why a command or a stream did not end normally.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The connection was lost. It is unknown whether and how the command ended (C6).
+    /// The connection was lost. It is unknown whether and how the command ended (docs/spec/fleeting.md, case C6).
     #[error("the connection was lost: {cause}; it is unknown whether and how the command ended")]
     Lost {
         /// Cause of the loss.
@@ -213,8 +213,8 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 /// Same as [`dial`], for a machine that was just created.
 ///
 /// Its SSH server may start before the user's key is installed, or before its own host key is generated. Therefore
-/// rejected credentials, and host keys that differ from the first one but not from a pinned one, are retried for
-/// `grace`.
+/// rejected credentials are retried for `grace`, and so is a host key that differs from that of the first connection.
+/// A host key that differs from a pinned key is not retried.
 ///
 /// # Errors
 /// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.

@@ -15,7 +15,7 @@ pub(crate) struct Config {
     pub(crate) name: String,
     /// Machines: tables with `name` and `address`, and optionally the keys that differ from `connector_config`: `port`,
     /// `username`, `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint,
-    /// `SHA256:...`), `allow_unencrypted` (checks log in by `winrm` over plain HTTP).
+    /// `SHA256:...`), `allow_unencrypted` (permits checks to log in by `winrm` over plain HTTP).
     pub(crate) machines: Vec<Machine>,
     /// TOML file with further `[[machines]]`. Reloaded when it changes.
     pub(crate) machines_file: PathBuf,

@@ -256,7 +256,9 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
-    /// Returns the time since the end of the job, or since the last change of the entry.
+    /// Returns the time since the last write to the journal, which is the end of a finished job.
+    ///
+    /// Without a journal, returns the time since the last change of the directory.
     pub(crate) fn age(&self) -> Duration {
         let paths = [self.dir.join(JOURNAL), self.dir.clone()];
         let metadata = paths.iter().find_map(|path| fs::metadata(path).ok());

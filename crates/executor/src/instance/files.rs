@@ -7,7 +7,7 @@ use muster_taskscaler::driver::{FileLedger, LedgerError};
 
 /// Returns the path of the file with the instances' host keys.
 ///
-/// Keeping the keys means that a new key is trusted only once, and not after each start of the manager.
+/// The first key of an instance is trusted. Because it is stored, a restarted manager does not trust a different one.
 pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("hosts")
 }

@@ -28,7 +28,7 @@ pub(crate) struct MigrateMachineArgs {
 /// Values of `--to`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum MachineReplacement {
-    /// An instance group in the driver's cloud, with its plugin: amazonec2, google, azure. Same as `machines` for other drivers.
+    /// An instance group in the cloud of amazonec2, google or azure. Same as `machines` for other drivers.
     Group,
     /// The same machines, with the plugin `docker-machine`.
     Machines,

@@ -42,7 +42,7 @@ pub(crate) struct ExpandedJob {
     pub(crate) name: String,
     /// Values of the matrix cell.
     pub(crate) cell: Cell,
-    /// Index, starting at 1, and total of a parallel job.
+    /// Index among the instances of a parallel job, starting at 1, and the number of these instances.
     pub(crate) node: Option<(u32, u32)>,
     /// `needs` of the job. `None` if it has none.
     pub(crate) needs: Option<Arc<[Link]>>,

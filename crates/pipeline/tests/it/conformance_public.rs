@@ -47,7 +47,7 @@ fn c226_lists_inside_cache_are_flattened() {
 }
 
 #[test]
-fn c227_artifacts_of_a_needed_job_of_another_project_are_optional() {
+fn c227_need_on_another_project_may_omit_the_key_artifacts() {
     let job = job("j: {S, needs: [{project: g/p, job: build, ref: main}]}", "j");
     assert!(
         matches!(&job.needs.as_deref(), Some([Need::Project { project, artifacts: true, .. }]) if project == "g/p"),

@@ -73,7 +73,7 @@ impl Transport {
         Ok(Self { base, tls, age, current })
     }
 
-    /// Creates a transport that waits for valid certificate files.
+    /// Creates a transport even if a certificate file is invalid. The files are read again when they change.
     ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if no client can be created without the files either.

@@ -89,7 +89,7 @@ impl Reservations {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }
 
-    /// Returns the maximum number of reservations ahead of free slots, if enough slots are possible.
+    /// Returns the maximum number of reservations ahead of free slots. The slots that instances can provide may limit it further.
     pub(super) fn max_ahead(&self, now: Now, queue: &Queue) -> u64 {
         if self.is_held(now, queue) { 0 } else { self.immediate_jobs }
     }
@@ -129,7 +129,7 @@ impl Reservations {
         keys
     }
 
-    /// Returns the time at which unanswered requests count as held, because no job waits at the coordinator.
+    /// Returns the time from which unanswered requests count as held, which means that no job waits at the coordinator.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
         let waits = self.is_ahead && self.unused(queue) > 0;
         waits.then_some(self.last_answer + HELD_AFTER).filter(|at| *at > now.at)

@@ -36,7 +36,8 @@ impl Unit<'_> {
             Some(user) => format!("User={}\n", escaped_percent(user)),
             None => String::new(),
         };
-        // systemd sets HOME for the services of users. Plugins are installed in root's home; jobs get their user's home from `su`.
+        // systemd does not set HOME for a system service without `User=`, but the manager finds its plugins in root's home. Jobs get the
+        // home of their user from `su`.
         let home = match (self.scope, self.user) {
             (Scope::System, None) => "Environment=HOME=%h\n",
             _ => "",

@@ -127,7 +127,7 @@ async fn third_stop_signal_exits_immediately_with_1() {
     run.wait_for_log("Starting graceful shutdown", 1).await;
     run.signal(Signal::QUIT);
     run.wait_for_log("Starting graceful shutdown", 2).await;
-    // The server does not respond to the report, so that the abort takes time.
+    // The server responds to the report with an error, so that the abort takes time.
     harness.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
     run.wait_for_log("stop requested by SIGINT", 1).await;
