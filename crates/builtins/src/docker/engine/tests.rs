@@ -77,15 +77,15 @@ async fn engine_is_reached_through_a_command() {
         transport::client(Connector::new(Endpoint::Command(command)), CALL_TIMEOUT_S).unwrap()
     };
     let client = through(&["docker", "--host", &engine.url(), "system", "dial-stdio"]);
-    let client = client.negotiate_version().await.unwrap();
+    let client = client.0.negotiate_version().await.unwrap();
     let version = client.version().await.unwrap();
     assert_eq!(version.os.as_deref(), Some("linux"));
     assert!(client.client_version().minor_version < bollard::API_DEFAULT_VERSION.minor_version);
 
     let refused = through(&["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"]);
-    let error = reason(&refused.version().await.unwrap_err());
+    let error = reason(&refused.0.version().await.unwrap_err());
     assert!(error.contains("Permission denied (publickey)."), "{error}");
-    let missing = reason(&through(&["muster-test-no-such-program"]).version().await.unwrap_err());
+    let missing = reason(&through(&["muster-test-no-such-program"]).0.version().await.unwrap_err());
     assert!(missing.contains("failed to run muster-test-no-such-program"), "{missing}");
 }
 
@@ -132,7 +132,7 @@ async fn engine_is_reached_over_ssh() {
         };
         command.splice(1..1, ["-F".into(), path("ssh_config").into()]);
         let client = transport::client(Connector::new(Endpoint::Command(command)), CALL_TIMEOUT_S).unwrap();
-        client.version().await.map_err(|error| reason(&error))
+        client.0.version().await.map_err(|error| reason(&error))
     };
     assert_eq!(version("engine.example").await.unwrap().os.as_deref(), Some("linux"));
     let unknown_host = version("other.example").await.unwrap_err();
