@@ -50,7 +50,7 @@ pub use files::extract::extract;
 pub use files::format::{Format, Level};
 pub use files::select::FileSelection;
 pub use restored_cache::Restored;
-pub use step_source::{LAYER_TYPE, NOTICE_TYPE, StepCache, StepFetcher, notice_annotation, registry_notices};
+pub use step_source::{CREATED, LAYER_TYPE, NOTICE_TYPE, StepCache, StepFetcher, notice_annotation, registry_notices};
 pub use templates::Templates;
 pub use transfer::{MessageLevel, Meter, TransferContext};
 pub use trash::Trash;

@@ -46,12 +46,11 @@ impl Registry {
 
     /// Publishes a document about the index with the digest `subject`.
     ///
-    /// If the registry does not implement the API, the document replaces earlier ones of the same type in the list. If it does, the earlier
-    /// ones remain, because they are not deleted.
+    /// If the registry implements the API, earlier documents of the same type remain beside it. If not, the document replaces them in the list.
     ///
     /// # Errors
     /// [`RegistryError`].
-    pub async fn replace_referrer(
+    pub async fn publish_referrer(
         &self,
         subject: Digest,
         size: u64,

@@ -24,7 +24,7 @@ use muster_steps::stop::StopToken;
 use sha2::{Digest as _, Sha256};
 
 pub use cache::StepCache;
-pub use oci::{LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
+pub use oci::{CREATED, LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
 
 /// Fetches the remote steps of one job, or of one command.
 #[derive(Debug, Clone)]

@@ -24,6 +24,8 @@ use super::{StepFetcher, entry_name, system};
 pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
 /// Type of the document with the notices about a published step.
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
+/// Key of the annotation with the time at which a document was created (OCI image specification, "annotations").
+pub const CREATED: &str = "org.opencontainers.image.created";
 /// Operating system in the platform of an image that is for every platform.
 const GENERIC: &str = "generic";
 /// Maximum size of all compressed layers in bytes.
@@ -129,13 +131,22 @@ pub async fn registry_notices(
 ) -> Result<Vec<Notice>, RegistryError> {
     let mut found = Vec::new();
     let referrers = registry.referrers(digest).await?;
-    for annotations in [&index.annotations].into_iter().chain(referrers.iter().map(|entry| &entry.annotations)) {
+    let newest = newest_notice(&referrers).map(|entry| &entry.annotations);
+    for annotations in [&index.annotations].into_iter().chain(newest) {
         for kind in [NoticeKind::Deprecated, NoticeKind::Defective] {
             let message = annotations.get(&notice_annotation(kind)).filter(|message| !message.is_empty());
             found.extend(message.map(|message| Notice { kind, message: message.clone() }));
         }
     }
     Ok(found)
+}
+
+/// Returns the newest document with notices. Registries keep the earlier ones, which a publisher may have withdrawn.
+fn newest_notice(referrers: &[Descriptor]) -> Option<&Descriptor> {
+    let created = |entry: &&Descriptor| -> jiff::Timestamp {
+        entry.annotations.get(CREATED).and_then(|time| time.parse().ok()).unwrap_or(jiff::Timestamp::MIN)
+    };
+    referrers.iter().filter(|entry| entry.artifact_type == NOTICE_TYPE).max_by_key(created)
 }
 
 /// Returns the key of the annotation with a notice of a kind.
@@ -229,5 +240,26 @@ fn copy_hashed(from: &mut File, to: &mut File) -> io::Result<String> {
         }
         hash.update(read);
         io::Write::write_all(to, read)?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_document_replaces_the_notices_of_earlier_ones() {
+        let document = |created: &str, artifact_type: &str| Descriptor {
+            artifact_type: artifact_type.to_owned(),
+            annotations: [(CREATED.to_owned(), created.to_owned())].into(),
+            ..Descriptor::default()
+        };
+        let first = document("2026-01-31T10:00:00.5Z", NOTICE_TYPE);
+        let withdrawn = document("2026-01-31T10:00:01Z", NOTICE_TYPE);
+        let other = document("2027-01-01T00:00:00Z", "application/spdx+json");
+        let undated = document("", NOTICE_TYPE);
+        assert_eq!(newest_notice(&[first, withdrawn.clone(), other.clone(), undated.clone()]), Some(&withdrawn));
+        assert_eq!(newest_notice(&[undated.clone(), other]), Some(&undated));
+        assert_eq!(newest_notice(&[]), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use muster_builtins::{LAYER_TYPE, NOTICE_TYPE, notice_annotation};
+use muster_builtins::{CREATED, LAYER_TYPE, NOTICE_TYPE, notice_annotation};
 use muster_oci::{Image, Platform, Registry, RegistryError, Repository, pack};
 use muster_steps::definition::StepFile;
 use muster_steps::expression::Dialect;
@@ -149,8 +149,10 @@ async fn write_marks(
     marks: &[(NoticeKind, String)],
 ) -> Result<muster_oci::Digest, StepCommandError> {
     let (digest, index) = client.resolve(tag).await?;
-    let annotations = marks.iter().map(|(kind, message)| (notice_annotation(*kind), message.clone())).collect();
-    client.replace_referrer(digest, index.bytes, NOTICE_TYPE, &annotations).await?;
+    let created = (CREATED.to_owned(), jiff::Timestamp::now().to_string());
+    let marks = marks.iter().map(|(kind, message)| (notice_annotation(*kind), message.clone()));
+    let annotations = marks.chain([created]).collect();
+    client.publish_referrer(digest, index.bytes, NOTICE_TYPE, &annotations).await?;
     Ok(digest)
 }
 
