@@ -15,9 +15,9 @@ use crate::machines::{Machines, ProcessKind, kill, signal};
 use crate::process::{muster, plugin_local, wait_until};
 use crate::proxy::Proxy;
 
-/// Maximum time that the coordinator waits for an event of a test.
+/// Maximum time that a test waits for an event at the coordinator.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum time that the coordinator waits for an event if the plugin fails at random. The taskscaler doubles its delay with each
+/// Maximum time that a test waits for an event at the coordinator if the plugin fails at random. The taskscaler doubles its delay with each
 /// consecutive failure.
 const FAILING_PLUGIN_WAIT_TIMEOUT: Duration = Duration::from_secs(900);
 /// Maximum time that the coordinator holds a job request.

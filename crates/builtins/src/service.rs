@@ -82,7 +82,10 @@ impl Start for HostService {
         let watcher = tokio::spawn(async move {
             let log: Arc<dyn Log> = log;
             let end = match processes.run(command, &log, &stopped, grace).await {
-                Ok(ProcessEnd::Exited(status)) => format!("it ended with {status}"),
+                Ok(ProcessEnd::Exited(status)) => status.code().map_or_else(
+                    || format!("it was terminated by {status}"),
+                    |code| format!("it exited with code {code}"),
+                ),
                 Ok(ProcessEnd::Stopped(_)) => "it was terminated".to_owned(),
                 Err(error) => Failure::from(error).to_string(),
             };

@@ -23,7 +23,8 @@ pub(crate) const MAX_CHUNK_BYTES: u32 = 256 * 1024;
 const MAGIC: &[u8; 8] = b"musteri1";
 const HASH_BYTES: usize = 32;
 const CHUNK_BYTES: usize = 52;
-const LEVEL: i32 = 3;
+/// Level of the zstd compression of an index.
+const COMPRESSION_LEVEL: i32 = 3;
 
 /// Place and length of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +34,7 @@ pub(crate) struct Chunk {
     pub(crate) pack: u32,
     /// Position of its first byte in the pack.
     pub(crate) offset: u64,
-    /// Number of its bytes in the pack. The chunk is not compressed if this is its length.
+    /// Number of its bytes in the pack. The chunk is not compressed if this equals `length`.
     pub(crate) packed: u32,
     /// Length of its content.
     pub(crate) length: u32,
@@ -194,7 +195,7 @@ impl Index {
         true
     }
 
-    /// Returns the object that contains the index of a key.
+    /// Returns the object that contains the index of a key. `level` is the protection level of the cache.
     pub(crate) fn encode(&self, key: &str, level: &str) -> std::io::Result<Vec<u8>> {
         let packs = self.packs.iter().map(|pack| Pack { name: pack.name.clone(), size: pack.size }).collect();
         let header = Header {
@@ -213,7 +214,7 @@ impl Index {
             body.extend(chunk.length.to_le_bytes());
         }
         body.extend(&self.entries);
-        let body = zstd::encode_all(body.as_slice(), LEVEL)?;
+        let body = zstd::encode_all(body.as_slice(), COMPRESSION_LEVEL)?;
         Ok([MAGIC.as_slice(), blake3::hash(&body).as_bytes(), &body].concat())
     }
 
@@ -258,7 +259,7 @@ impl Index {
             length.and_then(|length| rest.split_at_checked(length)).ok_or_else(|| not_valid("it is too short"))?;
         let (chunks, _) = chunks.as_chunks::<CHUNK_BYTES>();
         let chunks = chunks.iter().map(|bytes| read_chunk(bytes, &packs)).collect::<Option<Vec<_>>>();
-        let chunks = chunks.ok_or_else(|| not_valid("it has a chunk without a place"))?;
+        let chunks = chunks.ok_or_else(|| not_valid("it has a chunk with an invalid position or length"))?;
         let mut index = Self { packs, chunks, entries: entries.to_vec(), entry_count: header.entries, bytes: 0 };
         let (mut count, mut bytes) = (0_u64, 0_u64);
         index.for_each(|entry, _| {
@@ -280,7 +281,7 @@ impl Index {
     }
 }
 
-/// Returns a chunk. `None` if its pack does not contain it.
+/// Returns a chunk. `None` if its pack does not contain it, or if its length is invalid.
 fn read_chunk(bytes: &[u8; CHUNK_BYTES], packs: &[Object]) -> Option<Chunk> {
     let (hash, rest) = bytes.split_first_chunk()?;
     let (pack, rest) = rest.split_first_chunk()?;

@@ -76,7 +76,7 @@ async fn service_that_fails_is_a_warning_with_its_output() {
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(
         log.contains(
-            "service db:1 failed, but the job continues: it ended with exit status: 3; the end of its output:\nno disk"
+            "service db:1 failed, but the job continues: it exited with code 3; the end of its output:\nno disk"
         ),
         "{log}"
     );
@@ -88,9 +88,7 @@ async fn service_that_fails_is_a_warning_with_its_output() {
     let ending = service("db:1", 0, &["sh", "-c", "echo crashed; exit 4"]);
     let (log, _) = agent.complete(&agent.plan(vec![ending, script(&["sleep 1"])])).await;
     assert!(
-        log.contains(
-            "The service db:1 ended before the job: it ended with exit status: 4; the end of its output:\ncrashed"
-        ),
+        log.contains("The service db:1 ended before the job: it exited with code 4; the end of its output:\ncrashed"),
         "{log}"
     );
 }

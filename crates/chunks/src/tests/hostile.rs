@@ -71,7 +71,7 @@ fn sizes_and_numbers_are_limited() {
         Chunk { pack: 1, ..CHUNK },
         Chunk { packed: 11, ..CHUNK },
     ] {
-        fails(&with_chunk(chunk), limits, "a chunk without a place");
+        fails(&with_chunk(chunk), limits, "a chunk with an invalid position or length");
     }
     let mut unknown = with_chunk(CHUNK);
     unknown.add(&entry("other", EntryKind::File), vec![1]);

@@ -29,7 +29,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
         Ok(file) => acquire(file, &path, Duration::ZERO),
-        Err(error) if is_read_only(&error) && path.exists() => {
+        Err(error) if is_unwritable(&error) && path.exists() => {
             let file =
                 File::open(&path).map_err(|source| EditError::Io { doing: "read", path: path.clone(), source })?;
             match file.try_lock() {
@@ -38,7 +38,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
                 Ok(()) | Err(TryLockError::Error(_)) => Ok(ConfigLock { _file: file }),
             }
         }
-        Err(error) if is_read_only(&error) || error.kind() == std::io::ErrorKind::NotFound => no_lock(&path, error),
+        Err(error) if is_unwritable(&error) || error.kind() == std::io::ErrorKind::NotFound => no_lock(&path, error),
         Err(source) => Err(EditError::Io { doing: "lock", path, source }),
     }
 }
@@ -62,7 +62,7 @@ pub(super) fn writer(path: &Path, wait: Duration) -> Result<ConfigLock, EditErro
     acquire(file, path, wait)
 }
 
-fn is_read_only(error: &std::io::Error) -> bool {
+fn is_unwritable(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied | ErrorKind::StorageFull)
 }

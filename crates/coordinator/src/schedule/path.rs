@@ -18,7 +18,8 @@ pub struct RunInterval {
 #[must_use]
 pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     let mut remaining = vec![0_u64; graph.len()];
-    // The longest path from any job in stage order: over all later stages, and over the current stage so far.
+    // The longest path that starts at a job without `needs`: `later` covers all later stages, and `in_stage` the jobs of the current
+    // stage that have been visited.
     let (mut later, mut in_stage, mut stage) = (0, 0, usize::MAX);
     for &job_index in graph.order.iter().rev() {
         let Some(node) = graph.nodes.get(job_index) else { continue };

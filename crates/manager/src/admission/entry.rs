@@ -17,7 +17,7 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
 /// Backoff between the probes of a runner that the coordinator refuses.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Longest wait that an answer other than 429 can request. The value on a maintenance page is only an estimate.
+/// Longest wait that an answer other than 429 can request. The `Retry-After` of a maintenance page is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Limits and settings of a runner that admission depends on.

@@ -13,7 +13,7 @@ const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 pub(super) enum Step {
     /// Renew the runner's token, whose renewal is due.
     Renew(Arc<RunnerSettings>),
-    /// Save the token that replaces this one, which is still in the file.
+    /// Save a token that has been renewed. The string is the old token, which is still in the file.
     Save(String),
 }
 

@@ -161,13 +161,13 @@ async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
 async fn job_continues_once_state_can_be_stored() {
     let harness = Harness::start().await;
     let manager = harness.manager().await;
-    // The first attempt to accept the job fails, so the job is stored but not started when the disk is full.
+    // The first two attempts to accept the job fail. The job is therefore stored, but not started, when the disk becomes full.
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     harness.push(&json!({}));
     harness.wait_for_state("\"job\":").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
-    // Longer than the first attempt takes.
+    // The job must not start while its state cannot be stored.
     assert!(tokio::time::timeout(Duration::from_millis(300), wait_started(&harness)).await.is_err());
     manager.state_limit.store(limit, Ordering::Relaxed);
     wait_started(&harness).await;

@@ -68,7 +68,7 @@ pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandErr
         ui::error(&format!("{LOCK_FILE} does not name {source}; run `muster step lock`"));
     }
     if missing.is_empty() {
-        ui::outln(&format!("{LOCK_FILE} pins all {} remote steps of the pipeline", used.sources.len()));
+        ui::outln(&format!("{LOCK_FILE} pins every remote step of the pipeline ({} in total)", used.sources.len()));
     }
     Ok(missing.is_empty())
 }

@@ -99,7 +99,7 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
     assert!(locked.contains(&format!("source = \"{one}\"")) && locked.contains("digest = \"sha256:"), "{locked}");
     let log = fixture.pass(&["ci", "run"]);
     assert!(log.contains("<first hello>") && log.contains(", as locked)"), "{log}");
-    assert!(fixture.pass(&["step", "verify"]).contains("pins all 1 remote steps"));
+    assert!(fixture.pass(&["step", "verify"]).contains("pins every remote step of the pipeline (1 in total)"));
 
     fixture.write_echo("second");
     fixture.pass(&["step", "publish", "echo", &two]);
@@ -171,7 +171,7 @@ fn move_tag(registry: &DockerRegistry, from: &str, to: &str) {
 }
 
 #[test]
-fn reference_with_an_expression_is_pinned_by_name() {
+fn reference_with_an_expression_is_pinned_only_if_named() {
     let Some(fixture) = Fixture::new() else { return };
     let image = fixture.image("1.0.0");
     fixture.pass(&["step", "publish", "echo", &image]);

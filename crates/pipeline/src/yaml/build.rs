@@ -233,7 +233,7 @@ impl<'a> Builder<'a> {
         Value::String(text.into())
     }
 
-    /// Returns true if the tag is `!reference`. Reports any other tag except the collection's default tag.
+    /// Returns true if the tag is `!reference`. Reports any other tag, except `default_tag`, which the value has anyway.
     fn is_reference(&mut self, tag: Option<&Tag>, default_tag: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {

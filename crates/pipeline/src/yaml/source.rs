@@ -18,7 +18,10 @@ pub fn decode<'a>(name: &str, bytes: &'a [u8], limits: &Limits) -> Result<&'a st
         Err(error) => {
             let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
             let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
-            let message = format!("`{name}` is not UTF-8 text: byte {} on line {line} is invalid", error.valid_up_to());
+            let message = format!(
+                "`{name}` is not UTF-8 text: the byte at offset {} (line {line}) is invalid",
+                error.valid_up_to()
+            );
             let help = match bytes {
                 [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "the file is UTF-16: save it as UTF-8",
                 _ => "save it as UTF-8; a configuration is a text file",

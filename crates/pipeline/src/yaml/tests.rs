@@ -211,7 +211,7 @@ fn decodes_utf8_and_rejects_other_bytes() {
     let limits = Limits::default();
     assert_eq!(decode("f", b"\xef\xbb\xbfa: 1", &limits).unwrap(), "a: 1");
     let problem = decode("f.yml", b"a: 1\nb: \xff\n", &limits).unwrap_err();
-    assert_eq!(problem.message, "`f.yml` is not UTF-8 text: byte 8 on line 2 is invalid");
+    assert_eq!(problem.message, "`f.yml` is not UTF-8 text: the byte at offset 8 (line 2) is invalid");
     assert!(decode("f.yml", b"\xff\xfea\0", &limits).unwrap_err().help.unwrap().contains("UTF-16"));
 }
 

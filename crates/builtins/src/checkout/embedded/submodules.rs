@@ -39,7 +39,7 @@ fn update_in(
         let failed = |error: git2::Error| {
             git2::Error::new(error.code(), error.class(), format!("submodule `{name}`: {}", error.message()))
         };
-        // libgit2 has no transport for SSH, so addresses of the coordinator are replaced with HTTP URLs, as the `git` command does.
+        // libgit2 has no transport for SSH, so SSH URLs of the coordinator's host are replaced with HTTP URLs, as by the `git` command.
         let mut config = repository.config()?;
         let key = format!("submodule.{name}.url");
         let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));

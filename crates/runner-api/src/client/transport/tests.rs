@@ -98,12 +98,12 @@ fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Cert
     (params.self_signed(&key).unwrap(), key)
 }
 
-/// Sends a job request to a server with `certificate`. `tls-ca-file` contains `named`.
-async fn request_job_with_ca(certificate: &Certificate, key: &KeyPair, named: &Certificate) -> Result<(), String> {
+/// Sends a job request to a server with `certificate`. `tls-ca-file` contains `trusted`.
+async fn request_job_with_ca(certificate: &Certificate, key: &KeyPair, trusted: &Certificate) -> Result<(), String> {
     let (url, server) = server(certificate.der().clone(), key).await;
     let directory = tempfile::tempdir().unwrap();
     let ca = directory.path().join("ca.pem");
-    std::fs::write(&ca, named.pem()).unwrap();
+    std::fs::write(&ca, trusted.pem()).unwrap();
     let client = Client::with_tls(&url, &TlsFiles { ca: Some(ca), ..TlsFiles::default() }).unwrap();
     let answer = client.request_job(&JobRequest::default(), &Progress::default()).await;
     server.abort();
