@@ -44,8 +44,8 @@ pub(crate) struct GcArgs {
     /// Print what would be deleted, and change nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Collect only for the runners with `ChunksGcInterval`, with their settings, and only what was not collected for this time. The manager
-    /// runs this.
+    /// Collect only for runners with `ChunksGcInterval`, with their settings, and only stores whose last collection is older than this
+    /// interval. The manager runs this.
     #[arg(long, conflicts_with_all = ["directories", "grace", "max_age", "dry_run"])]
     due: bool,
 }

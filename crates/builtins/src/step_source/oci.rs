@@ -258,8 +258,11 @@ mod tests {
         let withdrawn = document("2026-01-31T10:00:01Z", NOTICE_TYPE);
         let other = document("2027-01-01T00:00:00Z", "application/spdx+json");
         let undated = document("", NOTICE_TYPE);
-        assert_eq!(newest_notice(&[first, withdrawn.clone(), other.clone(), undated.clone()]), Some(&withdrawn));
-        assert_eq!(newest_notice(&[undated.clone(), other]), Some(&undated));
-        assert_eq!(newest_notice(&[]), None);
+        let newest =
+            |referrers: &[Descriptor]| newest_notice(referrers).map(|entry| entry.annotations[CREATED].clone());
+        let all = [first, withdrawn, other.clone(), undated.clone()];
+        assert_eq!(newest(&all).as_deref(), Some("2026-01-31T10:00:01Z"));
+        assert_eq!(newest(&[undated, other]).as_deref(), Some(""));
+        assert_eq!(newest(&[]), None);
     }
 }

@@ -16,8 +16,6 @@ use crate::ci::ui;
 
 /// Key of the annotation with the description of a step.
 pub(super) const DESCRIPTION: &str = "org.opencontainers.image.description";
-/// Key of the annotation with the time of publication.
-const CREATED: &str = "org.opencontainers.image.created";
 /// Operating system and architecture of an image for every platform.
 const GENERIC: &str = "generic";
 
@@ -149,7 +147,7 @@ async fn write_marks(
     marks: &[(NoticeKind, String)],
 ) -> Result<muster_oci::Digest, StepCommandError> {
     let (digest, index) = client.resolve(tag).await?;
-    let created = (CREATED.to_owned(), jiff::Timestamp::now().to_string());
+    let created = (CREATED.to_owned(), now());
     let marks = marks.iter().map(|(kind, message)| (notice_annotation(*kind), message.clone()));
     let annotations = marks.chain([created]).collect();
     client.publish_referrer(digest, index.bytes, NOTICE_TYPE, &annotations).await?;

@@ -44,8 +44,8 @@ fn other_outputs_and_files_are_reported() {
     other.check(
         1,
         &[
-            "out differs at byte 10; it has 14 bytes, and then 16",
-            "output \"size\" of step pack is \"14\", and then \"16\"",
+            "out differs at byte 10; it has 14 bytes after the first run, and 16 after the second",
+            "output \"size\" of step pack is \"14\" in the first run, and \"16\" in the second",
         ],
     );
     for (arguments, message) in [
