@@ -324,6 +324,7 @@ pub struct RunnerSettings {
     #[serde(default)]
     pub debug_trace_disabled: bool,
     /// Whether jobs can add values to mask while they run, by lines `::add-mask::VALUE` of their output.
+    #[serde(default)]
     pub proxy_exec: bool,
     /// Whether to write a `safe.directory` entry for git. `None` means the executor's default.
     #[serde(default)]
