@@ -68,7 +68,10 @@ where
                     return Ok(Status::resource_exhausted(message).into_http());
                 }
             };
-            for field in unknown_fields(message.get(MESSAGE_HEADER_BYTES..).unwrap_or_default()) {
+            // The handler rejects compressed messages, because the agent offers no compression.
+            let fields =
+                message.get(MESSAGE_HEADER_BYTES..).filter(|_| message.first() == Some(&0)).unwrap_or_default();
+            for field in unknown_fields(fields) {
                 tracing::warn!(
                     number = field.number,
                     kind = ?field.kind,

@@ -27,33 +27,16 @@ const SUPERVISE: &str = r#"dir=$1 signal=$2; shift 2
 "$@" & exec 2>/dev/null
 while read -r _; do kill -s KILL $!; wait $!; rm -rf "$dir/exec" "$dir/pid"; "$@" & done
 kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
-/// Command that runs a program in a separate network, where it can have a bridge that no other engine uses. All its processes end with it.
-const ISOLATE: [&str; 10] = [
-    "unshare",
-    "--net",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child=KILL",
-    "--mount-proc",
-    "sh",
-    "-c",
-    "ip link set lo up; exec \"$0\" \"$@\"",
-];
+/// Script that runs a program.
+const ONCE: &str = "ip link set lo up; exec \"$0\" \"$@\"";
+/// Script that starts a program again whenever it ends.
+const REPEATEDLY: &str = "ip link set lo up; while :; do \"$0\" \"$@\"; done";
 
-/// Command like [`ISOLATE`] that starts the program again if it is killed.
-const ISOLATE_AND_REPEAT: [&str; 10] = [
-    "unshare",
-    "--net",
-    "--mount",
-    "--pid",
-    "--fork",
-    "--kill-child=KILL",
-    "--mount-proc",
-    "sh",
-    "-c",
-    "ip link set lo up; while :; do \"$0\" \"$@\"; done",
-];
+/// Returns a command that runs a script in a separate network, where a program can have a bridge that no other engine uses. All processes of the
+/// script end with it. The program and its arguments follow the command.
+const fn isolate(script: &str) -> [&str; 10] {
+    ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
+}
 
 /// Message about a missing engine.
 const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
@@ -98,7 +81,7 @@ impl DockerEngine {
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
         // All processes of the engine end with the first process of their namespace.
-        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &ISOLATE, &[]));
+        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &isolate(ONCE), &[]));
         shared.as_ref().map_err(missing).ok()
     }
 
@@ -111,7 +94,7 @@ impl DockerEngine {
     #[track_caller]
     #[must_use]
     pub fn isolated() -> Option<Self> {
-        Self::dockerd("KILL", &ISOLATE_AND_REPEAT, &["--live-restore"]).map_err(missing).ok()
+        Self::dockerd("KILL", &isolate(REPEATEDLY), &["--live-restore"]).map_err(missing).ok()
     }
 
     /// Kills the process of an isolated engine, which is then started again. Its containers continue. Returns whether the process existed.
@@ -140,7 +123,7 @@ impl DockerEngine {
     /// The process of the engine does not exist.
     pub fn listen(&self, address: IpAddr) -> std::io::Result<TcpListener> {
         let namespace = std::fs::File::open(format!("/proc/{}/ns/net", self.pid()))?;
-        // A thread of its own changes to the network of the engine. The listener stays there.
+        // Only this new thread changes to the network of the engine. The listener stays in that network.
         let opening = std::thread::spawn(move || {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
             TcpListener::bind((address, 0))

@@ -25,8 +25,9 @@ fn instances_run_several_jobs_each_in_a_container_of_its_own() {
     };
     let last = "last:\n  stage: deploy\n  image: {IMAGE}\n  script: [cat out.txt]\n".replace("{IMAGE}", IMAGE);
     let yaml: String = names.iter().map(job).chain([last]).collect();
+    // The instances share one engine, so jobs in the same slot of two instances would share the volumes that later jobs reuse.
     let keys = format!(
-        "[runners.docker]\n    host = {:?}\n    image = {IMAGE:?}\n    pull_policy = \"if-not-present\"",
+        "[runners.docker]\n    host = {:?}\n    image = {IMAGE:?}\n    pull_policy = \"if-not-present\"\n    disable_cache = true",
         engine.url()
     );
     let autoscaler = "    capacity_per_instance = 2\n    max_instances = 2\n";

@@ -58,7 +58,7 @@ impl Fixture {
         }
     }
 
-    /// Returns the plan of a job with a mirror, in a project directory of its own.
+    /// Returns the plan of a job with a mirror, in a separate project directory.
     pub(crate) fn plan(&self, job: &str, strategy: &str, depth: i64, commands: &[&str]) -> JobPlan {
         let mirror = self.mirror(job);
         let checkout = Checkout {

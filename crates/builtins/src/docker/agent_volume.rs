@@ -125,7 +125,7 @@ impl AgentVolume {
             if found != progress.0 {
                 progress = (found, Instant::now());
             }
-            // A task of its own goes on if the job is stopped, so that the container does not remain.
+            // A separate task continues if the job is stopped, and removes the container.
             let (task_engine, task_filler, body) = (engine.clone(), filler.clone(), self.filler(image));
             let (name, bytes) = (self.name.clone(), self.bytes);
             let filling = tokio::spawn(async move {

@@ -5,7 +5,7 @@
 //!   <name>.lock           locked (shared) while a view is created, (exclusive) while the content changes; modified at each use
 //!   <name>/objects/       objects of git; packs only
 //!   <name>/tips           hashes of the commits whose history the mirror has, the newest ones last
-//!   <name>/views/<view>/  view of a job, with a lock of its own
+//!   <name>/views/<view>/  view of a job, with its own lock
 //! ```
 
 use std::fs::{self, File};

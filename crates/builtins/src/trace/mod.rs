@@ -215,7 +215,7 @@ impl Inner {
         if self.faulted {
             return Ok(());
         }
-        // Without timestamps, output has no channel of its own.
+        // Without timestamps, `streams` does not contain the output, so the loop below does not write what is held back.
         let held = self.added_masks.as_mut().and_then(AddedMasks::finish);
         held.map_or(Ok(()), |part| self.write_part(part))?;
         for stream in self.streams() {

@@ -82,7 +82,7 @@ pub enum DeployError {
     NotExecutable,
     /// The agent on the machine has another version than the manager.
     #[error(
-        "the agent for {platform} has version {agent}, but the manager has version {manager}; install the same version of both"
+        "the agent for {platform} has version {agent}, but the manager has version {manager}; install the agent with the manager's version"
     )]
     Version {
         /// Platform of the machine.

@@ -63,7 +63,7 @@ impl Executable {
 
     /// Returns the executable that is sent to instances.
     ///
-    /// This is `muster-agent`, if the directory of this process's executable contains it in the same version. It is a third of the size.
+    /// This is `muster-agent`, if the directory of this process's executable contains one with the same version. Its size is a third of this executable.
     /// Otherwise it is this process's executable, which can be an agent, too. The content stays the same for the life of this process, even
     /// if the file is replaced.
     ///
@@ -95,7 +95,7 @@ impl Executable {
         let found = version(name).map_err(|error| Some(error.to_string()))?;
         if found != expected {
             return Err(Some(format!(
-                "its version is `{found}`, expected `{expected}`; install the same version of both"
+                "its version is `{found}`, expected `{expected}`; install the same version of both programs"
             )));
         }
         Ok(Self::from_file(open, name))

@@ -122,7 +122,7 @@ impl UserSteps<'_> {
         match limits {
             None => self.call(invocation, record).await,
             Some((rule, limits)) => {
-                // Boxed, because only few steps have limits of their own.
+                // Boxed, because few steps have their own limits.
                 let called = Box::pin(self.call(invocation, record));
                 self.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
             }

@@ -18,7 +18,7 @@ impl<J: Job> Engine<J> {
     /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is `None` before the step. After the step, it is the
     /// message of its failure, or empty if the step succeeded.
     async fn pause(&self, step: &Step<J>, failure: Option<&str>, stop: &StopToken) -> Verdict {
-        // The steps of a step file have pauses of their own.
+        // The steps of a step file are paused separately.
         let debugger = self.job.debugger().filter(|_| !matches!(step.call, Call::StepFile(_)));
         let Some(debugger) = debugger else { return Verdict::Continue };
         let call = || {

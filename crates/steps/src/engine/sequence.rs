@@ -4,7 +4,7 @@
 //! entries --adjacent `parallel`--> group --matrix--> runs of a step --condition--> section --attempts, timeout--> step
 //! ```
 //!
-//! A step without Muster's own keys is a group of its own, with one run.
+//! A step without Muster's own keys is a separate group with one run.
 
 use std::future::poll_fn;
 use std::pin::Pin;
