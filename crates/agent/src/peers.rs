@@ -25,6 +25,8 @@ const SERVICE: &str = "/proto.StepRunner/";
 const RUN: &str = "/proto.StepRunner/Run";
 /// Numbers of the known fields of a `RunRequest`.
 const KNOWN_FIELDS: [u32; 5] = [1, 2, 3, 5, 6];
+/// Maximum number of fields that are logged for a request.
+const MAX_UNKNOWN_FIELDS: usize = 16;
 /// Size of the header of a gRPC message: the compression flag and the length.
 const MESSAGE_HEADER_BYTES: usize = 5;
 
@@ -96,10 +98,12 @@ struct UnknownField {
     duration: Option<Duration>,
 }
 
-/// Returns the unknown fields of a `RunRequest`, up to the first invalid one. The handler rejects an invalid request.
+/// Returns the first unknown fields of a `RunRequest`, up to the first invalid one. The handler rejects an invalid request.
 fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
     let mut found = Vec::new();
-    while let Ok((number, kind)) = decode_key(&mut message) {
+    while found.len() < MAX_UNKNOWN_FIELDS
+        && let Ok((number, kind)) = decode_key(&mut message)
+    {
         let Some(content) = content(kind, &mut message) else { break };
         if !KNOWN_FIELDS.contains(&number) {
             let duration = if kind == WireType::LengthDelimited { duration(&content) } else { None };

@@ -189,9 +189,10 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
         Err(error) => tracing::error!(job = job.id, %error, "failed to remove the leftovers of a lost job"),
     }
     clear_files(&parsed, &job.id);
-    if let Err(error) = fail(&agent, &job, message) {
-        tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
-    }
+    let (attempted, first_attempt) = oneshot::channel();
+    // If this agent ends before everything is removed, the next one continues.
+    tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
+    fail_after(first_attempt, agent, job, message).await;
 }
 
 fn is_environment_lost(result: &JobResult) -> bool {

@@ -94,7 +94,7 @@ pub(crate) fn remove(root: &Path, name: &str) -> io::Result<()> {
 /// Returns the names of the subdirectories, and when each was used last.
 pub(crate) fn last_uses(root: &Path) -> Vec<(String, SystemTime)> {
     let named = |entry: fs::DirEntry| {
-        let name = entry.file_name().to_str()?.strip_suffix(SUFFIX)?.to_owned();
+        let name = entry.file_name().to_str()?.strip_suffix(SUFFIX).filter(|name| is_valid_name(name))?.to_owned();
         Some((name, entry.metadata().ok()?.modified().ok()?))
     };
     fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()

@@ -114,11 +114,18 @@ impl<'a> GitDir<'a> {
         Ok(Refs(names.collect()))
     }
 
-    /// Returns whether the server answers a request for the repository.
-    pub(super) async fn server_answers(&self, stop: &StopToken) -> Result<bool, Failure> {
+    /// Returns whether the server has all refs that a job names. A branch may have been deleted since the job was created.
+    pub(super) async fn server_has(&self, refspecs: &[Refspec], stop: &StopToken) -> Result<bool, Failure> {
         let url = without_credentials(&self.inputs.repo_url);
-        match self.output(&["ls-remote", "--quiet", "--", &url, "HEAD"], None, stop).await {
-            Ok(_) => Ok(true),
+        let names: Vec<&str> =
+            refspecs.iter().map(|refspec| refspec.source.as_str()).filter(|name| !name.contains('*')).collect();
+        let mut args = vec!["ls-remote", "--quiet", "--", &url, "HEAD"];
+        args.extend(&names);
+        match self.output(&args, None, stop).await {
+            Ok(found) => {
+                let found: Vec<&str> = found.lines().filter_map(|line| Some(line.split_once('\t')?.1)).collect();
+                Ok(names.iter().all(|name| found.contains(name)))
+            }
             Err(failure @ Failure::Stopped(_)) => Err(failure),
             Err(_) => Ok(false),
         }

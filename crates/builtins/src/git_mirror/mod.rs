@@ -131,7 +131,7 @@ async fn update(
     let tips = git.existing_tips(stop).await?;
     let fetched = match git.fetch(&tips, refspecs, stop).await {
         Err(failure @ Failure::Stopped(_)) => return Err(failure),
-        Err(_) if !tips.is_empty() && git.server_answers(stop).await? => {
+        Err(_) if !tips.is_empty() && git.server_has(refspecs, stop).await? => {
             tracing::warn!(mirror = %mirror.dir.display(), "failed to fetch into a git mirror, replacing its content");
             mirror.clear().map_err(Failure::io("failed to remove the content of the git mirror"))?;
             git.fetch(&[], refspecs, stop).await

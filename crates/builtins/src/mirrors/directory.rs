@@ -124,8 +124,14 @@ impl Mirror {
         remove_tree(&self.dir.join("objects/info"))?;
         for entry in fs::read_dir(self.packs())? {
             let entry = entry?;
-            if entry.file_name().to_str().is_none_or(|name| name.starts_with("tmp_") || name.starts_with('.')) {
-                fs::remove_file(entry.path())?;
+            // A killed fetch leaves the mark that its pack must be kept. Packs with this mark would never be combined.
+            let is_leftover = |name: &str| name.starts_with("tmp_") || name.starts_with('.') || name.ends_with(".keep");
+            if entry.file_name().to_str().is_none_or(is_leftover) {
+                match fs::remove_file(entry.path()) {
+                    // Another job has removed it.
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
             }
         }
         Ok(())
@@ -200,10 +206,14 @@ impl Mirror {
         }
     }
 
-    /// Removes the mirror unless it is in use.
-    pub(crate) fn discard(&self, mirrors: &Mirrors, trash: &Trash) {
+    /// Removes the content of a damaged mirror. Does nothing if another job uses the mirror just now.
+    pub(crate) fn discard_content(&self, mirrors: &Mirrors) {
         mirrors.forget(&self.dir);
-        discard(&self.root, &self.name, trash);
+        let cleared = named_lock::try_lock(&self.root, &self.name, Kind::Exclusive)
+            .and_then(|lock| lock.map_or(Ok(()), |_lock| self.clear()));
+        if let Err(error) = cleared {
+            tracing::warn!(%error, mirror = %self.dir.display(), "failed to remove the content of a git mirror");
+        }
     }
 
     /// Removes mirrors that were not used for longer than `max_age`.
@@ -218,9 +228,15 @@ impl Mirror {
     }
 }
 
+/// Removes a mirror, unless a job uses it or a view of it.
 fn discard(root: &Path, name: &str, trash: &Trash) {
+    let views = root.join(name).join("views");
+    let is_used = |view: &str| !matches!(named_lock::try_lock(&views, view, Kind::Exclusive), Ok(Some(_)));
     let removed = named_lock::try_lock(root, name, Kind::Exclusive).and_then(|lock| {
         let Some(_lock) = lock else { return Ok(false) };
+        if named_lock::last_uses(&views).iter().any(|(view, _)| is_used(view)) {
+            return Ok(false);
+        }
         trash.discard(&root.join(name))?;
         named_lock::remove(root, name).map(|()| true)
     });

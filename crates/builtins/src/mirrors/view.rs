@@ -65,7 +65,7 @@ impl View {
         }
         mirror.remove_abandoned_views();
         if is_broken {
-            mirror.discard(mirrors, trash);
+            mirror.discard_content(mirrors);
         }
         if max_age_s > 0 {
             mirror.remove_unused(mirrors, trash, Duration::from_secs(max_age_s));

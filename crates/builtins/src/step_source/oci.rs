@@ -52,7 +52,11 @@ pub(super) async fn fetch(
             )));
         }
         let (digest, index) = registry.resolve(request.pin.unwrap_or(tag)).await.map_err(|error| failed(&error))?;
-        let notices = registry_notices(&registry, digest, &index).await.map_err(|error| failed(&error))?;
+        // As for Git repositories, notices that cannot be read do not fail the jobs that use the step.
+        let notices = registry_notices(&registry, digest, &index).await.unwrap_or_else(|error| {
+            tracing::warn!(error = error_chain(&error), "failed to read the notices about a step, ignoring them");
+            Vec::new()
+        });
         let image = select(&index).map_err(FetchError::Failed)?;
         let manifest = registry.manifest(image).await.map_err(|error| failed(&error))?;
         let bytes = manifest.layers.iter().try_fold(0_u64, |sum, layer| sum.checked_add(layer.size));

@@ -9,6 +9,8 @@ pub(super) const COMMAND: &str = "::add-mask::";
 const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum number of values. Each one takes time for all later output.
 const MAX_VALUES: usize = 1000;
+/// Maximum size of all values in bytes. The search for secrets needs memory for each byte.
+const MAX_TOTAL_BYTES: usize = 256 * 1024;
 
 /// A part of the output.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,6 +28,7 @@ pub(super) enum Part<'a> {
 pub(super) struct AddedMasks {
     line: Line,
     values: usize,
+    bytes: usize,
 }
 
 /// What is known about the current line.
@@ -41,7 +44,7 @@ enum Line {
 
 impl AddedMasks {
     pub(super) fn new() -> Self {
-        Self { line: Line::Candidate(Vec::new()), values: 0 }
+        Self { line: Line::Candidate(Vec::new()), values: 0, bytes: 0 }
     }
 
     /// Returns the parts of more output. The end of the output may be held back.
@@ -95,8 +98,13 @@ impl AddedMasks {
         if self.values == MAX_VALUES {
             return Part::Rejected("the job has added 1000 values already");
         }
+        let value = value.trim_ascii();
+        if self.bytes + value.len() > MAX_TOTAL_BYTES {
+            return Part::Rejected("the values that the job has added are longer than 256 KiB together");
+        }
         self.values += 1;
-        Part::Value(String::from_utf8_lossy(value.trim_ascii()).into_owned())
+        self.bytes += value.len();
+        Part::Value(String::from_utf8_lossy(value).into_owned())
     }
 }
 
@@ -148,5 +156,9 @@ mod tests {
         let (values, text) = run(&[many.as_bytes()]);
         assert_eq!(values.len(), MAX_VALUES);
         assert!(text.ends_with("<>(the job has added 1000 values already)"), "{text}");
+        let large = format!("::add-mask::{}\n", "x".repeat(60 * 1024)).repeat(5);
+        let (values, text) = run(&[large.as_bytes()]);
+        assert_eq!(values.len(), 4);
+        assert!(text.ends_with("<>(the values that the job has added are longer than 256 KiB together)"), "{text}");
     }
 }

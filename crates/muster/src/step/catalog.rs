@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use muster_builtins::registry_notices;
-use muster_oci::{Index, Repository, TagList};
+use muster_oci::{Index, RegistryError, Repository, TagList};
 use muster_steps::definition::{Outputs, Parameter, StepFile};
 use muster_steps::expression::Dialect;
 use muster_steps::remote::{FetchRequest, RemoteStep, Source, StepSource as _};
@@ -94,7 +94,15 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
     let mut found = Vec::new();
     for repository_path in repositories.iter().filter(|repository| is_within(repository, path)) {
         let client = registry(repository(repository_path)).await?;
-        let TagList::Tags(tags) = client.tags().await? else { continue };
+        let tags = match client.tags().await {
+            Ok(TagList::Tags(tags)) => tags,
+            // Registries still list repositories whose images were deleted.
+            Ok(_) | Err(RegistryError::NotFound { .. }) => continue,
+            Err(error) => {
+                ui::warning(&format!("{repository_path} is skipped: {}", muster_job::error_chain(&error)));
+                continue;
+            }
+        };
         let Some(tag) = newest(&tags) else { continue };
         // Content that is not an index, such as the image of a container, is not a step.
         let Ok((digest, index)) = client.resolve(tag).await else { continue };
@@ -144,11 +152,11 @@ pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> 
         ui::outln(&format!("platforms: {}", platforms.join(", ")));
         let description = description(&index);
         if !description.is_empty() {
-            ui::outln(&format!("description: {description}"));
+            ui::outln(&format!("description: {}", ui::plain(&description)));
         }
     }
     for notice in &fetched.notices {
-        ui::warning(&format!("the step is {}: {}", notice.kind.name(), notice.message));
+        ui::warning(&format!("the step is {}: {}", notice.kind.name(), ui::plain(&notice.message)));
     }
     show_file(&fetched.dir.join(&step.dir), &step.names)?;
     Ok(true)
@@ -181,5 +189,5 @@ fn parameter_text(name: &str, parameter: &Parameter) -> String {
         Some(default) => format!(", default {default}"),
         None => String::new(),
     };
-    format!("{name}: {}{default}", parameter.kind.name())
+    ui::plain(&format!("{name}: {}{default}", parameter.kind.name()))
 }

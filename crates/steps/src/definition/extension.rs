@@ -120,11 +120,13 @@ fn condition(node: &Node) -> Result<Value, ExtensionError> {
     boolean(node)
         .map(Value::Bool)
         .or_else(expression)
-        .ok_or_else(|| expected("if", "an expression, such as `${{ vars.CI_COMMIT_BRANCH == \"main\" }}`"))
+        .ok_or_else(|| expected("if", "one expression, such as `${{ vars.CI_COMMIT_BRANCH == \"main\" }}`"))
 }
 
+/// Returns whether a text is one expression. Two expressions would become a text, which is true as a condition.
 fn is_expression(text: &str) -> bool {
-    text.starts_with("${{") && text.ends_with("}}")
+    let inner = text.strip_prefix("${{").and_then(|rest| rest.strip_suffix("}}"));
+    inner.is_some_and(|inner| !inner.contains("${{") && !inner.contains("}}"))
 }
 
 fn when(node: &Node) -> Result<When, ExtensionError> {
@@ -235,7 +237,9 @@ mod tests {
         for (keys, message) in [
             ("{retries: 2}", "unknown key `muster.retries`; use one of if, when, retry"),
             ("yes", "`muster` must be a mapping"),
-            ("{if: main}", "`muster.if` must be an expression"),
+            ("{if: main}", "`muster.if` must be one expression"),
+            ("{if: '${{ vars.X }} && ${{ vars.Y }}'}", "`muster.if` must be one expression"),
+            ("{if: '${{ vars.X }} and }}'}", "`muster.if` must be one expression"),
             ("{when: manual}", "`muster.when` must be one of on_success"),
             ("{retry: 10}", "`muster.retry` must be a number from 0 to 9"),
             ("{retry: {max: 1, when: always}}", "`muster.retry` must be"),

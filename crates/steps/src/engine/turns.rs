@@ -90,6 +90,8 @@ impl Turns {
             return self.write(record);
         };
         if let Err(error) = waiting.add(record, &self.temp_dir) {
+            // A record may be incomplete, so nothing is written after it.
+            waiting.bytes = u64::MAX;
             self.warn(&format!("failed to store the output of a parallel step: {error}; the log lacks a part of it"));
         }
     }
