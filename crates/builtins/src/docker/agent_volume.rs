@@ -97,6 +97,15 @@ async fn read_own() -> io::Result<Executable> {
     read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
+/// Executable in a volume, which may still be copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Found {
+    /// Size in bytes.
+    bytes: u64,
+    /// Whether every user can execute it.
+    is_executable: bool,
+}
+
 impl AgentVolume {
     /// Fills the volume unless it is complete.
     ///
@@ -111,15 +120,16 @@ impl AgentVolume {
     }
 
     async fn fill_unless_complete(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
-        if self.found_bytes(engine, container).await? == Some(self.bytes) {
+        let complete = Some(Found { bytes: self.bytes, is_executable: true });
+        if self.find(engine, container).await? == complete {
             return Ok(());
         }
         let _filling = FILLING.lock().await;
         let filler = format!("{}-filler", self.name);
         let mut progress = (None, Instant::now());
         loop {
-            let found = self.found_bytes(engine, container).await?;
-            if found == Some(self.bytes) {
+            let found = self.find(engine, container).await?;
+            if found == complete {
                 return Ok(());
             }
             if found != progress.0 {
@@ -156,11 +166,15 @@ impl AgentVolume {
         }
     }
 
-    /// Returns the size in bytes of the executable in the volume. `None` means that the file does not exist.
-    async fn found_bytes(&self, engine: &Docker, container: &str) -> Result<Option<u64>, Failure> {
+    /// Returns the executable in the volume. `None` means that the file does not exist.
+    async fn find(&self, engine: &Docker, container: &str) -> Result<Option<Found>, Failure> {
         let options = ContainerArchiveInfoOptions { path: EXECUTABLE.to_owned() };
         match engine.get_container_archive_info(container, Some(options)).await {
-            Ok(found) => Ok(u64::try_from(found.size).ok()),
+            Ok(found) => {
+                let bytes = u64::try_from(found.size).unwrap_or_default();
+                // An engine may set the mode of a file after its content.
+                Ok(Some(Found { bytes, is_executable: found.file_mode & 0o111 == 0o111 }))
+            }
             Err(error) if is_not_found(&error) => Ok(None),
             Err(error) => Err(failed(format!("failed to inspect the volume {}", self.name))(error)),
         }
