@@ -10,8 +10,8 @@
 //!   -> remove finished pipelines from memory
 //! ```
 //! If the write fails, answers that report a change become errors, and assignments are rolled back. The rows stay marked as changed, and
-//! the next write includes them. Until then, memory has changes that the database does not have and that no caller was notified of.
-//! Until a write succeeds, no job is assigned.
+//! the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported to any
+//! caller, and no job is assigned.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -103,7 +103,7 @@ enum UndeliveredChange {
 }
 
 impl Actor {
-    /// Creates an actor with a restored state. `actions` are those that the last process may not have carried out.
+    /// Creates an actor with a restored state. `actions` are the actions that the last process may not have carried out.
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,
@@ -168,7 +168,7 @@ impl Actor {
         commands.close();
         self.children.stop().await;
         self.expiry.stop().await;
-        // Close the long polls before the last batch, so that no job is assigned whose manager could not report to this process.
+        // Close the long polls before the last batch, so that no job is assigned to a manager that could no longer report to this process.
         self.close_long_polls();
         self.commit().await;
         if let Err(error) = self.store.close().await {
@@ -176,7 +176,7 @@ impl Actor {
         }
     }
 
-    /// Processes a command, all commands that wait after it, and the due timers. Returns whether to stop.
+    /// Processes a command, the commands that wait after it (at most [`MAX_BATCH`] in all), and the due timers. Returns whether to stop.
     async fn ingest(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut count) = (first, 0);
         while let Some(command) = next.take() {
@@ -256,7 +256,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Removes finished pipelines from memory, with their invariants and timers.
+    /// Removes finished pipelines from memory, together with their timers and their jobs' records in the invariant monitor.
     fn evict(&mut self) {
         let invariants = &mut self.invariants;
         self.residency.evict(&mut self.state, |state, root| {
@@ -375,7 +375,7 @@ impl Actor {
         self.timers.add(self.now() + FLUSH_RETRY_DELAY, Timer::Flush);
     }
 
-    /// Returns the current time, in the precision in which times are stored.
+    /// Returns the current time, with the precision of stored times: milliseconds.
     pub(crate) fn now(&self) -> Timestamp {
         from_millis(to_millis(self.options.clock.now()))
     }
@@ -384,7 +384,7 @@ impl Actor {
     pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
-            // The caller may no longer wait. The command takes effect anyway.
+            // The caller may have stopped waiting. The command takes effect anyway.
             let _ = reply.send(answer);
         })));
     }

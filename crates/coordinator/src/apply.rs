@@ -69,7 +69,8 @@ impl Actor {
                         self.children.request(id);
                     }
                 }
-                // The manager reads the cancellation from `Job-Status` in its next answer. If it makes no contact, the timer ends the job.
+                // The manager learns of the cancellation from `Job-Status` in the answer to its next request. If it sends none, the timer
+                // ends the job.
                 Action::CancelOnRunner { .. } => {}
                 Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
                     self.pipeline_status_changed(pipeline, to, warnings);

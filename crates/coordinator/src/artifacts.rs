@@ -157,7 +157,7 @@ impl ArtifactLocks {
         usize::try_from(job.0).unwrap_or(0) % LOCK_COUNT
     }
 
-    /// Returns whether no upload or deletion uses the files of a job.
+    /// Returns whether the lock of a job is free. If so, no upload or deletion uses the job's files.
     pub(crate) fn is_free(&self, job: JobId) -> bool {
         self.0.get(self.lock_index(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }

@@ -80,10 +80,10 @@ impl Actor {
         self.answer_without_job(shed);
     }
 
-    /// Ends all held requests at the shutdown. Their answers report no change, so they need no write.
+    /// Ends all held requests at shutdown. Their answers report no change, so they need no write.
     pub(crate) fn close_long_polls(&mut self) {
         for held in self.long_polls.shed_newest(0) {
-            // The caller may no longer wait.
+            // The caller may have stopped waiting.
             let _ = held.reply.send(Ok(self.no_job()));
         }
     }

@@ -175,7 +175,7 @@ async fn open_archives(
 /// Reads and compiles a child configuration. Blocks the thread.
 fn compile(parts: Vec<ConfigPart<File>>, mut context: Context, sources: SharedSources, limits: &Limits) -> ChildResult {
     if context.tracked_paths.is_empty() {
-        // A restored pipeline has no list of paths, so it is read again.
+        // The context of a restored pipeline has no list of paths, so the list is read again.
         context.tracked_paths = sources.paths(&Origin::Root).map_err(|error| failed(error.to_string()))?;
     }
     let entries = parts.into_iter().map(|part| read(part, limits)).collect::<Result<Vec<_>, _>>()?;

@@ -73,7 +73,7 @@ impl ChildCompiler {
         loop {
             match self.compiling.join_next().await {
                 Some(Ok(compiled)) => return compiled,
-                // A task is only aborted at the shutdown.
+                // Tasks are aborted only at shutdown.
                 Some(Err(error)) => tracing::error!(%error, "compilation of a child pipeline was aborted"),
                 None => return std::future::pending().await,
             }

@@ -1,4 +1,4 @@
-//! The only source of time in this crate. It is a port, so that tests can move the clock instead of waiting.
+//! The source of all times that are stored or scheduled. It is a port, so that tests can move the clock instead of waiting.
 //!
 //! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system clock is read once and
 //! then follows the monotonic clock, so it never goes backwards within a process.

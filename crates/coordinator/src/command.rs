@@ -139,7 +139,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns the pipelines and jobs that must be in memory for this command. If the command has a job token that is not valid, returns none.
+    /// Returns the pipelines and jobs that must be in memory for this command. Returns none if the command's job token is invalid.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {

@@ -129,7 +129,7 @@ impl Coordinator {
         self.execute(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Checks whether a job's token may read the repository, which it may while the job is assigned with this token.
+    /// Checks whether a job's token may read the repository. It may for as long as the job is assigned with this token.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -190,7 +190,7 @@ impl Coordinator {
     /// Runs a finished job again: a new job of the same name replaces it. Returns the ID of the new job.
     ///
     /// # Errors
-    /// [`CoordinatorError::Rejected`] if the job has not ended.
+    /// [`CoordinatorError::Rejected`] if the job has not ended, [`CoordinatorError::NotFound`].
     pub async fn retry_job(&self, job: JobId) -> Result<JobId, CoordinatorError> {
         self.execute(|reply| Command::RetryJob { job, reply }).await
     }
@@ -217,8 +217,8 @@ impl Coordinator {
         let mut summaries: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|summary| (summary.id, summary)).collect();
         summaries.extend(in_memory.into_iter().filter(|row| row.id > after).map(|summary| (summary.id, summary)));
-        // Memory may hold pipelines beyond this page of the store, but not all of them. `take` drops these, because the page has `limit`
-        // pipelines.
+        // Memory may hold some, but not all, of the pipelines that follow this page of the store. In that case the page is full, and `take`
+        // drops them.
         Ok(summaries.into_values().take(limit).collect())
     }
 

@@ -68,14 +68,16 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
 
-/// Returns the number in the last match of a line. If groups of the expression matched, the last of them is used.
+/// Returns the first number in the last match of a line, or in the last group of that match if any group matched.
 fn number(regex: &Regex, line: &str) -> Option<f64> {
     let captures = regex.captures_iter(line).last()?;
     let fragment = captures.iter().skip(1).flatten().last().or_else(|| captures.get(0))?;
     NUMBER.find(fragment.as_str())?.as_str().parse().ok()
 }
 
-/// Continuations of lines whose start was not read yet, by stream. The number of streams is small: a name has two digits and a letter.
+/// Continuations of lines whose start was not read yet, by stream.
+///
+/// There are at most 512 streams: a name is two hexadecimal digits, and `O` or `E`.
 #[derive(Default)]
 struct PartialLines(BTreeMap<String, String>);
 

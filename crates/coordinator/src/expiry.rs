@@ -117,8 +117,8 @@ impl ArtifactExpiry {
                 Some(now + RETRY_DELAY).filter(|at| self.record_expiry(*at))
             }
             ExpiryStep::Deleted(deleted, _guards) => {
-                // There may be more than one batch. Files that could not be deleted wait for their timer, unless it has already
-                // fired.
+                // Query again if the timer fired in the meantime, or if files were deleted, because there may be another batch. Otherwise,
+                // the files that could not be deleted wait for the timer.
                 let query_again = std::mem::take(&mut self.is_overdue) || !deleted.is_empty();
                 for (job, kind) in deleted {
                     state.mark_deleted(job, kind);
@@ -153,7 +153,7 @@ impl ArtifactExpiry {
                         tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");
                         deleted.push((row.job, row.kind));
                     }
-                    // The next query finds it again.
+                    // The next query finds the artifact again.
                     Err(error) => {
                         tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an expired artifact, retrying")
                     }

@@ -112,7 +112,7 @@ pub struct NewPipeline {
     pub git: GitFacts,
     /// Files for the configurations of child pipelines.
     pub sources: SharedSources,
-    /// Full names of manual jobs to start without a manual start.
+    /// Full names of manual jobs that start automatically in this pipeline.
     pub play: Vec<String>,
     /// Values of the `secrets` keyword, by the name of the secret.
     pub secrets: BTreeMap<String, Secret>,
@@ -121,7 +121,7 @@ pub struct NewPipeline {
 }
 
 impl NewPipeline {
-    /// Returns a pipeline without secrets, requested jobs and parent.
+    /// Returns a pipeline that has no secrets, no parent, and no manual jobs that start automatically.
     #[must_use]
     pub fn new(
         project: ProjectFacts,
@@ -151,9 +151,9 @@ impl fmt::Debug for NewPipeline {
 pub struct NewRunner {
     /// Human-readable description, also the value of `CI_RUNNER_DESCRIPTION`.
     pub description: String,
-    /// Tags of the runner. It only gets jobs whose tags are all in this list.
+    /// Tags of the runner. Unless `any_tags` is set, the runner only gets jobs whose tags are all in this list.
     pub tags: Vec<String>,
-    /// Whether the runner gets jobs with any tags. For the only runner of a machine.
+    /// Whether the runner gets jobs whatever their tags are. Intended for the only runner of a machine.
     pub any_tags: bool,
     /// Whether the runner gets jobs without tags.
     pub run_untagged: bool,

@@ -1,8 +1,8 @@
 //! Tokens of jobs and runners: creation and verification.
 //!
-//! The token of a job contains its ID and the number of the assignment, signed with the coordinator's key. It is not stored: the same
-//! assignment gets the same token again, and the token of an earlier assignment is recognized as such. The token of a runner is random,
-//! and only its SHA-256 is stored.
+//! The token of a job contains the job's ID and the number of the assignment, signed with the coordinator's key. Job tokens are not
+//! stored: the same assignment gets the same token again, and the token of an earlier assignment is recognized as such. The token of a
+//! runner is random, and only its SHA-256 is stored.
 
 use std::fs;
 use std::io::{self, Write};
@@ -14,11 +14,11 @@ use sha2::{Digest, Sha256};
 
 use crate::jwt::Signer;
 
-/// Name of the key file in the state directory.
+/// Name of the file in the state directory with the key that signs job tokens.
 const FILE: &str = "token.key";
-/// Name of the file with the key that signs ID tokens.
+/// Name of the file in the state directory with the key that signs ID tokens.
 const SIGNER_FILE: &str = "id-token.key";
-/// Length of the key in bytes.
+/// Length of the key that signs job tokens, in bytes.
 const KEY_LEN: usize = 32;
 /// Prefix of job tokens, the same as GitLab's: runner managers mask the text after it.
 const JOB_PREFIX: &str = "glcbt-";
@@ -109,7 +109,7 @@ fn read_or_create(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io:
 /// Returns a new random token for a runner.
 ///
 /// gitlab-runner interprets `glrt-` as the prefix of runners that were created on the server. A runner that registered itself with a
-/// registration token gets a token without it (docs/spec/runner-api.md, section 1.1).
+/// registration token gets a token without this prefix (docs/spec/runner-api.md, section 1.1).
 pub(crate) fn runner_token(registered_itself: bool) -> String {
     use rand::Rng;
     let mut random = rand::rng();

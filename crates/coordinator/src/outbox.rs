@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::facts::JobKind;
 
-/// A change of a job, with its time and its number.
+/// A change of a job, with its time and its sequence number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobEvent {
     /// Position in the order of all events, from 1. Numbers can be skipped, but are never reused.
@@ -57,7 +57,7 @@ pub enum JobChange {
         /// Number of this assignment of the job, from 1.
         assignment: u32,
     },
-    /// The runner manager accepted the job. From here on, no other manager gets it.
+    /// The runner manager accepted the job. From here on, no other manager gets the job.
     Accepted,
     /// The job ended. A bridge, or a job that was skipped, may become active again.
     Ended {

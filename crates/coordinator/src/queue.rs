@@ -20,16 +20,16 @@ pub(crate) struct Requirement {
 }
 
 impl Requirement {
-    /// Returns the reason why a runner does not match this requirement. `None` if it matches.
+    /// Returns the reason why a runner does not match this requirement, such as "is paused". `None` if the runner matches.
     pub(crate) fn mismatch_reason(&self, runner: &NewRunner) -> Option<String> {
         if runner.paused {
-            return Some("the runner is paused".to_owned());
+            return Some("is paused".to_owned());
         }
         if runner.ref_protected && !self.protected {
-            return Some("the runner only runs jobs of protected refs".to_owned());
+            return Some("only runs jobs of protected refs".to_owned());
         }
         if self.tags.is_empty() && !runner.run_untagged {
-            return Some("the runner does not run untagged jobs".to_owned());
+            return Some("does not run untagged jobs".to_owned());
         }
         let missing: Vec<_> = self
             .tags
@@ -39,8 +39,8 @@ impl Requirement {
             .collect();
         match missing.as_slice() {
             [] => None,
-            [tag] => Some(format!("the runner lacks the tag {tag}")),
-            tags => Some(format!("the runner lacks the tags {}", tags.join(", "))),
+            [tag] => Some(format!("lacks the tag {tag}")),
+            tags => Some(format!("lacks the tags {}", tags.join(", "))),
         }
     }
 }

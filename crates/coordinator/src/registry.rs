@@ -263,7 +263,7 @@ impl RunnerRegistry {
         for runner in self.runners.values() {
             let reason = requirement.mismatch_reason(&runner.settings)?;
             first.get_or_insert_with(|| {
-                format!("no runner matches; for example, {reason} (runner `{}`)", runner.settings.description)
+                format!("no runner matches; for example, runner `{}` {reason}", runner.settings.description)
             });
         }
         let has_tag = |tag: &String| {

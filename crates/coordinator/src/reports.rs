@@ -55,7 +55,7 @@ impl Actor {
                 row.detail.accepted = true;
                 self.state.add_event(self.now(), job, JobChange::Accepted);
             }
-            // A call about a remaining job does not register an unregistered manager again.
+            // If the manager was unregistered, a call about a job that it still runs does not register it again.
             if let Some((runner, system_id)) = assignee.filter(|_| token_use != TokenUse::Transfer)
                 && self.state.registry.has_manager(runner, &system_id)
             {

@@ -78,7 +78,7 @@ impl Residency {
         }
     }
 
-    /// Updates in the rows of each changed family whether it is open. Called before a write.
+    /// Updates the mark "open" in the rows of each changed family. Called before a write.
     pub(crate) fn update_open_marks(&mut self, state: &mut CoordinatorState) {
         for root in state.changed_families() {
             self.update_open(state, root);
@@ -89,7 +89,7 @@ impl Residency {
         let mut finished = state.is_finished(root);
         if finished && !state.family(root).all(|row| state.jobs_of(row.id).all(|job| self.locks.is_free(job.id))) {
             // If the process is killed during the upload, a file without a row remains. The next start searches only open work for such
-            // files.
+            // files, so the family stays open until the upload ends.
             self.uploading.insert(root);
             finished = false;
         }

@@ -51,7 +51,7 @@ impl RunnerService for Coordinator {
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError> {
         let last_update = request.last_update.clone();
         let answer = self.try_call(|reply| Command::RequestJob { request: Box::new(request), reply }).await;
-        // During the shutdown, held requests are answered without a job. That is not an error: the manager polls again later.
+        // At shutdown, held requests are answered without a job. That is not an error: the manager polls again later.
         answer.unwrap_or(Ok(JobRequestAnswer { job: None, last_update }))
     }
 
@@ -188,7 +188,7 @@ impl Coordinator {
         };
         let task = tokio::spawn(async move {
             let result = storing.await;
-            // During the shutdown, the command has no receiver.
+            // At shutdown, the command has no receiver.
             let _ = notifier.send(Command::UploadEnded).await;
             result
         });

@@ -76,7 +76,8 @@ impl StoredPipelines {
             };
             let pipeline = match resolver.outputs_for(row) {
                 Ok(upstream) => return Ok(upstream),
-                // A job without all artifacts that it needs was never assigned, so it got no outputs.
+                // An artifact that the job needs is missing. Either the job was never assigned and got no outputs, or the artifact was
+                // deleted after the job got it. In the second case, the outputs that still exist are not returned either.
                 Err(Obstacle::Undispatchable(_)) => return Ok(UpstreamOutputs::default()),
                 Err(Obstacle::NotInMemory(pipeline)) => pipeline,
             };

@@ -10,9 +10,9 @@ use muster_job::JobId;
 
 use crate::clock::Timestamp;
 
-/// Number of timers for each job in memory above which the timers of other jobs are removed.
+/// Maximum number of timers per job in memory. Above it, the timers of jobs that are not in memory are removed.
 const MAX_PER_JOB: usize = 8;
-/// Number that is added to the number of jobs in memory for that limit, so that a small heap is never scanned.
+/// Number of jobs that are added when that limit is computed, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
 /// A timer.

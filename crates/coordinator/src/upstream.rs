@@ -1,6 +1,6 @@
 //! Collects the outputs of earlier jobs for a job: archives and dotenv variables.
 //!
-//! It uses only rows and files, so it also works for the history of ended runs.
+//! This module uses only rows and files, so it also works for the history of ended runs.
 
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::expand::{Unknown, expand_text};

@@ -195,7 +195,7 @@ pub(crate) fn summary(row: &PipelineRow, problem: Option<&str>) -> PipelineSumma
         stages: row.compiled.stages.clone(),
         created_at: row.created_at,
         finished_at: row.finished_at,
-        problems: row.detail.problems.iter().cloned().chain(problem.map(ToOwned::to_owned)).collect(),
+        problems: problem.map(ToOwned::to_owned).into_iter().collect(),
     }
 }
 

@@ -107,8 +107,8 @@ pub struct Context {
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
-    /// Whether to skip includes that this machine cannot reach ([`SourceError::Unreachable`]) with a warning. Jobs that
-    /// are incomplete as a result remain in the pipeline. Use it to show a pipeline, not to run it.
+    /// Whether to skip includes that this machine cannot reach ([`SourceError::Unreachable`]), and to add a warning for
+    /// each. Jobs that are incomplete as a result remain in the pipeline. Use it to show a pipeline, not to run it.
     pub stubs_includes: bool,
     /// Whether to read every include regardless of its rules. Use it to download all files that may be needed.
     pub ignores_include_rules: bool,
@@ -261,7 +261,7 @@ pub trait Sources {
     /// `None` if the ref does not exist.
     fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
-    /// Returns the blob IDs, or with `commits` the last commit IDs, of tracked paths, for `cache:key:files` and
-    /// `files_commits`. Omits paths that do not exist.
+    /// Returns the blob IDs of tracked paths, for `cache:key:files`. If `commits` is true, returns the IDs of the last
+    /// commits that changed the paths, for `cache:key:files_commits`. Omits paths that do not exist.
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String>;
 }

@@ -46,7 +46,7 @@ enum Matcher {
 }
 
 impl Glob {
-    /// Compiles a pattern of `changes` or `exists`. It must match the whole path.
+    /// Compiles a pattern of `changes` or `exists`. The pattern must match the whole path.
     ///
     /// `*` and `?` match within one directory, and `**/` matches across directories. `[a-z]`, `[!a]` and `{a,b}` have
     /// their usual meaning. Names with a leading dot match like others.

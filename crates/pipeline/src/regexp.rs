@@ -152,7 +152,7 @@ fn escape(after: &str, out: &mut String) -> usize {
         return 0;
     };
     let mut consumed = first.len_utf8();
-    let ascii = match first {
+    let rewritten = match first {
         'd' => "[0-9]",
         'D' => "[^0-9]",
         'w' => "[0-9A-Za-z_]",
@@ -177,7 +177,7 @@ fn escape(after: &str, out: &mut String) -> usize {
             &after[..consumed]
         }
     };
-    out.push_str(ascii);
+    out.push_str(rewritten);
     consumed
 }
 

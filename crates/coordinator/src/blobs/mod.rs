@@ -79,7 +79,7 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Deletes the content of an artifact, if it exists. A caller that has already opened it can still read it.
     async fn delete(&self, name: &ArtifactName) -> Result<(), BlobError>;
 
-    /// Returns the names of all content of a job.
+    /// Returns the names of all artifact content of a job.
     async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError>;
 }
 

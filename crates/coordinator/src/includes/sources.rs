@@ -56,7 +56,7 @@ impl SnapshotSources {
         }
     }
 
-    /// Fetches and pins files that have no local directory, instead of using existing pins.
+    /// Makes these sources fetch and pin each file that has no local directory, instead of using existing pins.
     #[must_use]
     pub fn vendoring(mut self, options: VendorOptions) -> Self {
         self.vendor = Some(Vendor::new(options, self.runtime.clone()));

@@ -13,7 +13,7 @@ use super::pins::{Pin, digest, name_of, name_of_tree, write_atomically};
 use super::tree::{Tree, unreachable};
 use super::versions;
 
-/// Maximum time of one git command.
+/// Maximum time for one git command.
 const GIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Locations from which `muster ci vendor` fetches.

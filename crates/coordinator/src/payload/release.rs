@@ -62,7 +62,7 @@ fn list(value: Option<&Value>) -> Vec<&str> {
     }
 }
 
-/// Returns a value in double quotes. Variables are expanded; commands and quotes are not.
+/// Returns a value in double quotes. The shell expands variables in it. Quotes, backslashes and command substitutions stay literal.
 fn quoted(value: &str) -> String {
     let mut quoted = String::from("\"");
     let mut chars = value.chars().peekable();

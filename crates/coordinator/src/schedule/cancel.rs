@@ -80,7 +80,7 @@ impl Engine {
 
     /// Cancels the jobs of a superseded pipeline and of its descendants.
     ///
-    /// For each descendant, its own configuration applies. A bridge is not canceled itself: it runs as long as its child pipeline.
+    /// For each descendant, its own configuration applies. A bridge with a child pipeline is not canceled itself: it ends with its child.
     fn cancel_superseded(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get(pipeline) else { return };
         let cancels_all = match state.graph.auto_cancel.on_new_commit {

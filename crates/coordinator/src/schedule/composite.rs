@@ -48,7 +48,7 @@ impl StatusClass {
         }
     }
 
-    /// Returns whether later jobs do not wait for a job of this class: it is complete, or an optional manual job.
+    /// Returns whether a job of this class holds up no later job: it is complete, or an optional manual job.
     pub(super) fn is_non_blocking(self) -> bool {
         NON_BLOCKING & self.bit() != 0
     }
@@ -126,19 +126,20 @@ impl Counts {
     /// The rules are in docs/spec/pipeline-yaml.md, section 5.3. `dag` selects those for the needs of one job. Muster has no jobs that
     /// are `preparing` or `waiting_for_callback`, so the rules for these are left out.
     pub(super) fn composite(&self, dag: bool) -> JobStatus {
-        const ANY: u16 = WARN | IGNORED;
+        /// Classes that do not affect the result.
+        const NEUTRAL: u16 = WARN | IGNORED;
         let present = self.classes();
         let only = |allowed: u16| present & !allowed == 0;
         let any = |wanted: u16| present & wanted != 0;
         match () {
             () if dag && any(NOT_RUN) => JobStatus::Skipped,
             () if only(NOT_RUN) => JobStatus::Skipped,
-            () if only(set(&[StatusClass::Success, StatusClass::Skipped]) | ANY) => JobStatus::Success,
-            () if only(set(&[StatusClass::Created]) | ANY) => JobStatus::Created,
-            () if only(set(&[StatusClass::Canceled, StatusClass::Success, StatusClass::Skipped]) | ANY) => {
+            () if only(set(&[StatusClass::Success, StatusClass::Skipped]) | NEUTRAL) => JobStatus::Success,
+            () if only(set(&[StatusClass::Created]) | NEUTRAL) => JobStatus::Created,
+            () if only(set(&[StatusClass::Canceled, StatusClass::Success, StatusClass::Skipped]) | NEUTRAL) => {
                 JobStatus::Canceled
             }
-            () if only(set(&[StatusClass::Pending, StatusClass::Created, StatusClass::Skipped]) | ANY) => {
+            () if only(set(&[StatusClass::Pending, StatusClass::Created, StatusClass::Skipped]) | NEUTRAL) => {
                 JobStatus::Pending
             }
             () if any(set(&[StatusClass::Running, StatusClass::Pending])) => JobStatus::Running,

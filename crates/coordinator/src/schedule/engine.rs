@@ -32,7 +32,7 @@ pub(super) struct Work {
     pub(super) wake: VecDeque<(PipelineId, usize)>,
     /// Jobs that became active again. The jobs that were skipped because of them wait again.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// For each pipeline, the lowest stage at and after which skipped jobs without `needs` were already revived.
+    /// Lowest stage from which on skipped jobs without `needs` were already revived, by pipeline.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,

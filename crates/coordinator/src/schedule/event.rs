@@ -24,10 +24,10 @@ impl std::fmt::Display for JobRef {
     }
 }
 
-/// State of the newest record of a job, which the caller must store in addition to its ID.
+/// State of the newest record of a job, which the caller must store in addition to the job's ID.
 ///
-/// It changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] for its job. A caller that stores the state
-/// of each such job, in one transaction, has all data for [`super::Engine::restore`].
+/// The state changes only together with an [`Action::JobStatusChanged`] or [`Action::CreateRetry`] for its job. A caller that stores the
+/// state of each such job, in one transaction, has all data for [`super::Engine::restore`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobState {
     /// [`JobRef::retry`] of the newest record.
@@ -65,8 +65,8 @@ pub enum Child {
 pub struct PipelineOptions {
     /// Full names of jobs that the user requested (case C218).
     ///
-    /// Manual and delayed jobs among them start as soon as they are ready. `on_failure` jobs run even if no earlier job failed. Used only
-    /// at the creation of the pipeline. Afterwards, the information is in the state of each job.
+    /// Manual and delayed jobs among them start as soon as they are ready, and `on_failure` jobs among them run even if no earlier job
+    /// failed. Used only at the creation of the pipeline. Afterwards, the information is in the state of each job.
     pub play: BTreeSet<String>,
     /// Bridge that starts this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,
@@ -232,7 +232,7 @@ pub enum Action {
         /// The pending job.
         job: JobRef,
     },
-    /// Send [`Event::TimerFired`] at a given time. It may be omitted once the job is no longer scheduled; a late event is rejected.
+    /// Send [`Event::TimerFired`] at a given time. The event may be omitted once the job is no longer scheduled; a late event is rejected.
     StartTimer {
         /// The delayed job.
         job: JobRef,
@@ -267,7 +267,7 @@ pub enum Action {
     },
 }
 
-/// Reason why an event was rejected. It has changed nothing. Repeated and late events are normal, so a rejection is not a defect.
+/// Reason why an event was rejected. The event changed nothing. Repeated and late events are normal, so a rejection is not a defect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RejectedEvent {
     /// The pipeline does not exist.

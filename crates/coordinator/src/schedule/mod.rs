@@ -1,7 +1,7 @@
 //! The state machine of pipelines: decides which job starts when, as a pure function of events.
 //!
-//! It implements docs/spec/pipeline-yaml.md, section 5, without I/O, clock or async code. The caller (the coordinator's event loop)
-//! passes [`Event`]s with the time to [`Engine::apply`] and carries out the [`Action`]s that it returns:
+//! The engine implements docs/spec/pipeline-yaml.md, section 5, without I/O, clock or async code. The caller (the coordinator's event
+//! loop) passes [`Event`]s with the time to [`Engine::apply`] and carries out the [`Action`]s that it returns:
 //!
 //! ```text
 //!  compiled pipeline --Graph::new--> PipelineCreated --+

@@ -149,7 +149,9 @@ impl Engine {
         }
     }
 
-    /// Makes jobs wait again that were skipped because of a job that is active again (docs/spec/pipeline-yaml.md, section 5.1).
+    /// Makes jobs wait again if they were skipped because of a job that is now active again.
+    ///
+    /// See docs/spec/pipeline-yaml.md, section 5.1.
     fn revive_dependents(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let state = entry.pipeline;

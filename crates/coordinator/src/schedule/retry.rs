@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_retries_follow_the_table() {
+    fn number_of_retries_depends_on_settings_reason_and_exit_code() {
         let cases = [
             (retry(0, &[], &[]), R::ScriptFailure, Some(1), 0),
             (retry(0, &[], &[]), R::SchedulerFailure, None, 2),

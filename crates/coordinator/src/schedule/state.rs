@@ -1,8 +1,8 @@
 //! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
-//! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job, which is a job
-//!   that later jobs must wait for. Exactly the jobs of this stage can start, and all of them have the same input: the composite
-//!   status of the earlier stages.
+//! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job: a job that later
+//!   jobs must wait for. Of the jobs without `needs`, exactly those of this stage can start. All of them have the same input: the
+//!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
 //!
 //! The end of a job therefore takes time in proportion to the jobs that it makes ready.

@@ -27,7 +27,7 @@ impl Dirty {
         self.events.push(NewJobEvent { at, pipeline: row.pipeline, job: row.id, change });
     }
 
-    /// Adds the exit code that a runner reported to the event for the end of its job, which was added a moment ago.
+    /// Adds the exit code that a runner reported to the newest event about the end of its job.
     pub(crate) fn set_exit_code(&mut self, job: JobId, code: Option<i64>) {
         let changes = self.events.iter_mut().rev().filter(|event| event.job == job).map(|event| &mut event.change);
         for change in changes {

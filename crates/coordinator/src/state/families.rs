@@ -90,19 +90,16 @@ impl CoordinatorState {
             && self.family(root).all(|row| self.jobs_of(row.id).all(|job| is_non_blocking(job.status())))
     }
 
-    /// Updates in the rows of a family whether it is open. Returns whether that changed a row.
-    pub(crate) fn set_open(&mut self, root: PipelineId, open: bool) -> bool {
+    /// Marks a family as open or not open in its rows. Rows that already have the mark are not marked as changed.
+    pub(crate) fn set_open(&mut self, root: PipelineId, open: bool) {
         let ids = self.families.get(&root).cloned().unwrap_or_default();
-        let mut changed = false;
         for id in ids {
             if self.pipelines.get(&id).is_some_and(|row| row.open != open)
                 && let Some(row) = self.pipeline_mut(id)
             {
                 row.open = open;
-                changed = true;
             }
         }
-        changed
     }
 
     /// Removes a family from memory.

@@ -184,7 +184,7 @@ impl CoordinatorState {
         self.add(row);
     }
 
-    /// Adds a record, also to the indexes.
+    /// Adds a record, and updates the indexes.
     fn add(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
         let records = self.records.entry(row.pipeline).or_default();

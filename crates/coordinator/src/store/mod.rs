@@ -96,7 +96,8 @@ pub(crate) enum Member {
     Job(JobId),
 }
 
-/// The port. All calls are idempotent except [`Store::write`], which adds its events again and rejects pipelines that are no longer new.
+/// The port for stored rows. All calls are idempotent except [`Store::write`]: a repeated write adds its events again, and is rejected if
+/// it has new pipelines.
 #[async_trait]
 pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Writes all changes, or none of them. The events get the next sequence numbers, in order.

@@ -61,7 +61,7 @@ impl<'a> Clauses<'a> {
             && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
     }
 
-    /// Evaluates `if`. An invalid pattern in a variable makes it false, as on GitLab, and adds a warning.
+    /// Evaluates `if`. An invalid pattern in a variable makes the clause false, as on GitLab, and adds a warning.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         match condition.expression.evaluate_within(&|name| scope.stored(name), &|_| Value::Null, &mut problems.patterns)
         {
@@ -74,7 +74,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `changes`. It is true if the event has no commit to compare with.
+    /// Evaluates `changes`. The clause is true if the event has no commit to compare with.
     pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
         let compared;
@@ -120,7 +120,7 @@ impl<'a> Clauses<'a> {
         compared
     }
 
-    /// Evaluates `exists`. It is true if any pattern matches a tracked path or a directory that contains one.
+    /// Evaluates `exists`. The clause is true if any pattern matches a tracked path or a directory that contains one.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let origin = match &exists.project {
             None => self.origin.clone(),
@@ -186,7 +186,7 @@ impl<'a> Clauses<'a> {
         glob
     }
 
-    /// Returns the tracked paths that a pattern matches. Returns a path without wildcards even if it is not tracked.
+    /// Returns the tracked paths that a pattern matches. A pattern without wildcards is returned even if no tracked path matches it.
     pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {

@@ -47,7 +47,7 @@ impl<'a> Base<'a> {
     }
 }
 
-/// Variables of a job, or of the pipeline if it was created without a job.
+/// Variables that are visible to a job, or to the pipeline if the scope was created without a job.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
@@ -93,7 +93,7 @@ impl<'a> Scope<'a> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Same as [`Scope::stored`], but returns `[MASKED]` for a masked variable.
+    /// Returns the same value as [`Scope::stored`], but `[MASKED]` for a masked variable.
     pub(crate) fn masked(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }

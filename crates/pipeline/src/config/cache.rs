@@ -34,7 +34,7 @@ pub(crate) enum CacheKey {
 
 /// Parses `cache`: a map, or a list of at most four maps, in which lists are flattened and nulls are ignored.
 ///
-/// A cache without `paths` and `untracked` has no effect and is ignored.
+/// A cache with neither `paths` nor `untracked` has no effect and is ignored.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
         Value::List(_) => {

@@ -145,7 +145,7 @@ fn pipeline(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Probl
     if fields.get("job").is_none() {
         if parent == NeedsParent::Job {
             let message =
-                "config has `pipeline` without `job`, which mirrors a pipeline, so the job cannot have a script";
+                "config has `pipeline` without `job`; this mirrors a pipeline, so the job cannot have a script";
             let help = "add the `job` whose artifacts are needed, or remove the script of this job";
             problems.report_with_help(node.span, at, message, help);
         }

@@ -118,7 +118,7 @@ impl Problems {
     /// Removes the diagnostics that were added after a mark.
     pub(crate) fn roll_back(&mut self, (found, errors): (usize, usize)) {
         for removed in self.list.drain(found..) {
-            // It is reported if it occurs again.
+            // The same diagnostic must be reported if it occurs again.
             self.seen.remove(&(removed.span, removed.message));
         }
         self.errors = errors;

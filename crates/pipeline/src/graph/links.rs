@@ -17,7 +17,7 @@ use super::{ExpandedJob, Link, MAX_LINKS, Names, Problems};
 /// Number of errors after which the remaining jobs are not checked.
 const MAX_ERRORS: usize = 10_000;
 
-/// Resolves the links of all instances. Returns false if it stopped early: there are too many links or too many errors.
+/// Resolves the links of all instances. Stops early and returns false if there are too many links or too many errors.
 pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names<'_>, problems: &mut Problems) -> bool {
     let mut total = 0_usize;
     for job in &config.jobs {
@@ -148,8 +148,8 @@ impl Linker<'_> {
             problems.push(self.later_stage_error(message, &range, entry.span));
             return Vec::new();
         }
-        // If this job has errors, its own cell may be missing, so `$[[ matrix.X ]]` cannot be replaced. All instances of
-        // the needed job count.
+        // If this job has errors, its own cell may be missing, so `$[[ matrix.X ]]` cannot be replaced. The need then
+        // refers to all instances of the needed job.
         let Some(matrix) = matrix.filter(|_| !self.job.is_broken) else { return range.collect() };
         let cell = cell.filter(|cell| !cell.is_empty());
         match replace_matrix_blocks(matrix, cell) {

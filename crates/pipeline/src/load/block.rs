@@ -98,7 +98,10 @@ pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
     };
     let calls: Vec<&str> = parts.collect();
     if calls.len() > MAX_INTERPOLATION_FUNCTIONS {
-        let message = format!("too many functions in interpolation block: {} (maximum is 3)", calls.len());
+        let message = format!(
+            "too many functions in interpolation block: {} (maximum is {MAX_INTERPOLATION_FUNCTIONS})",
+            calls.len()
+        );
         return Err(BlockError::new(message, None));
     }
     let functions = calls.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;

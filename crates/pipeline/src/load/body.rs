@@ -64,8 +64,10 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// Returns the given inputs and those of the run request. An input of the run request applies to the root file if that
-    /// declares it, otherwise to every file that declares it.
+    /// Returns the given inputs, overridden by the inputs of the run request.
+    ///
+    /// If the root file declares an input of the run request, the input applies only to the root file. Otherwise, it
+    /// applies to every file that declares it.
     fn with_run_inputs(&mut self, declared: &[Declaration], given: &[GivenInput], is_root: bool) -> Vec<GivenInput> {
         let mut all = given.to_vec();
         for (name, value) in &self.context.inputs {

@@ -1,7 +1,7 @@
 //! Replaces `$[[ ... ]]` blocks in the keys and values of a file (docs/spec/pipeline-yaml.md, section 2.7).
 //!
-//! Works on the tree, so that every node keeps its position. If a scalar consists of one block, the value keeps its
-//! type. In a longer text it is converted to text. `$[[ matrix.X ]]` is not replaced.
+//! Works on the tree, so that every node keeps its position. If a scalar consists of one block, the inserted value keeps
+//! its type. In a longer text, the value is converted to text. `$[[ matrix.X ]]` is not replaced.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -192,8 +192,8 @@ impl Interpolator<'_> {
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
     }
 
-    /// Returns true if a value inside of `depth` lists and maps does not exceed the depth limit of a file. Without this
-    /// check, inputs that are passed on from include to include could grow without bound.
+    /// Returns true if a value that is nested in `depth` lists and maps stays within the depth limit of a file. Without
+    /// this check, inputs that are passed on from include to include could grow without bound.
     fn is_within_depth(&mut self, value: &Value, depth: usize) -> bool {
         self.budget.spend(1);
         if depth > self.limits.depth {

@@ -1,8 +1,8 @@
 //! The compiled pipeline: the job graph that the coordinator runs and `muster ci list`, `graph` and `explain` show.
 //!
-//! All names are resolved, all limits are checked, and all defaults are applied. Variables in values are expanded only
-//! where GitLab's server does it before a runner gets the job: in environment names, resource groups, tags and
-//! `workflow:name`.
+//! All names are resolved, all limits are checked, and all defaults are applied. Variables are expanded only in the
+//! values in which GitLab's server expands them before a runner gets the job: environment names, resource groups, tags
+//! and `workflow:name`.
 
 mod decision;
 mod work;
@@ -77,11 +77,12 @@ pub struct Job {
     pub allow_failure: AllowFailure,
     /// When and how often a failed job is retried.
     pub retry: Retry,
-    /// `None` uses the timeout of the project.
+    /// Maximum run time. `None` uses the timeout of the project.
     pub timeout: Option<Duration>,
     /// Whether a newer pipeline may cancel the running job.
     pub interruptible: bool,
-    /// `None` means that the job waits for the earlier stages. An empty list means that it starts immediately.
+    /// Jobs that must finish before this one starts. `None` means that the job waits for all earlier stages. An empty
+    /// list means that it starts immediately.
     pub needs: Option<Vec<Need>>,
     /// `dependencies` as full job names. `None` selects the default set of jobs.
     pub dependencies: Option<Vec<String>>,

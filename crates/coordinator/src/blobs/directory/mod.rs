@@ -130,7 +130,7 @@ impl Blobs for DirectoryBlobs {
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError> {
         let path = path(&self.artifacts, name);
         let Some(file) = open_if_exists(&path)? else { return Ok(None) };
-        // Return the size of the file and not that of its row, because the file may have been replaced after the row was written.
+        // Return the size of the open file, not the size in its row: the file may have been replaced after the row was written.
         let size = file.metadata().map_err(failed(&path))?.len();
         Ok(Some((size, ReaderStream::new(tokio::fs::File::from_std(file)).boxed())))
     }

@@ -34,8 +34,6 @@ pub(crate) struct PipelineRow {
 pub(crate) struct PipelineDetail {
     /// Whether a job that is allowed to fail has failed.
     pub(crate) warnings: bool,
-    /// Messages from the coordinator about the pipeline.
-    pub(crate) problems: Vec<String>,
 }
 
 /// The part of the request for a pipeline that its jobs and child pipelines need later.

@@ -22,7 +22,7 @@ static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
 /// File name of the database in the state directory.
 const FILE: &str = "coordinator.db";
 
-/// Time that a statement waits while another connection locks the database, for example for a checkpoint.
+/// Maximum time that a statement waits while another connection locks the database, for example for a checkpoint.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the path of the database in a state directory.
