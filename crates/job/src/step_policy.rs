@@ -28,9 +28,9 @@ pub struct PolicyRule {
     pub pattern: String,
     /// Whether the rule allows the step.
     pub is_allowed: bool,
-    /// Reason for the author of the job. Empty means none.
+    /// Reason that the author of the job sees. Empty means that no reason is given.
     pub reason: String,
-    /// Limits of the steps that the rule allows, besides those of the policy. Steps that they call have them, too.
+    /// Limits of the steps that the rule allows, in addition to those of the policy. They also apply to steps that these steps call.
     #[serde(skip_serializing_if = "StepLimits::is_empty")]
     pub limits: StepLimits,
 }
@@ -103,10 +103,10 @@ impl StepPolicy {
         match self.rules.iter().find(|rule| rule.matches(&text)) {
             Some(rule) if rule.is_allowed => Ok(()),
             Some(rule) => Err(violation(format!("`deny = {:?}`", rule.pattern), rule.line, &rule.reason)),
-            // The steps that a job consists of anyway need no rule. Only an explicit one denies them.
+            // Every job consists of built-in steps, so they need no rule. Only a matching rule denies them.
             None if matches!(step, StepReference::Builtin { .. }) => Ok(()),
             None => match self.denied_by_default {
-                Some(line) => Err(violation("`default = \"deny\"`, because no rule matches,".to_owned(), line, "")),
+                Some(line) => Err(violation("no rule matches, and `default = \"deny\"`".to_owned(), line, "")),
                 None => Ok(()),
             },
         }
@@ -114,7 +114,9 @@ impl StepPolicy {
 }
 
 impl StepPolicy {
-    /// Returns the limits of the rule that allows a step, with the position of the rule. `None` means that the rule has none.
+    /// Returns the limits of the rule that allows a step, with the index of the rule.
+    ///
+    /// `None` means that no rule allows the step, or that the rule has no limits.
     #[must_use]
     pub fn limits_of(&self, step: &StepReference) -> Option<(usize, &StepLimits)> {
         let text = step.to_string();
@@ -222,7 +224,7 @@ mod tests {
         );
         for other in ["git.example.com/a/b@main", "http://git.example.com/a/b@v2", "../x", "registry.example.com/a:1"] {
             let denied = decided(&policy, other);
-            assert!(denied.contains("no rule matches, at /etc/p.toml:1"), "{other}: {denied}");
+            assert!(denied.contains("no rule matches, and `default = \"deny\"` at /etc/p.toml:1"), "{other}: {denied}");
         }
     }
 

@@ -51,7 +51,7 @@ pub enum StepReference {
 }
 
 impl StepReference {
-    /// Directory of the steps in a repository that a text names.
+    /// Directory of a repository in which a short reference looks for steps.
     pub const GIT_TEXT_DIR: &str = "steps";
 
     /// Returns the step of a short reference without expressions. `None` means that the text is not a valid reference.

@@ -202,7 +202,6 @@ mod tests {
             ("3h 30m", 12_600),
             ("3 hours 30 minutes", 12_600),
             ("one hour", 3600),
-
             ("2h20min", 8400),
             ("3 weeks and 2 days", 23 * 86_400),
             ("1 week", 604_800),

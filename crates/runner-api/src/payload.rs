@@ -10,7 +10,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 
-use partial::{JobOwner, PartialPayload};
+use partial::{JobCredentials, PartialPayload};
 pub use parts::{
     Artifact, ArtifactsFile, Cache, Credentials, Dependency, Features, GitInfo, Hook, Image, JobInfo, JobInput,
     JobInputValue, OtelEndpoint, PolicyOptions, RunnerInfo, Step, SuspendOptions, Tracing,
@@ -93,15 +93,15 @@ pub struct JobPayload {
 pub struct MusterExtension {
     /// Path of a bare repository on this machine that contains the commit, so that the checkout needs no network.
     pub local_repository: Option<String>,
-    /// Minimum interval between trace uploads in milliseconds. A job without output sends an update, which also returns
-    /// a cancel request, after ten times the interval, but at least after a second.
+    /// Minimum interval between trace uploads in milliseconds. A job without output sends an update after ten times this
+    /// interval, or after one second if that is longer. The response to an update also reports a cancellation.
     pub trace_interval_ms: Option<u64>,
     /// Whether the coordinator accepts the result tree in the final update.
     pub result_tree: bool,
     /// Set by the manager: reason why the payload cannot be decoded. Such a job is only reported as failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_error: Option<String>,
-    /// Set by the manager for jobs that a driver runs: text of the server's answer, of which the driver may know more members than Muster.
+    /// Set by the manager for jobs that a driver runs: text of the server's answer. The driver may know members that Muster does not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
@@ -117,7 +117,7 @@ impl JobPayload {
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
         let reason = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
-            Ok(payload) => return JobOwner::of(payload.id, &payload.token).map(|_| payload),
+            Ok(payload) => return JobCredentials::checked(payload.id, &payload.token).map(|_| payload),
             Err(error) if error.inner().to_string().contains(parts::TOO_MANY) => {
                 format!("the member `{}` has {}", error.path(), parts::TOO_MANY)
             }
@@ -133,7 +133,7 @@ impl JobPayload {
     #[must_use]
     pub fn recover_partial(part: &[u8], reason: &str) -> Option<Self> {
         let partial = PartialPayload::read(part);
-        let JobOwner { id, token } = JobOwner::of(partial.id?, &partial.token?).ok()?;
+        let JobCredentials { id, token } = JobCredentials::checked(partial.id?, &partial.token?).ok()?;
         let note = format!("failed to decode the job payload: {reason}");
         let mut payload: Self = serde_json::from_value(serde_json::json!({ "id": id, "token": token })).ok()?;
         payload.job_info = serde_json::from_value(partial.job_info).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Retry policy for calls of the runner API: which errors to retry, and how long to wait.
 //!
 //! Waits double up to a maximum. Each wait is shortened by a random part of up to a half, so that many callers do not
-//! retry at the same time.
-//! `Retry-After` of the server is a minimum. Uses tokio's clock, which tests can pause, and a seeded random generator.
+//! retry at the same time. The server's `Retry-After` is a minimum. Uses tokio's clock, which tests can pause, and a
+//! seeded random generator.
 
 use std::time::Duration;
 
@@ -26,7 +26,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Eight attempts within about 25 s, unless the server requires longer waits. For calls that someone waits for.
+    /// Eight attempts within about 25 s, unless the server requires longer waits. For calls whose caller waits for the
+    /// result.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
     /// Unlimited attempts, up to a minute apart, for reports that must not be lost (docs/spec/life-of-a-job.md, rule
     /// R5).

@@ -4,9 +4,9 @@
 //! VaultSecret --login with the job's ID token--> token --read--> field --> Secret
 //! ```
 //!
-//! The manager fetches the secrets, as in gitlab-runner: the server must be reachable from the manager, and not from the machines of jobs.
-//! Each job logs in with its own ID token, so the policies of the server decide which job reads which secret. Tokens of the server are
-//! kept for the time of one [`VaultSession`], and are neither logged nor stored.
+//! The manager fetches the secrets, as in gitlab-runner. The server must be reachable from the manager, but not necessarily from the
+//! machines of jobs. Each job logs in with its own ID token, so the policies of the server decide which job reads which secret. Tokens of
+//! the server are kept for the time of one [`VaultSession`], and are neither logged nor stored.
 
 mod error;
 mod options;

@@ -85,7 +85,7 @@ impl Snapshot {
     /// their commits. The same content on the same commit has the same ID.
     ///
     /// # Errors
-    /// [`SnapshotError`]. Only objects in `store` remain then.
+    /// [`SnapshotError`]. After an error, only files in `store` remain.
     pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
         let located = locate(directory)?;
         let store = &std::path::absolute(store).map_err(store_error(store))?;
@@ -189,7 +189,7 @@ impl Snapshot {
         String::from_utf8_lossy(&output).lines().find(is_hash).map(str::to_owned)
     }
 
-    /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file counts with both names.
+    /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file is listed under both names.
     ///
     /// If the histories have no common commit, the snapshot is compared with `base` itself. `None` if `base` does not name a
     /// commit.

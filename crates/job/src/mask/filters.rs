@@ -1,5 +1,6 @@
 //! Filters of the masking pipeline. A filter processes a stream in pieces. Its output does not depend on how the stream is
-//! split. It holds back at most as many bytes as the longest text that it searches for can occupy with escape sequences inside.
+//! split. The bytes that a filter holds back are at most those of the longest text that it searches for, including escape
+//! sequences inside that text.
 
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};

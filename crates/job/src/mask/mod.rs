@@ -103,7 +103,7 @@ fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
 }
 
 impl Secrets {
-    /// Adds a value, which is masked like those of masked variables.
+    /// Adds a value to mask, in the same way as the value of a masked variable.
     pub fn add(&mut self, value: &str) {
         self.phrases.extend(phrases(value));
     }

@@ -10,7 +10,7 @@ pub(super) struct Needles {
     texts: Vec<Vec<u8>>,
     /// For each byte, whether a text can start with it.
     starts: ByteSet,
-    /// For each byte, whether it can be the second byte of a text. Most bytes with which a text can start are followed by another one.
+    /// For each byte, whether it can be the second byte of a text. Rules out most positions at which only the first byte matches.
     seconds: ByteSet,
     ignore_case: bool,
 }

@@ -12,8 +12,8 @@ use super::trie::{START, Trie, TrieState};
 
 /// Replacement for a secret.
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Written after the replacement of a secret that contained escape sequences. They are removed with the secret, and one of
-/// them may have reset a color.
+/// Written after the replacement of a secret that contained escape sequences. These sequences are removed with the secret,
+/// and one of them may have reset a color.
 const RESET: &[u8] = b"\x1b[0m";
 
 /// A byte that is held back until the following bytes are known.
@@ -163,7 +163,7 @@ impl Phrases {
         self.release(self.visible_positions.front().map_or(first, |position| first.min(*position)), out);
     }
 
-    /// Releases all held bytes, because they are not part of a phrase.
+    /// Releases all held bytes at the end of the stream, because no phrase can continue there.
     fn release_all(&mut self, out: &mut Vec<u8>) {
         (self.visible_state, self.raw_state) = (START, START);
         self.visible_positions.clear();

@@ -170,8 +170,8 @@ fn report_missing_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Prob
     let mut diagnostic =
         Diagnostic::error(node.span, format!("{at} config should implement a script:, run:, or trigger: keyword"));
     let near = map.keys().find_map(|key| {
-        let known = !keywords::JOB.contains(&&**key);
-        known.then(|| parsing::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
+        let is_unknown = !keywords::JOB.contains(&&**key);
+        is_unknown.then(|| parsing::suggest(key, &["script", "run", "trigger"]).map(|near| (key, near))).flatten()
     });
     diagnostic.help = Some(match near {
         Some((key, near)) => format!("did you mean `{near}` instead of `{key}`?"),

@@ -13,8 +13,8 @@ const MAX_VALUE_CHARS: usize = 80;
 /// Maximum number of paths and patterns to list.
 const MAX_LISTED: usize = 5;
 
-/// Returns the clauses of a rule with the values they used. If the rule does not match, returns the first clause that
-/// fails.
+/// Returns the clauses of a rule with the values that they used. If the rule does not match, returns only the first
+/// clause that is false.
 pub(crate) fn detail(
     clauses: &Clauses<'_>,
     rule: &Rule,
@@ -83,7 +83,7 @@ fn exists(exists: &Exists, rule_matches: bool, scope: &Scope<'_>) -> String {
     let project = exists.project.as_ref().map(|project| scope.expand(project, Unknown::Empty));
     let project_suffix = project.map(|project| format!(" of {project}")).unwrap_or_default();
     let found = if rule_matches { "a tracked file" } else { "no tracked file" };
-    format!("exists {} ({found}{project_suffix})", patterns(&exists.paths, scope))
+    format!("exists {} ({found}{project_suffix} matches)", patterns(&exists.paths, scope))
 }
 
 fn patterns(test: &PathTest, scope: &Scope<'_>) -> String {

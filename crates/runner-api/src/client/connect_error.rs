@@ -25,10 +25,10 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 /// Returns a readable description for error messages that would expose library internals.
 fn known_cause(cause: &str) -> Option<&'static str> {
     const KNOWN: [(&str, &str); 9] = [
-        ("InvalidContentType", "the server does not use TLS: is it an http:// URL?"),
+        ("InvalidContentType", "the server does not use TLS: should the URL start with http://?"),
         (
             "connection closed before message completed",
-            "the server closed the connection without a response: is it an https:// URL?",
+            "the server closed the connection without a response: should the URL start with https://?",
         ),
         ("no records found for Query", "host not found: is the name correct?"),
         ("dns error", "host not found: is the name correct?"),

@@ -8,8 +8,8 @@ use url::Url;
 /// Reason why a call failed. No variant contains a token.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// 401, 403, 404 or 410: the token or the job is not, or no longer, valid. A job must be stopped
-    /// (docs/spec/runner-api.md, sections 3.1 and 4.2).
+    /// 401, 403, 404 or 410: the token or the job is not, or no longer, valid. If the call was about a job, the job must
+    /// be stopped (docs/spec/runner-api.md, sections 3.1 and 4.2).
     #[error("{call}: the coordinator denied the request: {code} {message}")]
     Forbidden {
         /// Name of the call.

@@ -90,8 +90,8 @@ impl Client {
         Self { base: base_url(url).unwrap_or_else(|_| self.base.clone()), ..self.clone() }
     }
 
-    /// Creates a client even if a certificate file is currently invalid. Calls are sent without it, and fail if it is
-    /// required, until the file changes.
+    /// Creates a client even if a certificate file is currently invalid. Until the file changes, calls are sent without
+    /// the configured certificates, and fail if one of them is required.
     ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if the URL is invalid.

@@ -20,7 +20,7 @@ pub struct EndedCall {
     pub took: Duration,
 }
 
-/// Receives finished calls of the endpoints in [`EndedCall::endpoint`]. Must not block.
+/// Receives finished calls of the endpoints that [`EndedCall::endpoint`] lists. Must not block.
 pub trait CallObserver: Debug + Send + Sync {
     /// Called when a call has finished.
     fn ended(&self, call: &EndedCall);

@@ -38,7 +38,7 @@ pub struct JobOffer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateReply {
     /// False if the server has not processed the update (202), or needs the trace again (412). The caller must repeat
-    /// it after the interval.
+    /// the update after the interval.
     pub applied: bool,
     /// Whether the trace must be sent again from the start, because the server's copy is wrong (412).
     pub resend_trace: bool,
@@ -169,7 +169,7 @@ fn only_403_and_404_are_final(error: ClientError) -> ClientError {
 }
 
 /// Only 403 and `Job-Status` mean that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may also come
-/// from a load balancer, and only a retry shows whether the job is really gone.
+/// from a load balancer, and only a retry shows whether the job really no longer exists.
 fn only_403_is_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status, message } if code != 403 => {

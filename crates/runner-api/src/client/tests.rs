@@ -329,7 +329,7 @@ async fn connection_errors_have_readable_messages() {
     drop(unused);
     for (url, expected) in [
         (format!("http://127.0.0.1:{port}"), "Connection refused"),
-        (tls, "the server does not use TLS: is it an http:// URL?"),
+        (tls, "the server does not use TLS: should the URL start with http://?"),
     ] {
         let client = Client::new(&Url::parse(&url).unwrap()).unwrap();
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err().to_string();

@@ -99,7 +99,7 @@ impl TlsFiles {
 }
 
 /// Returns a builder of a client that trusts what [`super::Client`] trusts: the system's certificates and those of the
-/// files. Many container images have no certificates. In them, the certificates that Mozilla trusts are used.
+/// files. If the system has no certificates, as in many container images, those that Mozilla trusts are used instead.
 ///
 /// # Errors
 /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.

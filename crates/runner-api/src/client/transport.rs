@@ -65,6 +65,8 @@ pub(super) struct Transport {
 }
 
 impl Transport {
+    /// Creates a transport, and reads the certificate files.
+    ///
     /// # Errors
     /// Returns [`ClientError::Setup`] if a certificate file is invalid.
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {

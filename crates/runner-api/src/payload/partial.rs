@@ -7,16 +7,18 @@ use serde::Deserializer as _;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-/// ID and token of a job, which its calls need.
-pub(super) struct JobOwner {
+/// ID and token of a job, which every call about the job needs.
+pub(super) struct JobCredentials {
     pub(super) id: JobId,
     pub(super) token: String,
 }
 
-impl JobOwner {
+impl JobCredentials {
+    /// Checks an ID and a token.
+    ///
     /// # Errors
-    /// Returns the reason why ID or token are unusable.
-    pub(super) fn of(id: JobId, token: &str) -> Result<Self, String> {
+    /// Returns the reason why the ID or the token is unusable.
+    pub(super) fn checked(id: JobId, token: &str) -> Result<Self, String> {
         if id.0 <= 0 {
             return Err("the member `id` is not a positive number".to_owned());
         }

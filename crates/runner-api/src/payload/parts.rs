@@ -16,7 +16,7 @@ pub(super) fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'
 
 /// Maximum number of entries in a list. GitLab's limits for a project, its groups and its pipeline are lower in total.
 pub(super) const MAX_ITEMS: usize = 100_000;
-/// What the error message says about a list with too many entries.
+/// Part of the error message for a list with too many entries.
 pub(super) const TOO_MANY: &str = "more than 100000 entries";
 
 /// Deserializes `null` as an empty list, and skips entries that are `null`.

@@ -78,7 +78,7 @@ impl MemoryCoordinator {
         self.change(|state| state.front.assignment_disabled = !enabled);
     }
 
-    /// Waits until exactly this number of forwarded requests is not answered.
+    /// Waits until exactly this number of forwarded requests are unanswered.
     ///
     /// # Panics
     /// Panics after the wait timeout.

@@ -1,7 +1,8 @@
 //! An in-memory coordinator with fault injection, for tests of other crates.
 //!
-//! It is as strict as GitLab: it rejects trace pieces at the wrong position, wrong tokens, and calls for finished jobs.
-//! A fault applies to one call: before the call takes effect, or after it, so that only the response is lost.
+//! The coordinator is as strict as GitLab: it rejects trace pieces at the wrong position, wrong tokens, and calls for
+//! finished jobs. A fault applies to one call: before the call takes effect, or after it, so that only the response is
+//! lost.
 
 mod gitlab;
 mod runners;
@@ -161,7 +162,7 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
 
-    /// Waits until only this number of faults of this kind remain.
+    /// Waits until at most `left` faults for this kind of call remain.
     ///
     /// # Panics
     /// Panics after the wait timeout.

@@ -82,7 +82,7 @@ async fn forbidden_step_is_refused_before_the_job_starts() {
     for (id, step, rule) in [
         (2, json!("github.com/some/step@v1"), "`deny = \"git:github.com/**\"` at"),
         (3, json!({ "git": { "url": "https://github.com/some/step", "rev": "v1" } }), "policy.toml:4 (use the mirror)"),
-        (4, json!("registry.example.com/step:1"), "no rule matches, at"),
+        (4, json!("registry.example.com/step:1"), "no rule matches, and `default"),
     ] {
         let job = run_job(
             &harness,
