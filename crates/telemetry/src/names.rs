@@ -90,7 +90,7 @@ metrics! {
     REQUEST_CONCURRENCY_ADAPTIVE_LIMIT = MetricType::Gauge, "gitlab_runner_request_concurrency_adaptive_limit", [], "Number of open job requests that the current load requires.";
     REQUEST_CONCURRENCY_USED_LIMIT = MetricType::Gauge, "gitlab_runner_request_concurrency_used_limit", [], "Effective maximum number of open job requests.";
     WORKER_FEEDS = MetricType::Counter, "gitlab_runner_worker_feeds_total", [], "Job requests sent.";
-    WORKER_FEED_FAILURES = MetricType::Counter, "gitlab_runner_worker_feed_failures_total", [], "Number of times that the runner was skipped because the server rejects it repeatedly.";
+    WORKER_FEED_FAILURES = MetricType::Counter, "gitlab_runner_worker_feed_failures_total", [], "Number of times that the runner was skipped because the server had rejected it repeatedly.";
     WORKER_SLOTS = MetricType::Gauge, "gitlab_runner_worker_slots_number", [], "Number of slots for jobs.";
     WORKER_SLOT_OPERATIONS = MetricType::Counter, "gitlab_runner_worker_slot_operations_total", ["operation"], "Slots that were added and removed.";
     WORKER_PROCESSING_FAILURES = MetricType::Counter, "gitlab_runner_worker_processing_failures_total", ["failure_type"], "Jobs and requests that failed.";

@@ -109,10 +109,10 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     assert_ne!(manager.next_job().await.token, silent.token, "the second accept timeout also ends");
 }
 
-/// Two-phase commit (docs/spec/runner-api.md, section 2.6): a job stays assigned while its manager reports `pending`, which means that it
-/// prepares the job.
+/// Two-phase commit (docs/spec/runner-api.md, section 2.6): a manager that prepares a job reports `pending`. The job stays assigned as
+/// long as these reports arrive.
 #[tokio::test]
-async fn job_is_requeued_after_but_not_during_preparation() {
+async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let pipeline = harness.create(vec![vec![job("a")]]).await;

@@ -65,14 +65,14 @@ async fn expired_files_are_deleted_after_a_restart() {
     let build = manager.next_job().await;
     manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("failed to store");
     manager.upload(&build, ("junit", "raw", None), b"x".to_vec()).await.expect("failed to store");
-    let benches = [before.restart_after_kill().await, before];
+    let harnesses = [before.restart_after_kill().await, before];
     let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
     let expected = [(archive.clone(), true), (junit.clone(), true)];
-    for harness in &benches {
+    for harness in &harnesses {
         assert_eq!(harness.artifact_files_on_disk(build.id).await, expected);
     }
-    benches[0].clock.advance(Duration::from_secs(3600));
-    for harness in &benches {
+    harnesses[0].clock.advance(Duration::from_secs(3600));
+    for harness in &harnesses {
         // The timer is handled with the next command at the latest, such as this query. Another thread deletes the file.
         let deleted = async {
             while harness.artifact_files_on_disk(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
@@ -82,7 +82,7 @@ async fn expired_files_are_deleted_after_a_restart() {
         tokio::time::timeout(TIMEOUT, deleted).await.expect("was not deleted in time");
     }
     // After another restart, the artifact is still marked as deleted.
-    let after = benches[1].restart_after_kill().await;
+    let after = harnesses[1].restart_after_kill().await;
     assert_eq!(after.artifact_files_on_disk(build.id).await, [(archive, false), (junit, true)]);
 }
 

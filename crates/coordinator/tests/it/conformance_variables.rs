@@ -157,13 +157,13 @@ fn job_has_variables_for_ids_urls_and_names() {
     fixture.job.name = "unit: [linux, 1]".to_owned();
     fixture.job.group_name = "unit".to_owned();
     fixture.job.node = Some((2, 4));
-    let token = "http://gitlab-ci-token:glcbt-secret-token@127.0.0.1:1234/grp/app.git";
+    let repository_url = "http://gitlab-ci-token:glcbt-secret-token@127.0.0.1:1234/grp/app.git";
     for (name, expected) in [
         ("CI_JOB_ID", "42"),
         ("CI_PIPELINE_ID", "5"),
         ("CI_PIPELINE_IID", "3"),
         ("CI_JOB_URL", "http://127.0.0.1:1234/grp/app/-/jobs/42"),
-        ("CI_REPOSITORY_URL", token),
+        ("CI_REPOSITORY_URL", repository_url),
         ("CI_JOB_STARTED_AT", "2026-11-21T10:00:00Z"),
         ("CI_JOB_NAME", "unit: [linux, 1]"),
         ("CI_JOB_NAME_SLUG", "unit---linux--1"),

@@ -1,4 +1,4 @@
-//! Finished pipelines, which are not in memory. All other tests also keep no finished pipelines in memory.
+//! Finished pipelines, which are read from the store. The harness of all tests keeps none of them in memory.
 
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 

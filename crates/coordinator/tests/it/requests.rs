@@ -12,12 +12,12 @@ use tokio::task::JoinHandle;
 
 use crate::support::{Harness, Manager, TIMEOUT, job};
 
-/// Sends a job request, and returns once it is in the coordinator's channel.
+/// Sends a job request, and returns when the coordinator has received it.
 async fn send_request(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
     let (coordinator, request) = (Arc::clone(&manager.coordinator), manager.request(None));
     let pending =
         tokio::spawn(async move { coordinator.request_job(request).await.expect("the request was rejected") });
-    // The runtime of the test has one thread, so the request is in the channel before this call.
+    // The runtime of the test has one thread, so the request is in the channel before the query for stuck jobs.
     tokio::task::yield_now().await;
     manager.coordinator.stuck_jobs().await.expect("the coordinator is not running");
     pending
@@ -38,7 +38,7 @@ async fn held_requests_are_limited() {
     let plain = harness.manager().await;
     let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
     let held = [send_request(&plain).await, send_request(&plain).await];
-    assert_eq!(job_name(send_request(&plain).await).await, None, "an answer although the clock stands still");
+    assert_eq!(job_name(send_request(&plain).await).await, None, "beyond the limit, the answer does not wait");
     assert!(held.iter().all(|pending| !pending.is_finished()));
 
     // An answered request does not count.

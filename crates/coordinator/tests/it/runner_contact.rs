@@ -1,4 +1,4 @@
-//! Tests that some calls about jobs count as contact of the manager and others do not, and tests of the update interval.
+//! Tests which calls about jobs count as contact of the manager, and tests the update interval.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 

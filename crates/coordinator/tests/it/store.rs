@@ -160,7 +160,7 @@ async fn database_of_a_newer_version_is_not_changed() {
     )
     .execute(&mut database)
     .await
-    .expect("a newer version");
+    .expect("failed to insert a migration");
     database.close().await.expect("failed to close");
     let error = Coordinator::open(Options::new(harness.dir.path())).await.expect_err("newer");
     assert!(matches!(error, OpenError::Newer { found: 9000, .. }), "{error}");

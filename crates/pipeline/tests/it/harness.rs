@@ -81,7 +81,7 @@ impl TestProject {
         self.scoped(Variable::public(key, value), false, "*")
     }
 
-    /// Adds a project variable with flags.
+    /// Adds a project variable that may be only for protected refs, or for the environments that `scope` matches.
     pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
         self.context.project_variables.push(ScopedVariable {
             variable,
@@ -124,22 +124,22 @@ impl TestProject {
         self
     }
 
-    /// Returns the merged tree.
+    /// Loads a configuration and the files that it includes.
     pub(crate) fn load(&self, text: impl AsRef<[u8]>) -> Loaded {
         load::load(text.as_ref(), &self.context, self)
     }
 
-    /// Returns the merged tree of a child pipeline.
+    /// Loads the configuration of a child pipeline.
     pub(crate) fn load_child(&self, entries: &[ChildSource]) -> Loaded {
         load::load_child(entries, &self.context, self)
     }
 
-    /// Compiles the pipeline.
+    /// Compiles a pipeline.
     pub(crate) fn compile(&self, text: impl AsRef<[u8]>) -> Compiled {
         compile(text.as_ref(), &self.context, self)
     }
 
-    /// Compiles the child pipeline.
+    /// Compiles a child pipeline.
     pub(crate) fn compile_child(&self, entries: &[ChildSource]) -> Compiled {
         compile_child(entries, &self.context, self)
     }

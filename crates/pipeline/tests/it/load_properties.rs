@@ -9,7 +9,7 @@ use crate::harness::{TestProject, errors, project};
 fn load_and_render(project: &TestProject, bytes: &[u8]) -> usize {
     let loaded = project.load(bytes);
     let text = render(&loaded.diagnostics, &loaded.sources, false);
-    assert!(loaded.diagnostics.is_empty() == text.is_empty());
+    assert_eq!(loaded.diagnostics.is_empty(), text.is_empty(), "{text}");
     errors(&loaded.diagnostics).len()
 }
 

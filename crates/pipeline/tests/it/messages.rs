@@ -1,6 +1,6 @@
 //! Snapshot of the error messages: one faulty configuration for each message, with its help.
 //!
-//! Messages about loading files are rendered in `rendered.rs`, because their position matters, too.
+//! Messages about loading files are in `rendered.rs`, which also tests their positions.
 
 use std::fmt::Write as _;
 
@@ -149,7 +149,7 @@ const FAULTY: &[&str] = &[
     "{a: {S, needs: [{project: g/p, job: j}]}}",
     "{a: {S, needs: {pipeline: g/p}}}",
     "{a: {S, dependencies: [zz]}}",
-    "{a: {S, needs: [], dependencies: [b]}, b: {S, stage: build}}",
+    "{a: {S, needs: [c], dependencies: [b]}, b: {S, stage: build}, c: {S, stage: build}}",
     "a: {trigger: ''}",
     "a: {trigger: 5}",
     "a: {trigger: {branch: b}}",

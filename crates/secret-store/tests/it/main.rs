@@ -10,12 +10,12 @@ use std::time::Duration;
 use muster_job::Secret;
 use muster_secret_store::{Engine, VaultError, VaultOptions, VaultSecret, VaultServer, VaultSession};
 
-/// Options with short times, and without repetitions unless a test wants them.
+/// Returns options without retries. For a test that changes that, the delay before a retry is short.
 pub(crate) fn options() -> VaultOptions {
     VaultOptions { max_retries: 0, retry_delay: Duration::from_millis(1), ..VaultOptions::default() }
 }
 
-/// Returns the field `password` of `app` in an engine, with the login `jwt` and the role `ci`.
+/// Returns the secret in field `password` at path `app` of an engine. It is read with the ID token `jwt` and the role `ci`.
 pub(crate) fn secret(url: &str, jwt: &str, engine: &str, mount: &str) -> VaultSecret {
     VaultSecret {
         server: VaultServer {

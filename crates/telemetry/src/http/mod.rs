@@ -1,7 +1,7 @@
 //! HTTP server on `listen_address`: metrics, health and debug endpoints (docs/spec/runner-config.md, section 3.1).
 //!
 //! The server has no authentication, like gitlab-runner's, so it should listen on a loopback address or a private network. It
-//! shows names and numbers but no secrets. Connections, the size of a request's head and its time are limited.
+//! shows names and numbers but no secrets. The number of connections, and the size and time of a request's head, are limited.
 
 mod endpoint;
 mod listen;
@@ -48,7 +48,7 @@ impl Server {
     /// Listens on a port of `host`. An empty `host` means all addresses of the machine.
     ///
     /// # Errors
-    /// Returns [`ListenError`]. The manager should not start then, because its configuration requires the server.
+    /// Returns [`ListenError`]. In that case, the manager should not start, because its configuration requires the server.
     pub async fn bind(host: &str, port: u16, telemetry: Arc<Telemetry>) -> Result<Self, ListenError> {
         let listener = listen::listen(host, port).await?;
         match listener.local_addr() {

@@ -36,12 +36,12 @@ pub use filter::{Directives, FilterError, Level};
 pub use format::{Color, Format, FormatError};
 pub use layer::LogLayer;
 pub use scrub::scrub;
-
-/// Target of records in which nothing is masked: the few that must show a token, such as those of `gitlab-runner list`.
-pub const UNREDACTED_TARGET: &str = "muster::unredacted";
 pub use sink::{Sink, SyslogError};
 
 use filter::Filter;
+
+/// Target of records in which nothing is masked: the few that must show a token, such as those of `gitlab-runner list`.
+pub const UNREDACTED_TARGET: &str = "muster::unredacted";
 
 /// State that the log shares with the metrics: the number of jobs, and counts of errors.
 pub struct LogState {
@@ -178,7 +178,7 @@ impl LogHandle {
         true
     }
 
-    /// Returns true if the level is debug.
+    /// Returns true if the level is exactly debug, and not trace: only then does gitlab-runner dump its threads on SIGUSR1.
     #[must_use]
     pub fn is_debug(&self) -> bool {
         self.layer.level() == Level::Debug

@@ -1,3 +1,5 @@
+//! Tests of the formats, levels and counters of the log, with records in memory.
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;

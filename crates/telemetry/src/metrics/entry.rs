@@ -155,7 +155,7 @@ impl EntryMetrics {
         self.dispatch.observe(duration.as_secs_f64());
     }
 
-    /// Records the resource usage of a job. `None` means not measured.
+    /// Records the resource usage of a job. `None` means that a value was not measured.
     pub fn record_job_usage(&self, cpu: Option<Duration>, memory_bytes: Option<u64>) {
         if let Some(cpu) = cpu {
             self.job_cpu.observe(cpu.as_secs_f64());
@@ -265,7 +265,7 @@ impl TokenMetrics {
         self.used_limit.set(i64::try_from(used).unwrap_or(i64::MAX));
     }
 
-    /// Records a completed call to the coordinator. A `status` of `None` means no response.
+    /// Records a completed call to the coordinator. A `status` of `None` means that there was no response.
     ///
     /// `endpoint` and `method` must come from small fixed sets.
     pub fn record_call(&self, endpoint: &str, method: &str, status: Option<u16>, duration: Duration) {

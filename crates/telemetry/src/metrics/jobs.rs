@@ -100,7 +100,7 @@ pub struct JobFacts {
     pub age: Duration,
     /// Time in the coordinator's queue.
     pub queued: Duration,
-    /// Number of running jobs of the project, as text from the coordinator such as `Inf+`.
+    /// Number of running jobs of the project, as text from the coordinator such as `+Inf`.
     pub project_jobs_running: String,
     /// Size and depth of the coordinator's queue. `None` means that the coordinator did not send them.
     pub queue: Option<(i64, i64)>,

@@ -1,3 +1,5 @@
+//! Tests of the exposed metrics, with the text of scrapes.
+
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +28,7 @@ fn facts() -> JobFacts {
         mode: ExecutionMode::Traditional,
         age: Duration::ZERO,
         queued: Duration::from_secs(2),
-        project_jobs_running: "Inf+".to_owned(),
+        project_jobs_running: "+Inf".to_owned(),
         queue: Some((12, 3)),
     }
 }
@@ -131,7 +133,7 @@ fn series_equal_those_of_gitlab_runner() {
         &format!("gitlab_runner_jobs_total{{{r},system_id=\"s_1\"}} 2"),
         &format!("gitlab_runner_job_duration_seconds_bucket{{mode=\"traditional\",{r},system_id=\"s_1\",le=\"30\"}} 1"),
         &format!(
-            "gitlab_runner_job_queue_duration_seconds_bucket{{project_jobs_running=\"Inf+\",{r},system_id=\"s_1\",le=\"+Inf\"}} 2"
+            "gitlab_runner_job_queue_duration_seconds_bucket{{project_jobs_running=\"+Inf\",{r},system_id=\"s_1\",le=\"+Inf\"}} 2"
         ),
         &format!("gitlab_runner_failed_jobs_total{{failure_reason=\"script_failure\",mode=\"traditional\",{r}}} 1"),
         r#"gitlab_runner_api_request_statuses_total{endpoint="patch_trace",method="patch",runner="abcdefghi",status="-1",system_id="s_1"} 1"#,

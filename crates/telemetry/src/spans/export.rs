@@ -30,7 +30,7 @@ const MAX_ATTEMPTS: u32 = 3;
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum delay between two attempts, including a delay that the collector requests.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
-/// Maximum size of a response in bytes. A longer one counts as without rejected spans.
+/// Maximum size of a response in bytes. In a longer response, rejected spans are not counted.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Maximum number of destinations whose outage is remembered. Each job can name further destinations.
 const MAX_DESTINATIONS: usize = 64;

@@ -30,7 +30,7 @@ pub use tree::{Attribute, JobSpan, SpanOutcome, StepSpan};
 
 /// Maximum number of queued items. An item is the spans of one job for one destination.
 const MAX_QUEUED_ITEMS: usize = 256;
-/// Time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
+/// Maximum time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The spans of a job that are queued for a destination.
@@ -117,7 +117,7 @@ impl Tracer {
                     telemetry.metrics.record_spans("dropped", item.job.spans().len());
                 }
                 if !std::mem::replace(&mut exporter.overflowing, true) {
-                    tracing::warn!("the export queue is full; dropping spans");
+                    tracing::warn!("export queue full, dropping spans");
                 }
             }
         }

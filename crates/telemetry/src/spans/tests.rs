@@ -1,3 +1,5 @@
+//! Tests of the export of spans, with collectors that record what they receive.
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -190,8 +190,8 @@ fn remote_files_are_fetched_limited_and_cached() {
     let routes = axum::Router::new()
         .route("/ok.yml", axum::routing::get(|| async { "remote" }))
         .route("/large.yml", axum::routing::get(|| async { "x".repeat(3 << 20) }));
-    let served = self::runtime();
-    let url = serve(&served, routes);
+    let server_runtime = self::runtime();
+    let url = serve(&server_runtime, routes);
     let config = IncludeConfig { cache: Some(fixture.path("cache")), ..IncludeConfig::default() };
     let sources = fixture.sources(config, &runtime);
     let read = |name: &str| sources.read(&IncludeTarget::Remote { url: format!("{url}/{name}") });
@@ -199,7 +199,7 @@ fn remote_files_are_fetched_limited_and_cached() {
     assert!(read("large.yml").unwrap_err().to_string().contains("larger than 2 MiB"));
     assert!(read("missing.yml").unwrap_err().to_string().contains("404"));
     // The server is down: the cached copy is used, and a file that was never fetched is an error.
-    drop(served);
+    drop(server_runtime);
     assert_eq!(text(read("ok.yml").unwrap()), "remote");
     assert!(read("never.yml").is_err());
 }

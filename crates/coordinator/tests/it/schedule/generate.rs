@@ -18,6 +18,7 @@ pub(super) struct JobSpec {
     allow_failure: AllowFailure,
     retries: u32,
     needs: Option<Vec<u16>>,
+    /// True for resource group `one`, false for resource group `two`.
     group: Option<bool>,
     interruptible: bool,
     bridge: Option<Follow>,
@@ -84,7 +85,7 @@ pub(super) fn build(specs: &[JobSpec], auto_cancel: AutoCancel) -> Pipeline {
             Some(strategy) => generated.work = bridge_work(strategy),
             None => {
                 generated.resource_group =
-                    spec.group.map(|first| if first { "one".to_owned() } else { "two".to_owned() })
+                    spec.group.map(|is_first| if is_first { "one".to_owned() } else { "two".to_owned() })
             }
         }
         generated.needs = spec.needs.as_ref().map(|needs| {
@@ -107,7 +108,7 @@ pub(super) fn child(kind: u16) -> Pipeline {
     }
 }
 
-/// A step of a run: an event, and a job that is in a state in which the event is valid.
+/// A step of a run: `kind` determines an event, and `selector` one of the jobs for which the event is valid.
 #[derive(Debug, Clone)]
 pub(super) struct Step {
     pub(super) selector: u16,

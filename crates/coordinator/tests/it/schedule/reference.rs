@@ -116,7 +116,7 @@ impl Reference {
         }
     }
 
-    /// Checks that one event may have changed `before` to `after`, and that no ready job is still `created`.
+    /// Checks that one event can have changed `before` to `after`, and that no ready job is still `created`.
     pub(super) fn check(&self, before: &[JobState], after: &[JobState], status: JobStatus) {
         let statuses: Vec<&str> = after.iter().map(visible_status).collect();
         assert_eq!(status.as_str(), composite(&statuses, false), "the pipeline's status");
@@ -172,7 +172,7 @@ impl Reference {
     }
 }
 
-/// Returns whether later jobs do not wait for a job.
+/// Returns whether a job holds up no later job.
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
     job.status.is_complete() || visible_status(job) == "ignored"
 }

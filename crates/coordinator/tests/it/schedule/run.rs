@@ -213,7 +213,7 @@ impl Run {
         }
     }
 
-    /// Starts all manual jobs and runs them. Checks that all jobs have ended then.
+    /// Starts all manual jobs and runs them. Checks that all jobs have ended afterwards.
     pub(super) fn play_all(&mut self) {
         while let Some(job) = self.manual(0) {
             self.carry_out(StepAction::Apply(Event::Play { job }));

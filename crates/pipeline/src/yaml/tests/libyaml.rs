@@ -38,6 +38,7 @@ const REJECTED_BY_LIBYAML: &[&str] = &[
     "mapping values are not allowed in this context",
 ];
 
+/// Fragments of generated texts.
 const PIECES: &[&str] = &[
     "a",
     "b c",
@@ -91,6 +92,7 @@ const PIECES: &[&str] = &[
     "k: [\n\"a\",\n]\n",
 ];
 
+/// Valid files, of which some texts are changed copies.
 const FILES: &[&str] = &[
     "a:\n  script: [\n    \"echo 1\"\n  ]\n",
     "job:\n  script:\n  - \"a\n  b\"\n",
@@ -101,6 +103,7 @@ const FILES: &[&str] = &[
     "- a\n- b:\n  - c\n  -  d\n",
 ];
 
+/// Generates a text: a sequence of pieces, or a file with a few changes.
 fn text(rng: &mut ChaCha8Rng) -> String {
     let piece = |rng: &mut ChaCha8Rng| *PIECES.choose(rng).unwrap();
     if rng.random_bool(0.6) {
