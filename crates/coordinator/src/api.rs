@@ -111,8 +111,8 @@ impl Actor {
                 let result = self.authorize(job, &token, token_use);
                 self.service_reply(reply, result);
             }
-            Command::Finish { job, token, outcome, reply } => {
-                let result = self.finish(job, &token, *outcome);
+            Command::Finish { job, token, report, reply } => {
+                let result = self.finish(job, &token, *report);
                 self.service_reply(reply, result);
             }
             Command::Download { producer, token, reply } => {

@@ -100,7 +100,7 @@ pub(crate) enum Command {
     Finish {
         job: JobId,
         token: String,
-        outcome: Box<Outcome>,
+        report: Box<FinalReport>,
         reply: ServiceReply<JobStatus>,
     },
     /// Returns the archive of `producer`, for the token of another job.
@@ -226,7 +226,7 @@ pub(crate) struct Authorization {
 
 /// A final report of a runner.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct FinalReport {
     /// Whether the job succeeded.
     pub(crate) success: bool,
     /// Failure reason.

@@ -8,10 +8,10 @@ use muster_runner_api::service::ServiceError;
 use crate::actor::Actor;
 use crate::artifacts;
 use crate::artifacts::NewArtifact;
-use crate::command::{Authorization, Outcome, StoredUpload, TokenUse};
+use crate::command::{Authorization, FinalReport, StoredUpload, TokenUse};
 use crate::expiry::ExpiryStep;
 use crate::outbox::JobChange;
-use crate::schedule::{self, Event};
+use crate::schedule::{Event, Outcome, Target};
 use crate::store::{ArtifactRow, JobRow};
 use crate::timers::Timer;
 
@@ -75,34 +75,34 @@ impl Actor {
     }
 
     /// Processes a final report. A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
-    pub(crate) fn finish(&mut self, job: JobId, token: &str, outcome: Outcome) -> Result<JobStatus, ServiceError> {
+    pub(crate) fn finish(&mut self, job: JobId, token: &str, report: FinalReport) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
             let agrees = match status {
-                JobStatus::Success => outcome.success,
-                JobStatus::Failed => !outcome.success,
+                JobStatus::Success => report.success,
+                JobStatus::Failed => !report.success,
                 // A canceled job stays canceled, regardless of the runner's report.
                 _ => true,
             };
             return if agrees { Ok(status) } else { Err(ServiceError::Forbidden { status: Some(status) }) };
         }
         let invalid_report = self.state.jobs.get(&job).and_then(|row| row.detail.invalid_report.clone());
-        let engine_outcome = if outcome.success && invalid_report.is_none() {
-            schedule::Outcome::Success
+        let outcome = if report.success && invalid_report.is_none() {
+            Outcome::Success
         } else {
-            let report_failure = invalid_report.is_some().then_some(FailureReason::ScriptFailure);
-            schedule::Outcome::Failed {
-                reason: outcome.reason.or(report_failure).unwrap_or(FailureReason::UnknownFailure),
-                exit_code: outcome.exit_code.and_then(|code| i32::try_from(code).ok()),
+            let dotenv_failure = invalid_report.is_some().then_some(FailureReason::ScriptFailure);
+            Outcome::Failed {
+                reason: report.reason.or(dotenv_failure).unwrap_or(FailureReason::UnknownFailure),
+                exit_code: report.exit_code.and_then(|code| i32::try_from(code).ok()),
             }
         };
-        self.apply_job_event(job, |job| Event::JobFinished { job, outcome: engine_outcome })
+        self.apply_job_event(job, |job| Event::JobFinished { job, outcome })
             .map_err(|rejection| ServiceError::Conflict(rejection.to_string()))?;
         let Some(row) = self.state.job_mut(job) else { return Ok(status) };
-        row.exit_code = outcome.exit_code;
+        row.exit_code = report.exit_code;
         let has_ended = row.status().is_complete();
-        row.coverage = outcome.coverage;
-        row.detail.result_tree = outcome.result_tree;
+        row.coverage = report.coverage;
+        row.detail.result_tree = report.result_tree;
         if row.status() == JobStatus::Failed {
             row.detail.message = invalid_report;
         }
@@ -113,7 +113,7 @@ impl Actor {
         }
         let status = row.status();
         if has_ended {
-            self.state.dirty.set_exit_code(job, outcome.exit_code);
+            self.state.dirty.set_exit_code(job, report.exit_code);
         }
         Ok(status)
     }
@@ -262,7 +262,7 @@ impl Actor {
         }
         if row.status() == JobStatus::Canceling {
             // No manager accepted the job, so no manager can cancel it gracefully.
-            let target = schedule::Target::Job(row.job_ref());
+            let target = Target::Job(row.job_ref());
             let pipeline = row.pipeline;
             if let Err(rejection) = self.apply_event(pipeline, Event::ForceCancel { target }) {
                 tracing::debug!(%job, %rejection, "canceled job has already ended");

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use crate::artifacts;
 use crate::artifacts::{NewArtifact, Upload};
 use crate::blobs::{Appended, ArtifactName, Incoming, blocking};
-use crate::command::{Authorization, Command, Outcome, ServiceReply, TokenUse};
+use crate::command::{Authorization, Command, FinalReport, ServiceReply, TokenUse};
 use crate::coordinator::Coordinator;
 use crate::coverage;
 use crate::error::BlobError;
@@ -77,7 +77,7 @@ impl RunnerService for Coordinator {
             self.end_trace(job, &request, &authorization).await?
         };
         let reason = request.failure_reason.as_deref().unwrap_or_default();
-        let outcome = Outcome {
+        let report = FinalReport {
             success,
             reason: (!success).then(|| FailureReason::from_wire(reason)),
             exit_code: request.exit_code,
@@ -85,7 +85,7 @@ impl RunnerService for Coordinator {
             result_tree: request.result_tree,
         };
         let token = request.token;
-        let status = self.call(|reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await?;
+        let status = self.call(|reply| Command::Finish { job, token, report: Box::new(report), reply }).await?;
         if status.is_complete() {
             // A repeated report may have opened the trace again after the first report closed it.
             self.blobs.close_trace(job);

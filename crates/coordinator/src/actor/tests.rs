@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use super::*;
 use crate::blobs::memory::MemoryBlobs;
-use crate::command::Outcome;
+use crate::command::FinalReport;
 use crate::facts::{GitFacts, NewPipeline, NewRunner, NoFiles, ProjectFacts};
 use crate::keys;
 use crate::store::memory::MemoryStore;
@@ -53,8 +53,8 @@ async fn run_pipeline(actor: &mut Actor, token: &str) {
     let answer = call(actor, |reply| Command::RequestJob { request: Box::new(request), reply }).await;
     let payload = answer.job.expect("no job");
     let (job, token) = (payload.id, payload.token.clone());
-    let outcome = Outcome { success: true, reason: None, exit_code: None, coverage: None, result_tree: None };
-    call(actor, |reply| Command::Finish { job, token, outcome: Box::new(outcome), reply }).await;
+    let report = FinalReport { success: true, reason: None, exit_code: None, coverage: None, result_tree: None };
+    call(actor, |reply| Command::Finish { job, token, report: Box::new(report), reply }).await;
 }
 
 #[tokio::test]
