@@ -1,6 +1,6 @@
 //! `script`, `before_script`, `after_script`, `hooks` and `run`.
 
-use crate::config::parsing::{Fields, Path, Problems, flat_list, text};
+use crate::config::parsing::{Fields, MAX_LIST_NESTING, Path, Problems, flat_list, text};
 use crate::node::{Node, Value};
 
 /// Parses a script: a string, or a list of strings. Nested lists are flattened. As on GitLab, numbers and booleans are
@@ -10,14 +10,15 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         Value::String(line) => Some(vec![line.to_string()]),
         Value::List(_) => lines(node, at, problems),
         _ => {
-            let message = format!(
-                "config should be a string or a nested array of strings up to 10 levels deep, but it is {}",
-                node.kind()
-            );
-            problems.report(node.span, at, message);
+            problems.report(node.span, at, expected_strings(&format!("it is {}", node.kind())));
             None
         }
     }
+}
+
+/// Returns the message about a script with another type. `but` describes what it is or contains.
+fn expected_strings(but: &str) -> String {
+    format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {but}")
 }
 
 fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
@@ -29,10 +30,7 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
             continue;
         }
         is_valid = false;
-        let message = format!(
-            "config should be a string or a nested array of strings up to 10 levels deep, but it contains {}",
-            item.kind()
-        );
+        let message = expected_strings(&format!("it contains {}", item.kind()));
         match item.value {
             Value::Map(_) => {
                 problems.report_with_help(

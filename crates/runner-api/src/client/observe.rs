@@ -61,7 +61,7 @@ impl Client {
             status = status.map_or(-1, i32::from),
             correlation_id = id.as_deref().unwrap_or_default(),
             duration_s = took.as_secs_f64(),
-            "call to the coordinator"
+            "call to the coordinator ended"
         );
         answer
     }
