@@ -162,7 +162,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the settings for includes: local replacements, pins, and whether and how long to download.
+    /// Returns the settings for includes: local replacements, pins, whether downloads are allowed, and their timeout.
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
         let home = |path: &PathBuf| expand_home(path);
         let expanded =
