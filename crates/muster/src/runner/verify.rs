@@ -18,7 +18,7 @@ const MAX_CONCURRENT: usize = 8;
 
 /// Arguments of `gitlab-runner verify`.
 ///
-/// They have no environment variables, so that a variable for another purpose does not select runners.
+/// The flags have no environment variables, so that a variable for another purpose does not select runners.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(without_variable))]
 pub(crate) struct VerifyArgs {
@@ -26,7 +26,7 @@ pub(crate) struct VerifyArgs {
     select: SelectArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Only verify the runners with this token. With --url `*`, on any server.
+    /// Only verify the runners with this token, and with the URL of --url unless it is `*`.
     #[arg(short, long)]
     token: Option<String>,
     /// Remove runners from the file that the server does not know anymore.
@@ -34,7 +34,7 @@ pub(crate) struct VerifyArgs {
     delete: bool,
 }
 
-/// Removes the environment variables of the TLS flags, too.
+/// Removes the environment variable of a TLS flag.
 fn without_variable(argument: clap::Arg) -> clap::Arg {
     if argument.get_id().as_str().starts_with("tls_") { argument.env(Resettable::Reset) } else { argument }
 }
