@@ -76,7 +76,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
             continue;
         };
         let Some((name, tail)) = reference.split_once("}}") else {
-            // No expression ends after this one either.
+            // Without a further `}}`, no later expression ends either.
             out.push_str("${{");
             rest = after;
             break;

@@ -269,7 +269,7 @@ pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUse
     with_variables(payload, context, cache::uses).unwrap_or_default()
 }
 
-/// Calls `read` with what it needs to read a part of the payload before the job is lowered.
+/// Calls `read` with the expanded variables and everything else that is needed to read a part of the payload before the job is lowered.
 fn with_variables<T>(
     payload: &JobPayload,
     context: &JobContext,

@@ -53,7 +53,7 @@ pub struct DockerFiles {
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers. `None` means that the agent calls them: it runs on this machine.
+    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -140,8 +140,8 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context of a job that names no image, at a runner whose other jobs run in containers. `None` means that the runner's settings
-/// apply to the job.
+/// Returns the context in which a job without an image runs on the host, although its runner runs other jobs in containers. `None` means that the
+/// runner's settings apply to the job.
 pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
