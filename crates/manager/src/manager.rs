@@ -335,6 +335,8 @@ impl Manager {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
+    /// Handles the result of a job request: starts the actor of a job that it brought, and logs what operators should know.
+    ///
     /// # Errors
     /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.
     fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
@@ -422,6 +424,8 @@ impl Manager {
         }
     }
 
+    /// Handles the end of a job's actor: stops counting the job, and logs an actor that failed.
+    ///
     /// # Errors
     /// [`ManagerError::Store`]: this job and all that follow could not be stored. The manager exits, so that the service manager
     /// restarts it.
