@@ -188,7 +188,7 @@ impl Manager {
                 Some(run) = self.released_slots.recv() => self.on_slot_released(run),
                 () = self.executors.changed(), if self.run_state == RunState::Working => {}
                 () = until(idle_until), if idle_until.is_some() => {
-                    tracing::info!("This runner has not received a job in its time to wait, so now exiting");
+                    tracing::info!("This runner has not received a job within its wait timeout, so now exiting");
                     self.stop_requests(RunState::Draining);
                 }
                 () = until(wake), if wake.is_some() => {}
@@ -404,7 +404,7 @@ impl Manager {
     fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
         self.run_tracker.record_job();
         if self.run_tracker.remaining_jobs() == 0 {
-            tracing::info!("This runner has received its last job and exits after it");
+            tracing::info!("This runner has received its last job, and exits when its jobs have ended");
             self.stop_requests(RunState::Draining);
         }
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());

@@ -85,7 +85,7 @@ pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Whether the token belongs to a runner that was created on the server. Such a token is verified, not registered.
+/// Returns whether the token belongs to a runner that was created on the server. Such a token is verified, not registered.
 pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }

@@ -252,7 +252,7 @@ pub(super) fn expand_home(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether a pattern matches the whole text. `*` matches any text.
+/// Returns whether a pattern matches the whole text. `*` matches any text.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };

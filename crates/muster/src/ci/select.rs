@@ -115,7 +115,7 @@ fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiErr
     Err(CiError::NeedsManual { named: names.to_vec(), manual })
 }
 
-/// Whether a job waits for another one: because it needs it, or, without `needs`, because the other one is in an earlier stage and is not
+/// Returns whether a job waits for another one: because it needs it, or, without `needs`, because the other one is in an earlier stage and is not
 /// optional.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {

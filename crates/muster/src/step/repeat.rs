@@ -23,7 +23,7 @@ const MASKED: &str = "[MASKED]";
 /// Arguments of `muster step repeat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepeatArgs {
-    /// File that `--results` of `run` or `debug` has written.
+    /// File that `run --results` or `debug --results` wrote.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Step to repeat: its name after those of the steps that contain it, such as `release/pack` [default: the outermost step].
@@ -38,7 +38,7 @@ pub(crate) struct RepeatArgs {
     /// Variable of the job, for expressions such as `${{ vars.NAME }}`. Can be repeated.
     #[arg(long = "variable", value_name = "NAME=VALUE")]
     variables: Vec<Pair>,
-    /// Fail if the file or directory PATH differs from RECORDED, which an earlier run has written. Can be repeated.
+    /// Fail if the file or directory PATH differs from RECORDED, which an earlier run wrote. Can be repeated.
     #[arg(long, value_name = "PATH=RECORDED")]
     compare: Vec<Pair>,
 }

@@ -95,7 +95,7 @@ fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<Helper
     wanted.map(|registry| HelperQuestion { helper: entry.helper.clone(), registry }).collect()
 }
 
-/// Replaces the entries of helpers by their answers.
+/// Replaces the entries of helpers with the helpers' answers.
 fn with_answers(
     entries: Vec<RegistryCredentials>,
     answers: &HelperAnswers,

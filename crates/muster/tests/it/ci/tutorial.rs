@@ -38,7 +38,7 @@ fn normalized(line: &str) -> String {
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the output consists of these lines, in order. `...` matches any lines.
+/// Returns whether the output consists of these lines, in order. `...` matches any lines.
 pub(crate) fn matches_expected(output: &str, expected: &[String]) -> bool {
     // Without a terminal, the start of a job is printed as an extra line.
     let mut output =

@@ -23,7 +23,7 @@ use crate::process::until;
 pub(crate) const IMAGE: &str = "muster-test/busybox:1";
 /// ID of the job of a test.
 const ID: &str = "1-1";
-/// Timeout that is longer than anything here takes on a busy machine.
+/// Timeout that no job of these tests reaches, even on a busy machine.
 const JOB_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An agent that runs as a separate process, and the engine for its jobs.

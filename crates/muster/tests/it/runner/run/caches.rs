@@ -233,11 +233,11 @@ async fn chunks_are_shared_through_the_store() {
     let names = objects(&store).await;
     assert_eq!(names.iter().filter(|name| name.starts_with("chunks/7/protected/")).count(), names.len() - before);
 
-    // A format of archives can be chosen by the job's variables only, so the store has no archive.
+    // Only a variable of the job could choose archives instead of chunks, and no job has it.
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 
-/// Replaces an object. The new content is longer than a pack, so that every range of it exists.
+/// Replaces an object with invalid content, which is longer than a pack, so that each range that a job reads exists.
 async fn replace(store: &Server, name: &str) {
     let key = S3AccessKey { id: Secret::new("the-access-key"), secret: Secret::new(SECRET), session: None };
     let settings = S3Settings {
