@@ -45,7 +45,7 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories, ..context.clone() }
 }
 
-/// Returns the directory of the job at the agent beside the driver, which has no checkout.
+/// Returns the directory of the job for the agent that runs the driver. It has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))

@@ -1,4 +1,4 @@
-//! The resources that a job requests, and its share of a machine that other jobs use, too.
+//! The resources that a job requests, and its share of a machine that it shares with other jobs.
 
 use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;

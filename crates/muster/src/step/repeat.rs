@@ -162,7 +162,7 @@ fn masked(values: &Map<String, Value>) -> Option<String> {
     values.iter().find(|(_, value)| value.to_string().contains(MASKED)).map(|(name, _)| name.clone())
 }
 
-/// Escapes the expressions in all texts of a value.
+/// Escapes the expressions in all strings of a value.
 fn escaped(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(text.replace("${{", "\\${{")),

@@ -5,7 +5,7 @@
 //! plan: [ docker/container [ prepare_script, get_sources, ..., cleanup_file_variables ] ]
 //! ```
 //!
-//! The agent beside the engine creates the containers. The agent in the build container runs the steps inside.
+//! The agent on the engine's machine creates the containers. The agent in the build container runs the steps inside.
 
 mod blocked;
 mod credentials;
@@ -152,7 +152,7 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job at the agent beside the engine, which has no checkout.
+/// Returns the directory of the job for the agent on the engine's machine. It has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
@@ -320,7 +320,7 @@ fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerEr
 /// Returns the engine. On an instance, it is the instance's own, which needs no TLS.
 fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     match runner.executor.as_str() {
-        // gitlab-runner replaces the endpoint by that of the machine, too.
+        // As in gitlab-runner, the endpoint of the machine replaces the configured one.
         "docker+machine" => DockerEngine::default(),
         "docker-autoscaler" => DockerEngine { host: docker.host.clone(), ..DockerEngine::default() },
         _ => DockerEngine {

@@ -18,7 +18,7 @@ const SECRET: &str = "the-secret-key-of-the-store";
 const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
-/// A store with a bucket.
+/// Starts a store with a bucket. `None` means that no program for the store is installed.
 async fn store() -> Option<Server> {
     let server = moto()?;
     let created = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
@@ -37,7 +37,7 @@ fn config(harness: &Harness, store: &Server, more: &str) -> String {
     )
 }
 
-/// A machine whose runner uses the bucket.
+/// Starts a manager, in the role of another machine, whose runner uses the bucket.
 async fn machine(store: &Server, more: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     harness.configure(&config(&harness, store, more));
@@ -190,7 +190,7 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
 const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
                     seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done; fi";
 
-/// Returns the number of megabytes before a text in a log.
+/// Returns the number of megabytes that precedes `text` in a log.
 fn megabytes(log: &str, text: &str) -> f64 {
     let before = log.split_once(text).unwrap_or_else(|| panic!("{text:?} is missing in {log}")).0;
     before.rsplit(' ').next().unwrap().parse().unwrap()
