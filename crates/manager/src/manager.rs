@@ -133,8 +133,8 @@ impl Manager {
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///
     /// # Errors
-    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error. If its state cannot be written, it leaves
-    /// them to the next start instead.
+    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error, unless its state cannot be written. It then
+    /// leaves these jobs to the next start.
     pub async fn run(mut self, commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         let result = self.work(commands).await;
         self.finish_requests().await;

@@ -128,8 +128,8 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
 
 /// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
 ///
-/// With `only_own`, as in a collection that a manager started, a store of another user is skipped: jobs of that user can write to the store, so
-/// this user must not delete anything there.
+/// `only_own` is set in a collection that a manager started. It skips the stores of other users: their jobs can write to these stores, so this
+/// user must not delete anything there.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
     let owner = store.root().symlink_metadata().map(|found| found.uid());
     if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {

@@ -1,15 +1,15 @@
 //! Makes addresses unreachable in the network of a container (`blocked_addresses` of `[runners.docker]`).
 //!
 //! ```text
-//! agent beside the engine                     container
+//! agent on the engine's machine               container
 //!   create, start ------------------------->  `gate` is the first process, and waits
 //!   start of `block` in the same network ->   routes and neighbor entries are added
 //!                                             `gate` finds the routes, and becomes the entrypoint of the image
 //! ```
 //!
 //! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
-//! address on the link, so each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the default
-//! route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
+//! address on the link. Therefore each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the
+//! default route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
 //! routes and entries, and only one with `NET_RAW` can send packets past them. The container gets neither capability.
 //!
 //! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.

@@ -36,7 +36,7 @@ impl CacheCollection {
         let Some(config) = &self.config else { return std::future::pending().await };
         if let Some(child) = &mut self.running {
             match child.wait().await {
-                Ok(status) if status.success() => tracing::info!("the collection of caches has ended"),
+                Ok(status) if status.success() => tracing::info!("cache collection finished"),
                 Ok(status) => {
                     tracing::warn!(%status, "failed to delete unused data of caches; run `muster cache gc` to see the reason");
                 }
