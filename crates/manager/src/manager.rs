@@ -133,8 +133,8 @@ impl Manager {
     /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
     ///
     /// # Errors
-    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error. If its state cannot be written, it leaves
-    /// them to the next start instead.
+    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error, unless its state cannot be written. It then
+    /// leaves these jobs to the next start.
     pub async fn run(mut self, commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         let result = self.work(commands).await;
         self.finish_requests().await;
@@ -188,7 +188,7 @@ impl Manager {
                 Some(run) = self.released_slots.recv() => self.on_slot_released(run),
                 () = self.executors.changed(), if self.run_state == RunState::Working => {}
                 () = until(idle_until), if idle_until.is_some() => {
-                    tracing::info!("This runner has not received a job in its time to wait, so now exiting");
+                    tracing::info!("This runner has not received a job within its wait timeout, so now exiting");
                     self.stop_requests(RunState::Draining);
                 }
                 () = until(wake), if wake.is_some() => {}
@@ -335,6 +335,8 @@ impl Manager {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
+    /// Handles the result of a job request: starts the actor of a job that it brought, and logs what operators should know.
+    ///
     /// # Errors
     /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.
     fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
@@ -402,7 +404,7 @@ impl Manager {
     fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
         self.run_tracker.record_job();
         if self.run_tracker.remaining_jobs() == 0 {
-            tracing::info!("This runner has received its last job and exits after it");
+            tracing::info!("This runner has received its last job, and exits when its jobs have ended");
             self.stop_requests(RunState::Draining);
         }
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
@@ -422,6 +424,8 @@ impl Manager {
         }
     }
 
+    /// Handles the end of a job's actor: stops counting the job, and logs an actor that failed.
+    ///
     /// # Errors
     /// [`ManagerError::Store`]: this job and all that follow could not be stored. The manager exits, so that the service manager
     /// restarts it.

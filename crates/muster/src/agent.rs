@@ -141,8 +141,8 @@ fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgen
 /// Copies between stdin and stdout and the socket until either end is closed. Blocks the thread.
 pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
     let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
-    // A thread that still reads from the other end ends with the process.
-    let (done, is_done) = std::sync::mpsc::channel();
+    // The first thread that finishes ends the process, and with it the other thread, which may still wait in a read.
+    let (done, first_done) = std::sync::mpsc::channel();
     let also_done = done.clone();
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin().lock(), &mut to_agent);
@@ -152,7 +152,7 @@ pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
         let _ = copy_unbuffered(socket, std::io::stdout());
         let _ = also_done.send(());
     });
-    let _ = is_done.recv();
+    let _ = first_done.recv();
     ExitCode::SUCCESS
 }
 

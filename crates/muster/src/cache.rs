@@ -1,4 +1,4 @@
-//! `muster cache`: maintains the caches of jobs that are stored as chunks.
+//! `muster cache`: maintains the job caches that are stored as chunks.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -60,10 +60,10 @@ pub(crate) fn run(command: Command) -> ExitCode {
 /// Priority of a collection that a manager started, so that jobs come first.
 const NICENESS: i32 = 10;
 
-/// Collects all stores. Returns whether none failed.
+/// Collects all stores. Returns false if a collection failed.
 async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError> {
     if args.due {
-        // Without a lower priority, the result is the same.
+        // If the priority cannot be lowered, the collection works anyway.
         let _ = rustix::process::nice(NICENESS);
     }
     let options = CollectOptions {
@@ -102,7 +102,7 @@ fn options_of(is_due: bool, runner: &RunnerSettings, options: CollectOptions) ->
     Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
 }
 
-/// Collects the stores of a runner in its object store. Returns whether none failed.
+/// Collects the stores of a runner in its object store. Returns false if a collection failed.
 async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bool {
     let Some(store) = &runner.cache.store else { return true };
     let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
@@ -126,9 +126,10 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
     }
 }
 
-/// Collects a store on this machine. Returns whether that did not fail.
+/// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
 ///
-/// A manager leaves out the stores of other users: jobs can write there, so another user must not delete anything.
+/// `only_own` is set in a collection that a manager started. It skips the stores of other users: their jobs can write to these stores, so this
+/// user must not delete anything there.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
     let owner = store.root().symlink_metadata().map(|found| found.uid());
     if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {

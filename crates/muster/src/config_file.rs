@@ -85,12 +85,12 @@ pub(crate) fn info(config: &Config, runner: &Runner) -> VersionInfo {
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Whether the token belongs to a runner that was created on the server. Such a token is verified, not registered.
+/// Returns whether the token belongs to a runner that was created on the server. Such a token is verified, not registered.
 pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
-/// Logs whether this runs in system mode (as root) or user mode, because the default configuration file depends on it.
+/// Logs whether this process runs in system mode (as root) or user mode, because the default configuration file depends on the mode.
 pub(crate) fn log_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");

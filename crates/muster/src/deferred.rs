@@ -3,8 +3,8 @@
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// Arguments of a command with many flags. They are defined when the command is called, or when its help is printed. Other commands start
-/// without them.
+/// Arguments of a command with many flags. The flags are defined only when the command is called or its help is printed, so that other
+/// commands start faster.
 #[derive(Debug)]
 pub(crate) struct Deferred<T>(pub(crate) Box<T>);
 

@@ -37,12 +37,12 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
             continue;
         }
         let word = respelled(text);
-        match takes(root, command, &word) {
-            Some(Takes::Value) => match rest.next() {
+        match flag_value(root, command, &word) {
+            Some(FlagValue::NextWord) => match rest.next() {
                 Some(value) => rewritten.extend(with_value(word.into(), value)),
                 None => rewritten.push(word.into()),
             },
-            Some(Takes::Nothing) => {
+            Some(FlagValue::InFlag) => {
                 after_switch = Some(word.clone());
                 rewritten.push(word.into());
             }
@@ -60,22 +60,22 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
     rewritten
 }
 
-/// Whether the arguments of `command` are a command with its own flags.
+/// Returns whether the arguments of `command` are a command with its own flags.
 fn takes_command(command: &Command) -> bool {
     command.get_positionals().any(clap::Arg::is_trailing_var_arg_set)
 }
 
-/// Whether a flag takes the next word as its value.
+/// Where a flag that is written without `=` has its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Takes {
-    /// The flag has no value, or one after `=`.
-    Nothing,
-    /// The flag has a value after `=`, or the next word is its value.
-    Value,
+enum FlagValue {
+    /// The flag has no value. Only `--flag=VALUE` would set one.
+    InFlag,
+    /// The next word is the value.
+    NextWord,
 }
 
-/// Returns what the flag `word` of `command` takes, including global flags. `None` if it is not a flag, or has its value after `=`.
-fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
+/// Returns where `word`, a flag of `command` or a global flag, has its value. `None` if it is not such a flag, or is written with `=`.
+fn flag_value(root: &Command, command: &Command, word: &str) -> Option<FlagValue> {
     let dashes = word.len() - word.trim_start_matches('-').len();
     let name = &word[dashes..];
     let global_flags = root.get_arguments().filter(|argument| argument.is_global_set());
@@ -85,7 +85,7 @@ fn takes(root: &Command, command: &Command, word: &str) -> Option<Takes> {
         _ => false,
     })?;
     let values = argument.get_num_args().map_or(argument.get_action().takes_values(), |range| range.min_values() > 0);
-    Some(if values { Takes::Value } else { Takes::Nothing })
+    Some(if values { FlagValue::NextWord } else { FlagValue::InFlag })
 }
 
 /// Returns the flag and its value as one or two arguments. They are joined by `=` if clap would take the value for a flag.

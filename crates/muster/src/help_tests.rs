@@ -7,7 +7,7 @@ use super::Cli;
 /// Appends the help of a command and of its subcommands.
 fn append_help(command: &mut Command, path: &str, text: &mut String) {
     if ["register", "run-single"].contains(&command.get_name()) {
-        // The flags for the keys of the configuration have the texts of its schema, which the reference page shows.
+        // The help of the flags for keys of the configuration comes from its schema, which the reference page shows.
         let is_key = |arg: &clap::Arg| crate::runner::is_entry_flag(arg.get_id().as_str());
         *command = std::mem::take(command).mut_args(|arg| if is_key(&arg) { arg.hide(true) } else { arg });
     }

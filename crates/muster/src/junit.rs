@@ -38,7 +38,7 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
-/// Returns a report.
+/// Formats test suites as a JUnit report.
 pub(crate) fn report(suites: &[Suite]) -> String {
     let mut xml = Writer::new_with_indent(Vec::new(), b' ', 2);
     // Writing to memory does not fail.

@@ -1,7 +1,7 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
 //!
-//! The first SIGTERM or SIGINT stops requesting jobs, and cancels the running ones or lets them finish (`--on-stop`). The second one exits
-//! immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
+//! On the first SIGTERM or SIGINT, the manager requests no more jobs, and cancels the running ones or lets them finish (`--on-stop`). On the
+//! second one, it exits immediately. The agent then keeps running the jobs, and the next start of the manager resumes them.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

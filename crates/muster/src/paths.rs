@@ -14,7 +14,7 @@ pub(crate) fn certificates() -> PathBuf {
     default_directory().join("certs")
 }
 
-/// Whether this process runs as root, which gitlab-runner calls system mode.
+/// Returns whether this process runs as root, which gitlab-runner calls system mode.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }

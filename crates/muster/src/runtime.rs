@@ -29,7 +29,7 @@ fn run(mut builder: Builder, work: impl Future<Output = ExitCode>) -> ExitCode {
     match builder.enable_all().build() {
         Ok(runtime) => {
             let code = runtime.block_on(work);
-            // Do not wait for blocking tasks: state on disk is always consistent after a crash, so it also is after this.
+            // Do not wait for blocking tasks: state on disk stays consistent even after a crash.
             runtime.shutdown_background();
             code
         }

@@ -18,8 +18,8 @@ pub(crate) async fn release_pages_after_start() {
 
 /// Releases the pages of the program's code and constants.
 ///
-/// The start of a service reads many pages that it never needs again. The others are read again from the file, usually from the page
-/// cache. Does nothing if `/proc` is not available.
+/// A service reads many pages only during its start. Pages that it needs later are read from the file again, usually from the page cache. Does
+/// nothing if `/proc` is not available.
 fn release_startup_pages() {
     let (Ok(maps), Ok(executable)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe")) else {
         return;
@@ -33,7 +33,7 @@ fn release_startup_pages() {
 
 /// Returns the start and length of a line of `/proc/self/maps` if it maps unmodified content of `executable`.
 ///
-/// These are the code and the beginning of the file. Other constants may have been relocated before they became read-only.
+/// Unmodified content is the code and the beginning of the file. Other constants may have been relocated before they became read-only.
 fn unmodified_mapping(line: &str, executable: &str) -> Option<(usize, usize)> {
     let mut fields = line.split_ascii_whitespace();
     let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);

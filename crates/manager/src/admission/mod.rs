@@ -9,13 +9,16 @@
 //!
 //! The manager waits for a request that the coordinator may have answered, because GitLab gives the job of a lost answer to no other
 //! runner. If `concurrent`, `limit` or the capacity falls, fewer requests are sent, but those in flight continue: a job that one of
-//! them brings waits for its slot. Only a request that has been held for [`PollTimings::min_hold`] is canceled, for one of three reasons:
-//! another runner has no request (gitlab-runner lets it wait for 50 s, C002), its settings no longer apply, or the manager ends. For
-//! the last two reasons a request is canceled at once if its coordinator answers the same idempotency key with the same job.
+//! them brings waits for its slot. There are three reasons to cancel a request: another runner has no request (gitlab-runner lets that
+//! runner wait for 50 s, C002), its settings no longer apply, or the manager ends. A request is canceled only after it has been held for
+//! [`PollTimings::min_hold`]. For the last two reasons, it is canceled at once if its coordinator answers the same idempotency key with
+//! the same job.
 //!
-//! Invariants, checked by the properties in `tests.rs`: no request is canceled before its time; a decision starts no request beyond
-//! `concurrent`, `limit` and `request_concurrency`; each runner that may send a request does so within a bound; a wake-up is scheduled
-//! for every later decision.
+//! Invariants, which the tests check in a random simulation:
+//! - No request is canceled before its time.
+//! - A decision starts no request beyond `concurrent`, `limit` and `request_concurrency`.
+//! - Each runner that may send a request does so within a bounded time.
+//! - A wake-up is scheduled for every later decision.
 
 mod entry;
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
     })
 }
 
-/// Returns the URLs of one object that the job needs, and no others.
+/// Returns the URLs of one object, for only those requests that the job needs.
 async fn object(
     store: &CacheStore,
     usage: &CacheUse,

@@ -43,8 +43,8 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     files
 }
 
-/// Calls the credential helpers of this machine for the images of a job. `None` means that the job's agent is on this machine, and calls them
-/// itself: the configuration that names a helper is this machine's (docs/spec/job-execution.md, section 7.3).
+/// Calls the credential helpers of this machine for the images of a job, because the configuration that names a helper is that of this machine
+/// (docs/spec/job-execution.md, section 7.3). `None` means that the job's agent is also on this machine, and calls the helpers itself.
 pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {
     let questions = helper_questions(payload, context)?;
     let answers = questions.into_iter().map(async |question| {
@@ -79,7 +79,7 @@ async fn home(user: Option<&str>) -> Option<PathBuf> {
     let passwd = tokio::fs::read_to_string("/etc/passwd").await.unwrap_or_default();
     match home_in(&passwd, user) {
         Some(home) => Some(home),
-        // Only a directory service may know the user.
+        // The user may be known only to a directory service.
         None => {
             let listed =
                 Command::new("getent").args(["passwd", "--", user]).stdin(Stdio::null()).output().await.ok()?;

@@ -1,8 +1,8 @@
 //! Early release of the slot of a job that has ended, while the coordinator does not accept its report.
 //!
 //! The first report that fails releases the slot, so that an unavailable coordinator does not block other jobs. Log and result
-//! stay in the agent's spool. The number of such jobs is limited by `max_unreported_jobs`. Further jobs keep their slots.
-//! `muster_unreported_jobs` counts them, and `/debug/jobs/list` shows them as ended.
+//! stay in the agent's spool. `max_unreported_jobs` limits the number of such jobs. `muster_unreported_jobs` counts them, and
+//! `/debug/jobs/list` shows them as ended. Jobs beyond the limit keep their slots.
 
 use std::sync::Arc;
 

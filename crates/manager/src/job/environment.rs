@@ -38,7 +38,7 @@ pub(super) enum JobEnvironment {
     Restoring(AbortOnDropHandle<Result<Lease, ExecutorError>>),
     /// The job holds a slot of the environment and uses its agent.
     Leased(Lease),
-    /// The job holds the slot, but its agent stopped responding and is not contacted anymore.
+    /// The job holds the slot, but its agent stopped responding and is no longer contacted.
     Unresponsive(Lease),
     /// The agent has closed the job, and its environment could not be suspended. `None` if the lease was lost before.
     Closed(Option<Lease>),

@@ -205,7 +205,7 @@ impl JobActor {
         self.fail_with_lines(reason, exit_code, message, &[]).await
     }
 
-    /// Same as [`Self::fail`], with lines of the trace before the message.
+    /// Ends the job as [`Self::fail`] does, with lines of the trace before the message.
     pub(super) async fn fail_with_lines(
         &mut self,
         reason: FailureReason,

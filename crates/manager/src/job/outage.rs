@@ -73,7 +73,7 @@ impl ConnectionHealth {
         }
     }
 
-    /// Returns whether an instance that was unresponsive for its whole timeout gets another one.
+    /// Returns whether an instance that was unresponsive for its whole timeout gets that timeout once more.
     pub(super) fn extend_deadline(&mut self) -> bool {
         let (mut others, mut reachable) = (0, 0);
         for (instance, jobs) in self.tracker.0.lock().iter().filter(|(instance, _)| **instance != self.instance) {

@@ -112,7 +112,7 @@ impl Preparation {
 
 /// Reads the runner's TLS files.
 ///
-/// They are read for each job, because certificates are replaced while a manager runs. A file that cannot be read is left out: the
+/// The files are read for each job, because certificates are replaced while a manager runs. A file that cannot be read is left out: the
 /// calls that need it fail with a better error.
 pub(super) fn certificates(files: &TlsFiles) -> Certificates {
     let read = |path: &Option<std::path::PathBuf>| {

@@ -4,7 +4,8 @@
 //! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
 //! ```
 //!
-//! A driver with a configuration stage chooses the directories of the job itself. Until that stage has run, tokens stand for them.
+//! A driver with a configuration stage chooses the directories of the job itself. Until that stage has run, the plan contains placeholders for
+//! them ([`DRIVER_BUILDS_DIR`], [`DRIVER_CACHE_DIR`] and [`DRIVER_LAYOUT`]).
 
 use std::path::PathBuf;
 
@@ -28,13 +29,13 @@ pub(super) fn applies(context: &JobContext) -> bool {
     context.runner.uses_driver()
 }
 
-/// Returns the context of a job in the environment of the driver. The directories that the driver chooses are tokens.
+/// Returns the context of a job in the environment of the driver. The directories that the driver chooses are placeholders.
 pub(super) fn inside(context: &JobContext) -> JobContext {
     let runner = &context.runner;
     let is_open = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
-    let directory = |configured: &Option<PathBuf>, token: &str| match configured {
+    let directory = |configured: &Option<PathBuf>, placeholder: &str| match configured {
         Some(path) if !is_open => path.clone(),
-        _ => PathBuf::from(token),
+        _ => PathBuf::from(placeholder),
     };
     let directories = Directories {
         builds: directory(&runner.builds_dir, DRIVER_BUILDS_DIR),
@@ -44,7 +45,7 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories, ..context.clone() }
 }
 
-/// Returns the directory of the job at the agent beside the driver, which has no checkout.
+/// Returns the directory of the job for the agent that runs the driver. It has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))

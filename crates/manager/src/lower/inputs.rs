@@ -12,7 +12,7 @@ use super::{LowerError, MAX_EXPANDED_BYTES};
 /// Prefix of an input's name in an expression.
 const NAMESPACE: &str = "job.inputs.";
 
-/// Returns the payload with interpolated inputs, and the number of texts that this changed.
+/// Returns the payload with interpolated inputs, and the number of strings that this changed.
 ///
 /// Other expressions are left to the script.
 pub(super) fn interpolate_inputs(
@@ -26,7 +26,7 @@ pub(super) fn interpolate_inputs(
     let mut payload = payload.clone();
     let mut changed = 0;
     let mut remaining = MAX_EXPANDED_BYTES;
-    for text in texts(&mut payload) {
+    for text in interpolated_strings(&mut payload) {
         if text.contains("${{") {
             let with_inputs = interpolate(text, &inputs, remaining)?;
             remaining -= with_inputs.len();
@@ -76,7 +76,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
             continue;
         };
         let Some((name, tail)) = reference.split_once("}}") else {
-            // No expression ends after this one either.
+            // Without a further `}}`, no later expression ends either.
             out.push_str("${{");
             rest = after;
             break;
@@ -96,10 +96,10 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
     if out.len() > limit { Err(LowerError::too_long("inputs")) } else { Ok(out) }
 }
 
-/// Returns the texts of a payload in which inputs are interpolated.
-fn texts(payload: &mut JobPayload) -> Vec<&mut String> {
+/// Returns the strings of a payload in which inputs are interpolated.
+fn interpolated_strings(payload: &mut JobPayload) -> Vec<&mut String> {
     let steps = payload.steps.iter_mut().flat_map(|step| &mut step.script);
-    let images = payload.image.iter_mut().chain(&mut payload.services).flat_map(image_texts);
+    let images = payload.image.iter_mut().chain(&mut payload.services).flat_map(image_strings);
     let artifacts = payload.artifacts.iter_mut().flat_map(|artifact| {
         let lists = artifact.paths.iter_mut().chain(&mut artifact.exclude);
         [&mut artifact.name, &mut artifact.when, &mut artifact.expire_in].into_iter().chain(lists)
@@ -111,7 +111,7 @@ fn texts(payload: &mut JobPayload) -> Vec<&mut String> {
     steps.chain(images).chain(artifacts).chain(caches).collect()
 }
 
-fn image_texts(image: &mut Image) -> impl Iterator<Item = &mut String> {
+fn image_strings(image: &mut Image) -> impl Iterator<Item = &mut String> {
     let lists = image.command.iter_mut().chain(&mut image.entrypoint).flatten();
     std::iter::once(&mut image.name).chain(lists).chain(&mut image.pull_policy)
 }

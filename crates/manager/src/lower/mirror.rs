@@ -35,7 +35,7 @@ pub(super) fn git_mirror(
         && checkout.local_repository.is_none()
         && matches!(checkout.object_format.as_str(), "" | "sha1")
         && !driver::applies(context)
-        // The view of the mirror ends with the job.
+        // A later job may resume a suspended environment, but the view of the mirror ends with this job.
         && !suspension::can_suspend(payload, context)
         && has_local_engine(context);
     let directory = mirror.dir.clone().unwrap_or_else(|| DIRECTORY.into());
@@ -47,7 +47,7 @@ pub(super) fn git_mirror(
     let digits = digest.get(..URL_DIGITS).unwrap_or(&digest);
     Some(GitMirror {
         root: root.display().to_string(),
-        // A project may get the URL that another one had.
+        // The name contains the project's ID, because a project may get the URL that another project had.
         name: format!("{}-{digits}", payload.job_info.project_id),
         view: payload.id.to_string(),
         repo_url: checkout.repo_url.clone(),

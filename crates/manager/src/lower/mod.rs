@@ -103,7 +103,7 @@ pub struct LoweredJob {
     pub plan: JobPlan,
     /// Expanded variables of the job. Each name occurs once.
     pub variables: Vec<Variable>,
-    /// Number of texts of the payload that the interpolation of inputs changed.
+    /// Number of strings in the payload that the interpolation of inputs changed.
     pub interpolated_inputs: u64,
 }
 
@@ -129,7 +129,7 @@ impl LoweredJob {
     }
 }
 
-/// Maximum size of all texts of a job after expansion. A short reference may stand for a long value.
+/// Maximum size of all strings of a job together after expansion. A short reference may stand for a long value.
 ///
 /// An agent accepts plans of up to twice this size.
 const MAX_EXPANDED_BYTES: usize = 32 * 1024 * 1024;
@@ -269,7 +269,7 @@ pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUse
     with_variables(payload, context, cache::uses).unwrap_or_default()
 }
 
-/// Calls `read` with what it needs to read a part of the payload before the job is lowered.
+/// Calls `read` with the expanded variables and everything else that is needed to read a part of the payload before the job is lowered.
 fn with_variables<T>(
     payload: &JobPayload,
     context: &JobContext,
@@ -318,7 +318,7 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
 }
 
-/// Returns whether a text matches a pattern of the configuration. `*` does not match a slash, `**` does. An invalid pattern matches nothing.
+/// Returns whether a string matches a pattern of the configuration. `*` does not match a slash, `**` does. An invalid pattern matches nothing.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
     glob.is_ok_and(|glob| glob.compile_matcher().is_match(text))

@@ -76,7 +76,7 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
     let within = clean(&path)
         .filter(|path| path.strip_prefix(builds_dir.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/')));
     match within {
-        // The token for the driver's layout may become empty. The path would then be the builds directory itself.
+        // The placeholder for the driver's layout may become empty. The path would then be the builds directory itself.
         Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),
         _ => Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\""))),
     }

@@ -242,7 +242,7 @@ fn check(secrets: &BTreeMap<String, Value>) -> Result<(), LowerError> {
     }
     Err(LowerError::configuration(format!(
         "this version of Muster fetches secrets from HashiCorp Vault, OpenBao and GitLab Secrets Manager only, but the job needs {}; \
-         move them to one of these, or pass them as masked variables",
+         move such secrets to one of these, or pass them as masked variables",
         unsupported.join(", ")
     )))
 }

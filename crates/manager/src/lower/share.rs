@@ -1,4 +1,4 @@
-//! The resources that a job requests, and its share of a machine that other jobs use, too.
+//! The resources that a job requests, and its share of a machine that it shares with other jobs.
 
 use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;
@@ -32,8 +32,8 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
 
 /// Returns whether the job's ref is protected. `None` means that the server does not report it.
 ///
-/// Older servers do not send the field. For them, the first variable of this name counts. Later ones may be set by the job itself, which
-/// could use them to read data of protected jobs, or to leave data for them.
+/// Older servers do not send the field. For them, the first variable named [`PROTECTED`] counts. The job itself may set later ones, with
+/// which it could read data of protected jobs, or leave data for protected jobs to read.
 pub(super) fn protected(payload: &JobPayload) -> Option<bool> {
     payload.git_info.protected.or_else(|| {
         let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;

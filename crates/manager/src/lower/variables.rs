@@ -157,7 +157,7 @@ impl Variables {
         })
     }
 
-    /// Expands the references of a text. Unknown names are empty.
+    /// Expands the references in a string. Unknown names are empty.
     ///
     /// An expansion that exceeds the limit is empty, too, and [`Self::check`] fails.
     pub(super) fn expand(&self, text: &str) -> String {

@@ -34,8 +34,9 @@ pub(super) fn due(runner: &RunnerSettings) -> Option<SystemTime> {
     at_lifetime_percent(runner, 75)
 }
 
-/// Returns when the token is renewed even if the file cannot be saved: it expires soon, and a runner with a token in memory is better
-/// than a runner without one.
+/// Returns the time from which the token is renewed even if the file cannot be saved.
+///
+/// The token then expires soon, and a new token that is only in memory is better than no valid token.
 pub(super) fn renewal_deadline(runner: &RunnerSettings) -> Option<SystemTime> {
     at_lifetime_percent(runner, 95)
 }

@@ -108,7 +108,7 @@ impl RotationTask {
                 self.observer.telemetry().metrics.configuration_saved(false);
                 log_error(&runner, &error, "the new token is in memory only; saving it is retried");
             }
-            // The token is saved, or the file has no entry for it anymore.
+            // The token is saved, or the file no longer has an entry for it.
             Ok(()) | Err(None) => {
                 self.unsaved.remove(origin);
                 self.renewed.0.lock().remove(origin);
@@ -131,7 +131,7 @@ impl RotationTask {
     /// Replaces `origin` with the new token in every entry that has it. These entries belong to one runner (check C025).
     ///
     /// # Errors
-    /// The reason why the token was not saved. `None` if the file has no such entry anymore, which is logged.
+    /// The reason why the token was not saved. `None` if the file no longer has such an entry, which is logged.
     async fn save(
         &self,
         mut file: ConfigFile,

@@ -1,9 +1,10 @@
 //! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
 //!
 //! A job needs only a few lines, and only a handful of jobs exist at a time. The state is therefore a file of lines, each written by one
-//! call. A database took a third of the time that a job costs the manager. A written line survives the death of any process.
-//! It is on disk within a second. After a loss of power the last second may be missing; then the coordinator's accept timeout and the
-//! agent's spool decide.
+//! call. A database took a third of the time that a job costs the manager.
+//!
+//! A written line survives the death of any process, and is on disk within a second. After a loss of power, the lines of the last second may be
+//! missing. The coordinator's accept timeout and the agent's spool then show what has become of these jobs.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

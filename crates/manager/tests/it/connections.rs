@@ -24,7 +24,7 @@ use crate::harness::{Harness, JOB, RUN};
 /// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Address of the harness's coordinator.
+/// Returns the address of the harness's coordinator.
 fn coordinator_of(harness: &Harness) -> SocketAddr {
     harness.settings(|_| {}).runners[0].url.socket_addrs(|| None).unwrap()[0]
 }

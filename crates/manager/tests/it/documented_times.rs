@@ -45,7 +45,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `has_slots` means that jobs get an instance at once. Otherwise they wait for one.
+    /// Starts a manager, an agent and a coordinator. `has_slots` means that jobs get an instance at once. Otherwise they wait for one.
     async fn start(has_slots: bool) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(3600)));
         let served = serve(coordinator.clone()).await.unwrap();

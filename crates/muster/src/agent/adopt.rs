@@ -1,7 +1,7 @@
 //! Gives the directories of a job to the user of its container.
 //!
-//! Jobs of one project share volumes, and their images may have different users. This runs as root, before the first command of the job.
-//! Earlier jobs may have planted links in the directories, so no link is followed.
+//! Jobs of one project share volumes, and their images may have different users. `muster agent adopt` runs as root, before the first command
+//! of the job. Earlier jobs may have planted links in the directories, so no link is followed.
 
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
@@ -34,7 +34,7 @@ pub(crate) struct AdoptArgs {
 
 /// Runs `muster agent adopt`.
 pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
-    // Each level of the directories needs open files.
+    // The walk through nested directories keeps open files for each level.
     crate::open_files::raise();
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
@@ -79,7 +79,9 @@ fn share(path: &Path) -> Result<()> {
     if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
 }
 
-/// Makes a volume writable that is as the engine created it. Programs such as databases require other modes.
+/// Lets all users write to a volume if its owner and mode are those with which the engine creates volumes.
+///
+/// Any other owner or mode was set on purpose: programs such as databases refuse directories that all users can write to.
 fn share_new(path: &Path) -> Result<()> {
     let directory = open(path)?;
     let found = fstat(&directory)?;
@@ -87,7 +89,7 @@ fn share_new(path: &Path) -> Result<()> {
     if is_new { fchmod(&directory, SHARED) } else { Ok(()) }
 }
 
-/// Changes the owner of a directory last, so that an interrupted change is repeated by the next job.
+/// Gives a directory and its content to the owner. The directory itself changes last, so that the next job repeats an interrupted change.
 fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     let directory = open(path)?;
     if fstat(&directory)?.st_uid == owner.0.as_raw() {
@@ -97,7 +99,7 @@ fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
-/// Changes the owner of what is in a directory. Other file systems that are mounted there, and files that have other names too, stay as they are.
+/// Changes the owner of the content of a directory. Skips mounted file systems, and files with more than one hard link.
 fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for entry in Dir::read_from(&directory)? {

@@ -1,16 +1,16 @@
 //! Makes addresses unreachable in the network of a container (`blocked_addresses` of `[runners.docker]`).
 //!
 //! ```text
-//! agent beside the engine                     container
+//! agent on the engine's machine               container
 //!   create, start ------------------------->  `gate` is the first process, and waits
 //!   start of `block` in the same network ->   routes and neighbor entries are added
 //!                                             `gate` finds the routes, and becomes the entrypoint of the image
 //! ```
 //!
 //! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
-//! address on the link, so each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the default
-//! route, so each interface also gets a route to the address on its link. Only a process with the capability
-//! `NET_ADMIN` can remove them, and only one with `NET_RAW` can send packets past them. The creator of the container gives it neither.
+//! address on the link. Therefore each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the
+//! default route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
+//! routes and entries, and only one with `NET_RAW` can send packets past them. The container gets neither capability.
 //!
 //! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.
 
@@ -36,11 +36,11 @@ const NOT_FOUND: u8 = 127;
 const RTF_REJECT: u32 = 0x200;
 /// Routes of IPv6. The file does not exist if the kernel has no IPv6.
 const IPV6_ROUTES: &str = "/proc/net/ipv6_route";
-/// Preference of the IPv6 routes that reject packets. Lower values come first, and those of other routes are higher.
+/// Preference of the IPv6 routes that reject packets. The kernel uses the route with the lowest value, and all other routes have higher values.
 const FIRST: u32 = 1;
 /// Attribute with the preference of a route.
 const RTA_PRIORITY: u16 = 6;
-/// Hardware address that no interface has: it is administered locally.
+/// Locally administered hardware address that no interface has.
 const NOWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
 
 /// Arguments of `muster agent block`.
@@ -57,7 +57,7 @@ pub(crate) struct GateArgs {
     /// Address that must be blocked. Can be repeated.
     #[arg(long, required = true, value_name = "ADDRESS")]
     address: Vec<IpAddr>,
-    /// Command to run after that.
+    /// Command to run once the addresses are blocked.
     #[arg(required = true, last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -77,7 +77,10 @@ pub(super) fn gate(args: &GateArgs) -> ExitCode {
         match are_unreachable(&args.address) {
             Ok(true) => break,
             Ok(false) if Instant::now() < deadline => std::thread::sleep(POLL_INTERVAL),
-            Ok(false) => return report("the addresses were not blocked in time", ExitCode::FAILURE),
+            Ok(false) => {
+                let seconds = GATE_TIMEOUT.as_secs();
+                return report(&format!("the addresses were not blocked within {seconds} s"), ExitCode::FAILURE);
+            }
             Err(error) => {
                 return report(&format!("failed to read the routes of the container: {error}"), ExitCode::FAILURE);
             }
@@ -138,7 +141,7 @@ fn rejects(flags: &str) -> bool {
 }
 
 fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
-    // The default protocol is that of routes.
+    // The default protocol of a netlink socket is the one for routes and neighbors.
     let kernel = socket(AddressFamily::NETLINK, SocketType::RAW, None)?;
     let (interfaces, has_ipv6) = (interfaces(&kernel)?, ipv6_routes()?.is_some());
     for address in addresses {
@@ -165,7 +168,7 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether IPv6 is on at an interface.
+/// Returns whether IPv6 is enabled on an interface.
 fn has_ipv6_on(interface: &str) -> io::Result<bool> {
     match std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6")) {
         Ok(value) => Ok(value.trim() == "0"),

@@ -27,9 +27,10 @@ const SHARED_MODE: u32 = 0o777;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay between two attempts to connect to a service. Services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
-/// Time without connections after which the agent ends, and with it the job and the container. The agent that created the container connects
-/// immediately, and fails the job if it cannot connect again within a minute. If it cannot remove the container then, the script must not go
-/// on for ever.
+/// Time without connections after which the agent exits, which ends the job and the container.
+///
+/// The agent that created the container connects immediately. If it cannot reconnect within a minute, it fails the job and removes the
+/// container. This timeout stops the script if the removal fails too.
 const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Arguments of `muster agent container`.
@@ -38,7 +39,7 @@ pub(crate) struct ContainerArgs {
     /// Loopback address to listen on. Connections are forwarded to the machine of the agent that created the container.
     #[arg(long, value_name = "HOST:PORT")]
     relay: Option<String>,
-    /// Directory to create, and to make writable for every user
+    /// Directory to create, and to make writable for every user.
     #[arg(long, value_name = "DIR")]
     directory: Vec<PathBuf>,
 }

@@ -7,7 +7,7 @@ use muster_agent_api::container::{RELAY_DIR, RELAY_SOCKET_NAME};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::task::JoinSet;
 
-/// Delay after a connection that cannot be accepted.
+/// Delay after a failure to accept a connection.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Error of a relay that cannot listen.
@@ -41,7 +41,7 @@ async fn accept(listener: TcpListener) {
                             tokio::io::copy_bidirectional(&mut inside, &mut outside).await
                         };
                         if let Err(error) = copied.await {
-                            tracing::debug!(%error, "a connection to the coordinator ended");
+                            tracing::debug!(%error, "connection to the coordinator failed");
                         }
                     });
                 }

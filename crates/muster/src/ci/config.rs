@@ -162,7 +162,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the settings for includes: local replacements, pins, and whether and how long to download.
+    /// Returns the settings for includes: local replacements, pins, whether downloads are allowed, and their timeout.
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
         let home = |path: &PathBuf| expand_home(path);
         let expanded =
@@ -252,7 +252,7 @@ pub(super) fn expand_home(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether a pattern matches the whole text. `*` matches any text.
+/// Returns whether a pattern matches the whole text. `*` matches any text.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };

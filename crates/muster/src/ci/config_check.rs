@@ -15,8 +15,8 @@ enum Shape {
     Limit,
     /// Number above 0.
     Seconds,
-    /// Table of texts with any keys.
-    TextTable,
+    /// Table of strings with any keys.
+    StringTable,
     Table(&'static [Field]),
     /// Array of tables.
     Tables(&'static [Field]),
@@ -37,8 +37,8 @@ const fn field(name: &'static str, shape: Shape) -> Field {
 
 const ROOT: &[Field] = &[
     field("protected", Shape::TextList),
-    field("projects", Shape::TextTable),
-    field("components", Shape::TextTable),
+    field("projects", Shape::StringTable),
+    field("components", Shape::StringTable),
     field("templates", Shape::Table(TEMPLATES)),
     field("remote", Shape::Table(REMOTE)),
     field("retention", Shape::Table(RETENTION)),
@@ -48,7 +48,7 @@ const ROOT: &[Field] = &[
 ];
 const TEMPLATES: &[Field] = &[field("directory", Shape::Text), field("url", Shape::Text)];
 const REMOTE: &[Field] =
-    &[field("offline", Shape::Boolean), field("timeout", Shape::Seconds), field("map", Shape::TextTable)];
+    &[field("offline", Shape::Boolean), field("timeout", Shape::Seconds), field("map", Shape::StringTable)];
 const RETENTION: &[Field] =
     &[field("max_days", Shape::Count), field("max_megabytes", Shape::Count), field("min_runs", Shape::Count)];
 const UNPACK: &[Field] = &[
@@ -134,7 +134,7 @@ impl Check<'_> {
                 number.is_some_and(|number| number.is_finite() && number > 0.0)
             }
             Shape::TextList => value.and_then(Value::as_array).is_some_and(|list| list.iter().all(Value::is_str)),
-            Shape::TextTable => match item.as_table_like() {
+            Shape::StringTable => match item.as_table_like() {
                 Some(table) => {
                     for (name, item) in table.iter() {
                         let key_line = self.line(table.key(name).and_then(toml_edit::Key::span), line);
@@ -196,7 +196,7 @@ impl Shape {
             Self::Count => "an integer of at least 0",
             Self::Limit => "an integer of at least 1",
             Self::Seconds => "a number of seconds above 0",
-            Self::TextTable => "a table of strings",
+            Self::StringTable => "a table of strings",
             Self::Table(_) => "a table",
             Self::Tables(_) => "an array of tables",
         }

@@ -67,7 +67,7 @@ fn text(pipeline: &Pipeline) -> String {
     text
 }
 
-/// Returns remarks about a job, besides its stage.
+/// Returns the remarks that follow the name of a job.
 fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     let mut parts = Vec::new();
     match &job.needs {

@@ -12,7 +12,7 @@ use super::read::whole_text;
 pub(super) const LOCK_FILE: &str = "muster-ci.lock";
 /// Version of the file's format.
 const VERSION: u32 = 1;
-/// First lines of the file.
+/// First line of the file.
 const HEADER: &str =
     "# Written by `muster ci vendor`; commit it. `muster ci` uses these files instead of downloading them.\n";
 

@@ -115,8 +115,9 @@ fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiErr
     Err(CiError::NeedsManual { named: names.to_vec(), manual })
 }
 
-/// Whether a job waits for another one: because it needs it, or, without `needs`, because the other one is in an earlier stage and is not
-/// optional.
+/// Returns whether `job` waits for `other`.
+///
+/// A job waits for the jobs that it needs. Without `needs`, it waits for all jobs of earlier stages that are not optional.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {
         Some(needs) => needs.iter().any(|need| matches!(need, Need::Job { name, .. } if *name == other.name)),

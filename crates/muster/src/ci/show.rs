@@ -64,7 +64,7 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Returns the number of a run from its number, or from `last`.
+/// Parses the number of a run. `last` is the last run. Returns `None` if the text is neither, or if there are no runs.
 fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
     if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
 }
@@ -254,10 +254,11 @@ fn step_usage_text(usage: StepUsage) -> Option<String> {
     parts_text(usage, "")
 }
 
-fn parts_text(usage: StepUsage, largest: &str) -> Option<String> {
+/// Formats the known parts of a resource usage. `memory_suffix` follows the amount of memory.
+fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     let size = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0).map(ui::size);
     let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
-    let memory = size(usage.memory_bytes).map(|size| format!("{size} of memory{largest}"));
+    let memory = size(usage.memory_bytes).map(|size| format!("{size} of memory{memory_suffix}"));
     let read = size(usage.read_bytes).map(|size| format!("{size} read"));
     let written = size(usage.written_bytes).map(|size| format!("{size} written"));
     let parts: Vec<String> = [cpu, memory, read, written].into_iter().flatten().collect();

@@ -137,7 +137,7 @@ impl ProjectState {
         numbers
     }
 
-    /// Whether a run is active.
+    /// Returns whether a run is active.
     pub(super) fn is_active(&self, number: u64) -> bool {
         let file = File::open(self.run_directory(number).join("lock"));
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))

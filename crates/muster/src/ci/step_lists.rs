@@ -24,7 +24,7 @@ pub(crate) struct StepListsArgs {
 pub(crate) struct StepLists {
     /// Top directory of the repository.
     pub(crate) worktree: PathBuf,
-    /// Names of the jobs and their lists, also those of hidden jobs and of jobs that no rule selects.
+    /// Names of jobs with their lists, including hidden jobs and jobs that rules exclude.
     pub(crate) lists: Vec<(String, serde_json::Value)>,
     /// Child pipelines that could not be read, with the reason.
     pub(crate) unreadable: Vec<String>,
@@ -34,10 +34,10 @@ impl StepLists {
     /// Reads the configuration, everything that it includes, and its child pipelines.
     ///
     /// # Errors
-    /// The configuration of the pipeline itself cannot be read, or has errors, which are printed.
+    /// Returns an error if the pipeline's own configuration cannot be read or has errors. Prints these errors.
     pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
         let read = |sources: PipelineSources| {
-            // A rule of an include may select it for another event.
+            // The rules of an include may exclude it for this event but not for others.
             let context = Context { ignores_include_rules: true, ..sources.context.clone() };
             let loaded = load::load(&sources.text, &context, &sources.sources);
             if loaded.has_errors() {

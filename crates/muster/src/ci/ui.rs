@@ -99,12 +99,12 @@ pub(crate) fn report(problem: &dyn std::error::Error) {
     }
 }
 
-/// Whether standard error shows colors.
+/// Returns whether standard error shows colors.
 pub(crate) fn stderr_has_color() -> bool {
     !matches!(anstream::AutoStream::choice(&std::io::stderr()), anstream::ColorChoice::Never)
 }
 
-/// Whether standard error is a terminal that can show progress.
+/// Returns whether standard error is a terminal that can show progress.
 pub(crate) fn is_interactive() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }

@@ -15,7 +15,7 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Takes over the terminal. `None` if stdout is not a terminal, or one without cursor movement.
+    /// Takes over the terminal. Returns `None` if stdout is not a terminal, or if the terminal cannot move its cursor.
     pub(super) fn take() -> Option<Self> {
         if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
             return None;
@@ -52,7 +52,7 @@ impl Screen {
         write(&text);
     }
 
-    /// Returns the keys that are pressed. A thread reads them until the input or the process ends.
+    /// Returns a receiver of pressed keys. A thread reads them until the input or the process ends.
     pub(super) fn keys(&self) -> mpsc::Receiver<u8> {
         let (sender, receiver) = mpsc::channel(1);
         if self.previous.is_some() {

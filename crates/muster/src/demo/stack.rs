@@ -24,7 +24,7 @@ use crate::runner::{FleetEndpoints, HostExecutors, executors};
 
 /// Maximum time for the manager to cancel its jobs and delete its instances.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between SIGTERM and SIGKILL for processes that remain after that.
+/// Time between SIGTERM and SIGKILL for processes that the manager left behind.
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Interval for sending job logs. Short, so that the screen follows the jobs.
 const TRACE_INTERVAL: Duration = Duration::from_millis(50);
@@ -109,7 +109,7 @@ impl DemoStack {
         })
     }
 
-    /// Stops the manager and the coordinator, and returns the number of instances that still exist. Any other number than 0 is a bug.
+    /// Stops the manager and the coordinator, and returns the number of instances that still exist. Any number above 0 is a bug.
     pub(super) async fn stop(self) -> Result<usize, DemoError> {
         self.control.send(ControlCommand::Abort).await;
         let mut manager = self.manager;
@@ -126,7 +126,8 @@ impl DemoStack {
         let ledgers: PathBuf = self.directory.path().join("manager").join(crate::runner::INSTANCES);
         let fleets = read_fleets(&ledgers, 0).map_err(|error| DemoError::Internal(error.to_string()))?;
         let in_ledgers = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        // A plugin that was stopped during its start may not delete its directory. The demo's directory contains it and is deleted later.
+        // Each directory inside a plugin's directory is an instance. The plugin's own directory is not counted: a plugin that was stopped
+        // during its start may leave it behind, and it is deleted with the demo's directory.
         let plugins = std::fs::read_dir(self.directory.path().join("machines")).into_iter().flatten().flatten();
         let machines: usize = plugins.map(|plugin| count_directories(&plugin.path())).sum();
         let remaining = in_ledgers.sum::<usize>().max(machines);

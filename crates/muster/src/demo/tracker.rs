@@ -76,7 +76,7 @@ impl JobTracker {
         counts
     }
 
-    /// Whether all known jobs have finished.
+    /// Returns whether all known jobs have finished.
     pub(super) fn are_finished(&self) -> bool {
         self.0.values().all(|tracked| tracked.status.is_complete())
     }

@@ -117,7 +117,7 @@ fn fleet(explanation: &Explanation) -> String {
     text
 }
 
-/// Whether the inputs add information to the text of an entry.
+/// Returns whether the inputs add information to the text of an entry.
 fn has_inputs(entry: &HistoryEntry) -> bool {
     entry.kind == "scale_up_blocked"
         || entry.kind == "scale_up"

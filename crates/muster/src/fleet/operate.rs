@@ -85,6 +85,7 @@ enum OperateError {
 struct ReasonError {
     length: usize,
 }
+
 /// Parses the value of `--reason`.
 fn reason(text: &str) -> Result<String, ReasonError> {
     let length = text.chars().count();

@@ -53,7 +53,7 @@ pub(crate) struct SimulateArgs {
     /// Median duration of generated jobs, in seconds.
     #[arg(long, default_value_t = 180.0)]
     duration: f64,
-    /// Average number of generated jobs that arrive together; at least 20 with --pattern burst
+    /// Average number of generated jobs that arrive together; at least 20 with --pattern burst.
     #[arg(long, default_value_t = 1)]
     burst: u32,
     /// Factor by which generated days differ: at 1.6, one day in forty has more than 1.6 times the usual jobs.
@@ -62,7 +62,7 @@ pub(crate) struct SimulateArgs {
     /// Cloud model, in TOML: boot times, limits, quota, stockouts, spot preemptions. Default: 40 s boot time, no limits.
     #[arg(long, value_name = "FILE")]
     cloud: Option<PathBuf>,
-    /// Days at the beginning that are left out of the results; a forecast learns from them
+    /// Days at the beginning that are left out of the results; a forecast learns from them.
     #[arg(long, default_value_t = 0)]
     skip_days: u32,
     /// Seed of the random numbers. The same seed gives the same result.

@@ -32,7 +32,7 @@ pub(super) struct InstallFlags {
 }
 
 impl InstallFlags {
-    /// Whether to query the registry even if a matching version is installed.
+    /// Returns whether to query the registry even if a matching version is installed.
     pub(super) fn upgrades(self) -> bool {
         self.upgrade || self.accept_new_digest
     }

@@ -68,7 +68,7 @@ pub(crate) enum RunnerCommand {
     Login(login::PluginLoginArgs),
 }
 
-/// Whether the program was started under the name of GitLab's plugin tool.
+/// Returns whether the program was started under the name of GitLab's plugin tool.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name == "fleeting" || name == "fleeting-artifact")

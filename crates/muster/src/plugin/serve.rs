@@ -28,7 +28,7 @@ pub(crate) struct PluginServeArgs {
     arguments: Vec<String>,
 }
 
-/// Whether the arguments start a plugin. The name of the program does not matter.
+/// Returns whether the arguments start a plugin. The name of the program does not matter.
 pub(crate) fn is_serve_invocation(arguments: &[OsString]) -> bool {
     arguments.get(1).is_some_and(|word| word == "plugin") && arguments.get(2).is_some_and(|word| word == "serve")
 }

@@ -1,4 +1,4 @@
-//! Changes the configuration file after requests to the server. The file is read again, because it may have changed meanwhile.
+//! Changes the configuration file after requests to the server. The file is read again, because it may have changed during the requests.
 
 use std::path::Path;
 

@@ -53,7 +53,7 @@ pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));
             }
-            // Report errors, so that an incomplete configuration is not used.
+            // Unlike `println!`, report a write error without a panic, so that no one uses an incomplete configuration.
             match std::io::stdout().lock().write_all(migration.text.as_bytes()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {

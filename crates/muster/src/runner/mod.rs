@@ -113,7 +113,7 @@ enum Command {
     Steps(crate::step_runner::HelperCommand),
 }
 
-/// Whether the program was started under the name `gitlab-runner`.
+/// Returns whether the program was started under the name `gitlab-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("gitlab-runner"))

@@ -1,4 +1,4 @@
-//! `read-logs`: follows a log file that a job's script writes. Prints each line after the offset of its end.
+//! `read-logs`: follows a log file that a job's script writes. Each printed line begins with the offset of its end in the file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};

@@ -78,7 +78,7 @@ async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
     reset_one(args, args.selected(&runners)?).await
 }
 
-/// Resets the token of one runner, and saves it before the next one, because the old token is invalid then.
+/// Resets the token of one runner, and saves the new token immediately, because the server no longer accepts the old one.
 async fn reset_one(args: &ResetTokenArgs, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();

@@ -30,7 +30,7 @@ pub(super) fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Whether both URLs are the same, except for trailing slashes.
+/// Returns whether both URLs are the same, except for trailing slashes.
 pub(super) fn same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/') == other.trim_end_matches('/')
 }

@@ -1,4 +1,5 @@
-//! `unregister`: removes runners, or this manager of them, from the server and from the file.
+//! `unregister`: removes runners from the server and from the file. If a runner was created on the server, the server deletes only this manager
+//! of the runner.
 
 use std::process::ExitCode;
 
@@ -73,7 +74,7 @@ async fn unregister(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     Ok(super::change::remove(&args.select.config.path(), &unregistered)?)
 }
 
-/// Checks that the file can be saved, so that no runner remains in it that the server has deleted.
+/// Checks that the file can be saved. Otherwise, it would keep runners that the server has deleted.
 fn check_writable(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     ConfigFile::open(&args.select.config.path())
         .and_then(|file| file.check_writable())

@@ -18,7 +18,7 @@ const MAX_CONCURRENT: usize = 8;
 
 /// Arguments of `gitlab-runner verify`.
 ///
-/// They have no environment variables, so that a variable for another purpose does not select runners.
+/// The flags have no environment variables, so that a variable for another purpose does not select runners.
 #[derive(Debug, clap::Args)]
 #[command(mut_args(without_variable))]
 pub(crate) struct VerifyArgs {
@@ -26,15 +26,15 @@ pub(crate) struct VerifyArgs {
     select: SelectArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Only verify the runners with this token. With --url `*`, on any server.
+    /// Only verify the runners with this token, and with the URL of --url unless it is `*`.
     #[arg(short, long)]
     token: Option<String>,
-    /// Remove runners from the file that the server does not know anymore.
+    /// Remove from the file the runners that the server no longer knows.
     #[arg(long)]
     delete: bool,
 }
 
-/// Removes the environment variables of the TLS flags, too.
+/// Removes the environment variable of a TLS flag.
 fn without_variable(argument: clap::Arg) -> clap::Arg {
     if argument.get_id().as_str().starts_with("tls_") { argument.env(Resettable::Reset) } else { argument }
 }
@@ -84,7 +84,7 @@ async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
     Ok(super::change::remove(&args.select.config.path(), &unknown)?)
 }
 
-/// Whether the server rejects the token, which means that the runner was deleted. Other errors, such as a lost connection, do not count.
+/// Returns whether the server rejects the token, which means that the runner was deleted. Other errors, such as a lost connection, do not count.
 async fn is_unknown_to_server(args: &VerifyArgs, runner: &Runner, request: &TokenRequest) -> bool {
     let short = short_token(runner.token.expose());
     let answer = match args.tls.client_of(runner) {
@@ -111,7 +111,7 @@ async fn is_unknown_to_server(args: &VerifyArgs, runner: &Runner, request: &Toke
 }
 
 impl VerifyArgs {
-    /// Whether the flags select a runner: by its name, or by its token if its URL matches too.
+    /// Returns whether the flags select a runner: by its name, or by its token if its URL matches too.
     fn selects(&self, runner: &Runner) -> bool {
         let matches_url = |url: &str| url == "*" || url == runner.url;
         let by_token = non_empty(&self.token)

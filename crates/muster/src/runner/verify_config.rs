@@ -1,9 +1,12 @@
 //! `verify-config` and `lint`: check a configuration, and print its effective values.
 //!
-//! Exit codes: `verify-config` returns 1 if the file is missing or has a fatal problem or an error, which means that Muster cannot work
-//! with it. `lint` returns 1 if the file is missing or violates the format: it is not TOML, or has an unknown or removed key, a value of
-//! the wrong type, or a value that is not allowed. `lint` only reports missing plugins, and does not report keys that this version does not
-//! support. Neither command writes anything or contacts a server.
+//! Exit codes:
+//! - `verify-config` returns 1 if the file is missing, or has a fatal problem or an error. Muster cannot work with such a file.
+//! - `lint` returns 1 if the file is missing or violates the format: it is not TOML, or has an unknown or removed key, a value of the wrong
+//!   type, or a value that is not allowed. For `lint`, a missing plugin is only a warning, and keys that this version does not support are not
+//!   reported.
+//!
+//! Neither command writes anything or contacts a server.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -45,10 +45,12 @@ pub(crate) struct StepInfoArgs {
     reference: String,
 }
 
-/// Step that was found.
+/// A row of the search results.
 struct FoundStep {
+    /// Reference of the step.
     step: String,
     description: String,
+    /// Whether the step is deprecated or defective, with the publisher's messages. Empty if it is neither.
     marks: String,
 }
 

@@ -73,7 +73,7 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// Returns the differences between two files or directories, which both runs name `path`. `a` is that of the first run.
+/// Returns the differences between the file or directory `path` of the first run, which is now at `a`, and that of the second run, at `b`.
 pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     let name = path.display();
     let (first, second) = match (fs::symlink_metadata(a), fs::symlink_metadata(b)) {

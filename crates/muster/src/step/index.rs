@@ -35,7 +35,7 @@ pub(super) fn read(directory: &Path) -> Result<Vec<IndexEntry>, StepCommandError
     Ok(entries)
 }
 
-/// Writes the entry of a step, instead of its earlier entry if it has one. Its file has the path of the step.
+/// Writes the entry of a step. Replaces an earlier entry of the same step.
 pub(super) fn write(directory: &Path, entry: &IndexEntry) -> Result<(), StepCommandError> {
     let text = toml::to_string(entry).map_err(|error| StepCommandError::Usage(error.to_string()))?;
     let path = path(directory, &entry.step);
@@ -43,7 +43,7 @@ pub(super) fn write(directory: &Path, entry: &IndexEntry) -> Result<(), StepComm
     std::fs::create_dir_all(parent).and_then(|()| std::fs::write(&path, text)).map_err(StepCommandError::file(path))
 }
 
-/// Changes the entry of a step.
+/// Changes the entry of a step. Creates the entry if it does not exist.
 pub(super) fn change(
     directory: &Path,
     step: &str,

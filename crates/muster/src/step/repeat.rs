@@ -23,7 +23,7 @@ const MASKED: &str = "[MASKED]";
 /// Arguments of `muster step repeat`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RepeatArgs {
-    /// File that `--results` of `run` or `debug` has written.
+    /// File that `run --results` or `debug --results` wrote.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Step to repeat: its name after those of the steps that contain it, such as `release/pack` [default: the outermost step].
@@ -38,7 +38,7 @@ pub(crate) struct RepeatArgs {
     /// Variable of the job, for expressions such as `${{ vars.NAME }}`. Can be repeated.
     #[arg(long = "variable", value_name = "NAME=VALUE")]
     variables: Vec<Pair>,
-    /// Fail if the file or directory PATH differs from RECORDED, which an earlier run has written. Can be repeated.
+    /// Fail if the file or directory PATH differs from RECORDED, which an earlier run wrote. Can be repeated.
     #[arg(long, value_name = "PATH=RECORDED")]
     compare: Vec<Pair>,
 }
@@ -54,6 +54,8 @@ enum RepeatError {
     Missing(String, String),
     #[error("the result tree has several steps; select one with --step: {0}")]
     Several(String),
+    #[error("the result tree has no step with recorded inputs; write a tree with `muster step run --results`")]
+    NoSteps,
     #[error("the reference {0:?} contains an expression; repeat the step that contains this one")]
     Dynamic(String),
     #[error("the reference {0:?} is relative to a remote step; repeat the step that contains this one")]
@@ -110,7 +112,11 @@ fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode
     let names = |steps: &[&StepNode]| steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut level = calls(tree);
     let Some(path) = path else {
-        return if level.len() == 1 { Ok(level) } else { Err(RepeatError::Several(names(&level))) };
+        return match level.len() {
+            0 => Err(RepeatError::NoSteps),
+            1 => Ok(level),
+            _ => Err(RepeatError::Several(names(&level))),
+        };
     };
     let mut selected = Vec::new();
     for name in path.split('/') {
@@ -126,7 +132,7 @@ fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode
 fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<StepCall, RepeatError> {
     let records: Vec<&CallRecord> = steps.iter().filter_map(|step| step.call.as_deref()).collect();
     let (Some(step), Some(record)) = (steps.last(), records.last()) else {
-        return Err(RepeatError::Several(String::new()));
+        return Err(RepeatError::NoSteps);
     };
     let mut inputs = record.inputs.clone();
     for Pair { name, value } in &args.inputs {
@@ -145,7 +151,7 @@ fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<
             return Err(RepeatError::Masked { name, option });
         }
     }
-    // A value is not evaluated again.
+    // Escape the recorded values, so that they are not evaluated again.
     let literal = |values: Map<String, Value>| values.into_iter().map(|(name, value)| (name, escaped(value))).collect();
     let (inputs, env) = (literal(inputs), literal(env));
     Ok(StepCall { name: step.name.clone(), reference: reference(&records, work_dir)?, inputs, env })
@@ -156,7 +162,7 @@ fn masked(values: &Map<String, Value>) -> Option<String> {
     values.iter().find(|(_, value)| value.to_string().contains(MASKED)).map(|(name, _)| name.clone())
 }
 
-/// Returns a value whose texts contain no expressions.
+/// Escapes the expressions in all strings of a value.
 fn escaped(value: Value) -> Value {
     match value {
         Value::String(text) => Value::String(text.replace("${{", "\\${{")),
@@ -166,7 +172,8 @@ fn escaped(value: Value) -> Value {
     }
 }
 
-/// Returns the reference of the last step. A local reference is relative to the step before, and the first one to `work_dir`.
+/// Returns the reference of the last step. A local reference is relative to the step that contains it, and that of the first step to
+/// `work_dir`.
 fn reference(records: &[&CallRecord], work_dir: &Path) -> Result<String, RepeatError> {
     let mut base = Some(work_dir.to_owned());
     let mut reference = String::new();

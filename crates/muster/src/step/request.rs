@@ -63,7 +63,7 @@ impl std::str::FromStr for Pair {
 pub(super) struct StepCall {
     /// Name of the step in the log and in the result.
     pub(super) name: String,
-    /// Text reference. Local paths are absolute.
+    /// Reference of the step, as text. Local paths are absolute.
     pub(super) reference: String,
     pub(super) inputs: Map<String, Value>,
     pub(super) env: Map<String, Value>,

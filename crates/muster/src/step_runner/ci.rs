@@ -84,7 +84,7 @@ fn execution() -> Result<Execution, CiError> {
     })
 }
 
-/// Returns the value of an environment variable. `None` means that it is not set or empty.
+/// Returns the value of an environment variable. `None` means that it is unset or empty.
 fn variable(name: &'static str) -> Result<Option<String>, CiError> {
     let value = std::env::var_os(name).filter(|value| !value.is_empty());
     value.map(|value| value.into_string().map_err(|_| CiError::NotUtf8(name))).transpose()

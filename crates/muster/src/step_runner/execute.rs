@@ -106,7 +106,7 @@ async fn run(execution: Execution, result: Arc<Mutex<Option<Value>>>) -> io::Res
     Ok(ended.await)
 }
 
-/// Sink of the log that prints it.
+/// Sink that prints the log of the steps.
 struct StandardOutput;
 
 impl Sink for StandardOutput {

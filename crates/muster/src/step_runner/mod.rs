@@ -47,7 +47,7 @@ enum Command {
     Bootstrap(bootstrap::BootstrapArgs),
 }
 
-/// Whether the program was started under the name `step-runner`.
+/// Returns whether the program was started under the name `step-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("step-runner"))

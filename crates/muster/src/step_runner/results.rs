@@ -24,7 +24,7 @@ impl ResultsArgs {
     }
 }
 
-/// Parses the values that step-runner accepts. Any other value is false in the environment, and so it is here.
+/// Parses the values that step-runner accepts as true. It treats any other value of the environment variable as false, so the flag does too.
 #[expect(clippy::unnecessary_wraps, reason = "clap requires a result")]
 fn parse_bool(text: &str) -> Result<bool, std::convert::Infallible> {
     Ok(matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"))

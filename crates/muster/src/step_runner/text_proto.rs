@@ -8,7 +8,7 @@ use muster_steps::definition::{Body, StepFile, StepFileError, parse_run_list};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
-/// Reason for which a text or a message cannot be converted.
+/// Reason why a definition or a result cannot be converted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TextProtoError {
     #[error("failed to read {}: {source}; check --text-proto-step-file", path.display())]
@@ -45,7 +45,7 @@ pub(super) fn read_definition(path: &Path) -> Result<StepFile, TextProtoError> {
     let invalid = |problem| TextProtoError::Definition { path: path.to_owned(), problem };
     let body = match at(&definition, "/type").as_str() {
         Some("exec") => {
-            let command = texts(at(&definition, "/exec/command"));
+            let command = strings(at(&definition, "/exec/command"));
             if command.is_empty() {
                 return Err(invalid("`exec.command` is missing".to_owned()));
             }
@@ -82,7 +82,7 @@ fn entry(step: &Value, dir: &Path) -> Result<Value, String> {
 /// Converts a `Step.Reference` to the reference of an entry.
 fn reference(reference: &Value, dir: &Path) -> Result<Value, String> {
     let parts = reference.get("path").unwrap_or(at(reference, "/paths/parts"));
-    let (parts, text) = (texts(parts), |key: &str| at(reference, &format!("/{key}")).as_str().unwrap_or_default());
+    let (parts, text) = (strings(parts), |key: &str| at(reference, &format!("/{key}")).as_str().unwrap_or_default());
     let file = Some(text("filename")).filter(|name| !name.is_empty() && *name != "step.yml");
     let step_dir: PathBuf = parts.iter().collect();
     let path: PathBuf = step_dir.iter().chain(file.map(std::ffi::OsStr::new)).collect();
@@ -107,7 +107,7 @@ fn at<'v>(value: &'v Value, pointer: &str) -> &'v Value {
     value.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Returns the texts of a list. Anything else is an empty list.
-fn texts(list: &Value) -> Vec<String> {
+/// Returns the strings in a list. Returns nothing for a value that is not a list.
+fn strings(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
 }

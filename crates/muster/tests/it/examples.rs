@@ -76,7 +76,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Whether `command` is installed. Prints a message if it is not.
+/// Returns whether `command` is installed. Prints a message if it is not.
 #[track_caller]
 fn has(command: &str) -> bool {
     muster_test_prerequisites::program(command, "--version", command)

@@ -19,14 +19,14 @@ pub(crate) struct CommandResult {
 }
 
 impl CommandResult {
-    /// Result of a command that prints its messages to standard error.
+    /// Creates the result of a command that prints its messages to standard error.
     pub(crate) fn of(output: Output) -> Self {
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         let (stdout, stderr) = (text(output.stdout), text(output.stderr));
         Self { code: output.status.code().unwrap(), stdout, stderr, checks_stdout: false }
     }
 
-    /// Result of a command whose report on standard output is checked, too.
+    /// Creates the result of a command whose report on standard output is checked, too.
     pub(crate) fn of_report(output: Output) -> Self {
         Self { checks_stdout: true, ..Self::of(output) }
     }

@@ -23,7 +23,7 @@ impl Fixture {
         Some(fixture)
     }
 
-    /// Writes the step, whose program says `text`.
+    /// Writes the step, whose program prints `text`.
     fn write_echo(&self, text: &str) {
         self.project.write("echo/step.yml", ECHO);
         self.project.write("echo/bin/say", &format!("#!/bin/sh\necho \"<{text} $1>\"\n"));

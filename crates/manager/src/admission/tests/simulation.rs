@@ -3,9 +3,9 @@
 
 use super::*;
 
-/// Maximum time that a runner may wait for its request while capacity is free, for each configured runner.
+/// Maximum time that a runner may wait for its request while capacity is free, divided by the number of runners.
 ///
-/// Each other runner may take one turn first, and the canceled requests must end.
+/// The time grows with this number, because each other runner may take one turn first, and its canceled request must end.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {

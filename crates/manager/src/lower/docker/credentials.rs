@@ -45,7 +45,7 @@ pub(super) fn credentials(
     Ok(all)
 }
 
-/// Returns what the credential helpers must be asked for these images.
+/// Returns the questions that credential helpers must answer for these images.
 ///
 /// # Errors
 /// [`LowerError`] if the name of a credential helper could lead to another program.
@@ -84,7 +84,7 @@ fn of_sources(
     }
 }
 
-/// Returns the questions to the helper of an entry. An entry without a registry is for those of all images.
+/// Returns the questions to the helper of an entry. An entry without a registry applies to the registries of all images.
 fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<HelperQuestion> {
     let host = entry.registry.split('/').next().unwrap_or_default();
     let registries = images.iter().map(|image| registry_of(image));
@@ -95,7 +95,7 @@ fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<Helper
     wanted.map(|registry| HelperQuestion { helper: entry.helper.clone(), registry }).collect()
 }
 
-/// Replaces the entries of helpers by their answers.
+/// Replaces the entries of helpers with the helpers' answers.
 fn with_answers(
     entries: Vec<RegistryCredentials>,
     answers: &HelperAnswers,

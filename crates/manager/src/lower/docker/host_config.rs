@@ -86,7 +86,7 @@ struct Fields(Map<String, Value>);
 
 impl Fields {
     fn set(&mut self, name: &str, value: impl serde::Serialize) {
-        // Numbers, texts and lists can always be represented in JSON.
+        // Numbers, strings and lists can always be represented in JSON.
         let value = serde_json::to_value(value).unwrap_or_default();
         let is_default = match &value {
             Value::Null => true,

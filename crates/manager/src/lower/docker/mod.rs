@@ -5,7 +5,7 @@
 //! plan: [ docker/container [ prepare_script, get_sources, ..., cleanup_file_variables ] ]
 //! ```
 //!
-//! The agent beside the engine creates the containers. The agent in the build container runs the steps inside.
+//! The agent on the engine's machine creates the containers. The agent in the build container runs the steps inside.
 
 mod blocked;
 mod credentials;
@@ -53,7 +53,7 @@ pub struct DockerFiles {
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers. `None` means that the agent calls them: it runs on this machine.
+    /// Answers of credential helpers. `None` means that the agent runs on this machine and calls the helpers itself.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -140,8 +140,8 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context of a job that names no image, at a runner whose other jobs run in containers. `None` means that the runner's settings
-/// apply to the job.
+/// Returns the context in which a job without an image runs on the host, although its runner runs other jobs in containers. `None` means that the
+/// runner's settings apply to the job.
 pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
@@ -152,7 +152,7 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job at the agent beside the engine, which has no checkout.
+/// Returns the directory of the job for the agent on the engine's machine. It has no checkout.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
@@ -320,7 +320,7 @@ fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerEr
 /// Returns the engine. On an instance, it is the instance's own, which needs no TLS.
 fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     match runner.executor.as_str() {
-        // gitlab-runner replaces the endpoint by that of the machine, too.
+        // As in gitlab-runner, the endpoint of the machine replaces the configured one.
         "docker+machine" => DockerEngine::default(),
         "docker-autoscaler" => DockerEngine { host: docker.host.clone(), ..DockerEngine::default() },
         _ => DockerEngine {

@@ -36,7 +36,7 @@ impl Names {
         // An environment with its own slots uses their numbers, so that it has as many sets of volumes as slots.
         let volumes = context.share.as_ref().map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
-        // The same job has the same names after a restart of the manager, so that what it left at the engine is found.
+        // The same job has the same names after a restart of the manager, so that the containers and volumes that it left are found.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {
             volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),

@@ -140,7 +140,7 @@ fn protection_level_of_chunks_follows_the_key_and_the_ref() {
     for (key, protected, level) in [
         ("deps-protected", Some(true), "protected"),
         ("deps-protected", None, "protected"),
-        // A job of another ref cannot choose a protected key.
+        // A job of an unprotected ref cannot choose a protected key.
         ("deps-protected", Some(false), "unprotected"),
         ("deps-protected.", Some(false), "unprotected"),
         ("deps-non_protected", Some(true), "unprotected"),

@@ -38,7 +38,7 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
     assert_eq!(names(stages), ["get_sources", "step_script", uploads[0], uploads[1], "cleanup_file_variables"]);
     let stage: DriverStage = stages[1].call.inputs().unwrap();
     assert_eq!((stage.stage.as_str(), stage.builtin.as_str()), ("step_script", "script"));
-    // The agent beside the driver does not use the directory of the checkout.
+    // The checkout is in the environment of the driver, so the plan, which is for the agent on this host, has another directory.
     assert_eq!((&*job.plan.project_dir, &*job.plan.builds_dir), ("/builds/shorttoke/custom-2", "/builds"));
     let prepare: DriverPrepare = steps[0].call.inputs().unwrap();
     assert_eq!((&*prepare.directories.builds, &*prepare.directories.shared_layout), ("/vm/builds", "/shorttoke/1"));

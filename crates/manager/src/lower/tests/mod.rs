@@ -44,7 +44,7 @@ pub(super) fn context() -> JobContext {
     }
 }
 
-/// Returns a typical payload whose fields are replaced by those in `extra`.
+/// Returns a typical payload in which the fields of `extra` replace those of the same name.
 pub(super) fn payload(extra: Value) -> JobPayload {
     let mut value = json!({
         "id": 42, "token": "glcbt-secret", "allow_git_fetch": true,

@@ -4,7 +4,7 @@ use super::*;
 
 const KIB_64: usize = 64 * 1024;
 
-/// Returns a variable `LARGE` of 64 KiB, and a text of references to it that expands to 40 MiB.
+/// Returns a variable `LARGE` of 64 KiB, and a string of references to it that expands to 40 MiB.
 fn large() -> (Value, String) {
     (json!({ "key": "LARGE", "value": "x".repeat(KIB_64) }), "$LARGE".repeat(640))
 }

@@ -16,7 +16,7 @@ struct TestCli {
 struct Repository(tempfile::TempDir);
 
 impl Repository {
-    /// A repository with one commit on `main`, and a remote.
+    /// Creates a repository with one commit on `main`, and a remote.
     fn new() -> Self {
         let repository = Self(tempfile::tempdir().unwrap());
         std::fs::create_dir(repository.path()).unwrap();

@@ -115,20 +115,21 @@ impl Jobs {
         if has_image { &mut self.with_image } else { &mut self.without_image }.push(name);
     }
 
-    /// Prints which settings are ignored because no job runs in a container. `reason` is why there are no containers, if the user did not
-    /// choose that.
+    /// Prints which settings are ignored because no job runs in a container.
+    ///
+    /// `reason` is why there are no containers. `None` means that the user chose this, or that no job needs one.
     fn report_ignored(&self, reason: Option<&str>) {
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-        if let Some(jobs) = named(&self.with_image) {
+        if let Some(jobs) = first_and_count(&self.with_image) {
             ui::note(&format!("`image:` of job {jobs} is ignored: jobs run directly on this machine{reason}"));
         }
-        if let Some(jobs) = named(&self.with_services) {
+        if let Some(jobs) = first_and_count(&self.with_services) {
             ui::note(&format!("`services:` of job {jobs} are ignored: jobs run directly on this machine"));
         }
     }
 
     fn report_services_without_image(&self) {
-        if let Some(jobs) = named(&self.services_without_image) {
+        if let Some(jobs) = first_and_count(&self.services_without_image) {
             ui::note(&format!(
                 "`services:` of job {jobs} are ignored: jobs without `image:` run directly on this machine"
             ));
@@ -137,7 +138,7 @@ impl Jobs {
 }
 
 /// Returns the first name, and the number of the others. `None` if there are no names.
-fn named(names: &[String]) -> Option<String> {
+fn first_and_count(names: &[String]) -> Option<String> {
     let (first, others) = names.split_first()?;
     let more = if others.is_empty() { String::new() } else { format!(" (and {} more)", others.len()) };
     Some(format!("`{first}`{more}"))

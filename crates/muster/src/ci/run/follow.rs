@@ -33,21 +33,21 @@ pub(super) struct RunView {
 }
 
 impl RunView {
-    /// Whether every pipeline has finished, and no job is on a runner.
+    /// Returns whether every pipeline has finished, and no job is on a runner.
     pub(super) fn is_finished(&self) -> bool {
         !self.pipelines.is_empty()
             && self.pipelines.values().all(|found| found.status.is_complete())
             && !self.jobs.values().any(|job| job.status.is_on_runner())
     }
 
-    /// Whether nothing more happens without the user: all unfinished work waits for a manual job.
+    /// Returns whether nothing more happens without the user: all unfinished work waits for a manual job.
     ///
     /// May be wrong in the middle of a batch of events. Check again after [`Follower::resync`].
     pub(super) fn is_idle(&self) -> bool {
         !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.will_proceed(job))
     }
 
-    /// Whether a job will proceed without the user. A job that waits for its turn or for a resource does not count, because another job
+    /// Returns whether a job will proceed without the user. A job that waits for its turn or for a resource does not count, because another job
     /// must proceed first.
     fn will_proceed(&self, job: &JobView) -> bool {
         match job.status {
@@ -61,13 +61,13 @@ impl RunView {
         }
     }
 
-    /// Whether the user must start a manual job: something is unfinished, and nothing more happens automatically.
+    /// Returns whether the user must start a manual job: something is unfinished, and nothing more happens automatically.
     pub(super) fn is_blocked(&self) -> bool {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (case C222). A pipeline
-    /// that waits for the user has failed if one of its jobs has.
+    /// Returns whether the run has failed: because of the root pipeline, or of a child whose bridge does not report the failure (case C222). A
+    /// pipeline that waits for the user has failed if one of its jobs has.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
             let bridge = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
@@ -82,7 +82,7 @@ impl RunView {
         })
     }
 
-    /// Whether an event reports an older state than the known one.
+    /// Returns whether an event reports an older state than the known one.
     fn is_outdated(&self, event: &Event) -> bool {
         let is_older = |reported: JobStatus, known: JobStatus| progress(reported) < progress(known);
         match event {

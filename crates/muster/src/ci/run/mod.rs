@@ -5,8 +5,8 @@
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! At the end, jobs have finished or are canceled. Then the manager stops, then the agent, and the coordinator shuts down. Finally, all
-//! remaining descendants of this process are killed before the exit status is returned.
+//! When the jobs have finished or are canceled, the manager stops, then the agent, and the coordinator shuts down. Remaining descendants of this
+//! process are killed before the exit status is returned.
 
 mod containers;
 mod descendants;
@@ -54,7 +54,7 @@ use supervisor::supervise;
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
-/// Number of pipeline IDs per run. Thus IDs of different runs differ: run 7 begins with pipeline 7000 and job 700000.
+/// Number of pipeline IDs per run, so that the IDs of two runs differ: run 7 begins with pipeline 7000 and job 700000.
 const PIPELINES_PER_RUN: i64 = 1000;
 /// Number of job IDs per run.
 const JOBS_PER_RUN: i64 = 100_000;

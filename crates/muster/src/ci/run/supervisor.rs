@@ -138,7 +138,7 @@ impl RestartBackoff {
     }
 }
 
-/// Whether a job was started, logged something or finished since the last call.
+/// Returns whether a job was started, logged something or finished since the last call.
 fn made_progress(events: &mut broadcast::Receiver<Event>) -> bool {
     let mut found = false;
     loop {

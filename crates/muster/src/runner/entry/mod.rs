@@ -18,7 +18,7 @@ pub(crate) struct EntryFlags {
     pub(super) table: Table,
 }
 
-/// Whether a flag belongs to a key of the schema.
+/// Returns whether a flag belongs to a key of the schema.
 #[cfg(test)]
 pub(crate) fn is_entry_flag(name: &str) -> bool {
     flags::all().iter().any(|flag| flag.long == name)

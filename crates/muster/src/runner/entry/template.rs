@@ -79,7 +79,7 @@ pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     }
 }
 
-/// Whether a value counts as missing. False counts, even for keys that distinguish it from a missing value, as in gitlab-runner.
+/// Returns whether a value counts as missing. False counts, even for keys that distinguish it from a missing value, as in gitlab-runner.
 fn is_zero(item: &Item) -> bool {
     match item {
         Item::None => true,

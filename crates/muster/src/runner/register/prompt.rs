@@ -42,7 +42,7 @@ impl Prompter {
         Ok(Self { interactive, interrupt, terminate })
     }
 
-    /// Whether prompts are shown.
+    /// Returns whether prompts are shown.
     pub(super) fn is_interactive(&self) -> bool {
         self.interactive
     }

@@ -1,7 +1,7 @@
-//! Deletes the unused chunks of caches from time to time, if `[runners.cache]` has `ChunksGcInterval`.
+//! Deletes the unused chunks of caches at intervals, if `[runners.cache]` has `ChunksGcInterval`.
 //!
-//! A separate process does the work (`muster cache gc --due`). It may be killed at any time, and neither its memory nor its processor time is
-//! that of the manager.
+//! A separate process (`muster cache gc --due`) does the work, so that the manager's memory and processor time stay free for jobs. That process
+//! may be killed at any time.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use muster_config::settings::Settings;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 
-/// Time from the start of the manager to the first check. Jobs that were resumed come first.
+/// Time from the start of the manager to the first check, because resumed jobs come first.
 const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
 /// Time between two checks. The process collects only what is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -26,7 +26,7 @@ pub(super) struct CacheCollection {
 }
 
 impl CacheCollection {
-    /// `program` is this executable.
+    /// Creates the schedule of collections. `program` is this executable.
     pub(super) fn new(program: PathBuf, config: Option<PathBuf>) -> Self {
         Self { program, config, next: Instant::now() + FIRST_CHECK, running: None }
     }
@@ -36,7 +36,7 @@ impl CacheCollection {
         let Some(config) = &self.config else { return std::future::pending().await };
         if let Some(child) = &mut self.running {
             match child.wait().await {
-                Ok(status) if status.success() => tracing::info!("deleted unused data of caches"),
+                Ok(status) if status.success() => tracing::info!("cache collection finished"),
                 Ok(status) => {
                     tracing::warn!(%status, "failed to delete unused data of caches; run `muster cache gc` to see the reason");
                 }
@@ -51,7 +51,7 @@ impl CacheCollection {
             return;
         }
         let mut command = Command::new(&self.program);
-        // The executable has this command only under its own name.
+        // Under the name `gitlab-runner`, the executable has no command `cache`.
         command.arg0("muster").args(["cache", "gc", "--due", "--config"]).arg(config);
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         match command.spawn() {

@@ -245,8 +245,8 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
 
 /// Returns the executors of this host.
 ///
-/// If the commands of jobs run as another user, that user must not control the container engine. So jobs in containers have an agent of
-/// the manager's user, which runs none of their commands.
+/// If the commands of jobs run as another user, that user must not control the container engine. Jobs in containers then have a separate
+/// agent that runs as the manager's user. It runs none of their commands on the host.
 fn host_executors(host: &HostSettings, hidden: &[String]) -> Result<HostExecutors, RunError> {
     let shell =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };

@@ -247,7 +247,7 @@ impl RunLoop {
     /// Stops the manager immediately, which may leave it in any state, as a kill does. state.log makes that safe.
     async fn exit_now(&mut self, code: ExitCode) -> ExitCode {
         self.manager.abort();
-        // Wait until the task is dropped, so that nothing writes anymore. Its result does not matter.
+        // Wait until the task is dropped, so that it writes nothing more. Its result does not matter.
         let _ = (&mut self.manager).await;
         if code == ExitCode::FAILURE {
             // The shutdown was not clean, so instances may exist that the manager could not delete.

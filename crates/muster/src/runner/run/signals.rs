@@ -13,7 +13,7 @@ pub(super) enum Signal {
     Abort(&'static str),
     /// SIGHUP: reload the configuration.
     Reload,
-    /// SIGUSR2: exit immediately, and leave the jobs to the next start. Only Muster has this, for upgrades in place.
+    /// SIGUSR2: exit without waiting for the running jobs, which the next start resumes. Muster only, for upgrades in place.
     Detach,
 }
 

@@ -1,8 +1,8 @@
 //! `run-single`: runs the manager of one runner, which is described by flags or by an entry of a file. Runs one job at a time, and exits
 //! after a number of jobs or a time without one.
 //!
-//! It works as `run` does, except that its agent does not outlive it, because there may be no next start. Jobs that were running when it
-//! was killed are reported by the next start of the same runner.
+//! The manager works as that of `run` does, except that the agent exits with it, because there may be no next start. If the manager was
+//! killed, the next start of the same runner reports the jobs that were running.
 
 use std::num::NonZeroI64;
 use std::path::Path;

@@ -25,7 +25,7 @@ fn name(config: &Path, default: &Path) -> String {
     format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
 }
 
-/// Returns the state directory for a runner that is not in a configuration file, from a text that identifies the runner.
+/// Returns the state directory for a runner that is not in a configuration file, from a string that identifies the runner.
 pub(super) fn for_runner(runner: &str) -> Option<PathBuf> {
     Some(base()?.join(format!("single-{}", digest(runner.as_bytes()))))
 }

@@ -40,7 +40,7 @@ pub(crate) struct ServiceInstallArgs {
     /// Run the manager and the commands of jobs as this user.
     #[arg(short, long, value_name = "NAME")]
     init_user: Option<String>,
-    /// Install into the system below this directory, such as for building an image.
+    /// Install into the system below this directory, for example to build an image.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
 }
@@ -137,7 +137,7 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Makes systemd read and enable the unit. A system that is not running need not read it.
+/// Makes systemd read and enable the unit. If the system is not `running`, systemd reads the unit at its next boot.
 fn enable_unit(systemctl: &Systemctl, running: bool, service: &str) -> Result<(), ServiceError> {
     if running {
         systemctl.run(&["daemon-reload"])?;
@@ -172,7 +172,7 @@ fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Checks that this is root. Not needed for the directory of another system, whose permissions decide.
+/// Checks that this process runs as root. For the directory of another system, the permissions of that directory decide instead.
 fn check_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
     if other_system.is_none() && !paths::is_root() { Err(ServiceError::NotRoot) } else { Ok(()) }
 }

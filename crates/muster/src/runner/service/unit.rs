@@ -15,7 +15,7 @@ pub(super) struct Unit<'a> {
     pub(super) arguments: &'a [String],
     /// User of the service. `None` means root, or the owner of a user service.
     pub(super) user: Option<&'a str>,
-    /// Whether it is a system or a user service.
+    /// Whether the service belongs to the system or to the user.
     pub(super) scope: Scope,
 }
 

@@ -170,7 +170,7 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     })
 }
 
-/// Whether an unchanged archive must be uploaded anyway, because the form of the cache's key has changed and the store does not have the
+/// Returns whether an unchanged archive must be uploaded anyway, because the form of the cache's key has changed and the store does not have the
 /// cache under the new key.
 async fn is_missing_at_store(
     args: &CacheArchiveArgs,

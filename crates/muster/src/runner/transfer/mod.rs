@@ -1,7 +1,7 @@
 //! Commands that transfer files for jobs: `artifacts-uploader`, `artifacts-downloader`, `cache-archiver` and `cache-extractor`.
 //!
-//! Muster's own jobs do not use them, but scripts and gitlab-runner may. Each does the same as a built-in step, with the working directory
-//! as the project directory.
+//! Muster's own jobs do not use these commands, but scripts and gitlab-runner may. Each command does the same as a built-in step, with the
+//! working directory as the project directory.
 
 mod artifacts;
 mod cache;

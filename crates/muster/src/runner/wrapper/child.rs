@@ -28,7 +28,7 @@ pub(super) enum RunnerProcessState {
     },
 }
 
-/// Handle of the process. Clones share it. A background task reaps the process.
+/// Handle of the process. Clones refer to the same process. A background task reaps it.
 #[derive(Debug, Clone)]
 pub(super) struct Child {
     pid: Pid,

@@ -96,7 +96,7 @@ impl Incoming {
     }
 }
 
-/// Whether the connected process belongs to root or to this user. The mode of the socket may have been changed, and any client can stop the
+/// Returns whether the connected process belongs to root or to this user. The mode of the socket may have been changed, and any client can stop the
 /// runner.
 fn is_from_this_user(stream: &UnixStream) -> bool {
     let user = stream.peer_cred().map(|peer| peer.uid());

@@ -40,7 +40,7 @@ pub(super) fn check(case: &Case, result: &JobResult, log: &str, work_dir: &Path)
     let call = node.and_then(|node| node.call.as_deref()).cloned().unwrap_or_default();
     let expect = &case.test.expect;
     checker.check_values("output", &expect.outputs, &call.outputs);
-    checker.check_texts("exported variable", &expect.exports, &call.exports);
+    checker.check_strings("exported variable", &expect.exports, &call.exports);
     checker.check_log();
     for (path, expected) in &expect.files {
         if let Err(message) = check_file(&work_dir.join(path), path, &expected.value) {
@@ -116,7 +116,7 @@ impl Checker<'_> {
         }
     }
 
-    fn check_texts(&mut self, kind: &str, expected: &IndexMap<String, Spanned<String>>, values: &Map<String, Value>) {
+    fn check_strings(&mut self, kind: &str, expected: &IndexMap<String, Spanned<String>>, values: &Map<String, Value>) {
         let value = |(name, text): (&String, &Spanned<String>)| {
             let value = Value::String(text.value.clone());
             (name.clone(), Spanned::new(value, text.referenced, text.defined))
@@ -147,7 +147,7 @@ impl Checker<'_> {
         let call = node.call.as_deref().cloned().unwrap_or_default();
         self.check_values(&format!("input of step {name:?}"), &expected.inputs, &call.inputs);
         self.check_values(&format!("output of step {name:?}"), &expected.outputs, &call.outputs);
-        self.check_texts(&format!("variable of step {name:?}"), &expected.env, &call.env);
+        self.check_strings(&format!("variable of step {name:?}"), &expected.env, &call.env);
     }
 }
 

@@ -89,7 +89,7 @@ async fn run_case(agent: &LocalAgent, number: usize, case: Case) -> Result<Verdi
     let log = String::from_utf8_lossy(&log).into_owned();
     let mismatches = check(&case, &result, &log, &work_dir);
     agent.connection.close(&id).await.map_err(LocalError::from)?;
-    // The directory of the agent is removed at its end in any case.
+    // If this fails, the directory is removed with that of the agent, which contains it.
     let _ = muster_files::remove_tree(&work_dir);
     Ok(verdict(mismatches, log))
 }

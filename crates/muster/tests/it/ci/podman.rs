@@ -10,10 +10,10 @@ use super::{CommandOutput, Project};
 
 /// Image of the tests: busybox.
 const IMAGE: &str = "muster-test/ci-podman:1";
-/// The same with another user.
+/// Same image, but its processes run as another user.
 const USER_IMAGE: &str = "muster-test/ci-podman-user:1";
 
-/// Runs `muster ci` as the user of a Podman service, of which nothing but the socket at its usual place shows that it exists.
+/// Runs `muster ci` as the user of a Podman service. Only the socket at its usual path shows that the service exists.
 fn ci(project: &Project, podman: &DockerEngine, user: PodmanUser, arguments: &[&str]) -> CommandOutput {
     let plain = project.command(arguments);
     let mut command = podman.beside_podman(user, &project.path(), &executable(podman));

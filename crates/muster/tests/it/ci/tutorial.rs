@@ -4,8 +4,8 @@ use std::process::Command;
 
 use super::Project;
 
-/// Separates the outputs of two commands.
-const ANSWER_PREFIX: &str = "@@@ next command";
+/// Line between the outputs of two commands.
+const OUTPUT_SEPARATOR: &str = "@@@ next command";
 
 /// A command of the tutorial, with the output below it. Empty if the tutorial shows no output.
 pub(crate) struct Step {
@@ -38,7 +38,7 @@ fn normalized(line: &str) -> String {
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the output consists of these lines, in order. `...` matches any lines.
+/// Returns whether the output consists of these lines, in order. `...` matches any lines.
 pub(crate) fn matches_expected(output: &str, expected: &[String]) -> bool {
     // Without a terminal, the start of a job is printed as an extra line.
     let mut output =
@@ -68,7 +68,7 @@ fn tutorial_output_is_current() {
     let mut script = String::new();
     for step in &steps {
         let write = if step.command.starts_with("git add") { "cp ../ci.yml .gitlab-ci.yml\n" } else { "" };
-        script.push_str(&format!("{write}{} </dev/null\necho '{ANSWER_PREFIX}'\n", step.command));
+        script.push_str(&format!("{write}{} </dev/null\necho '{OUTPUT_SEPARATOR}'\n", step.command));
     }
     // The home directory and environment of the reader. The tutorial creates a repository next to it.
     let project = Project::empty();
@@ -87,7 +87,7 @@ fn tutorial_output_is_current() {
     }
     let output = shell.output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
-    let outputs: Vec<_> = output.split(&format!("{ANSWER_PREFIX}\n")).collect();
+    let outputs: Vec<_> = output.split(&format!("{OUTPUT_SEPARATOR}\n")).collect();
     assert_eq!(outputs.len(), steps.len() + 1, "{output}");
     for (step, output) in steps.iter().zip(outputs) {
         assert!(!output.contains("error:"), "$ {}\n{output}", step.command);

@@ -1,4 +1,4 @@
-//! An agent in a separate process, beside an engine that the tests share.
+//! An agent in a separate process, on the machine of an engine that the tests share.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -23,7 +23,7 @@ use crate::process::until;
 pub(crate) const IMAGE: &str = "muster-test/busybox:1";
 /// ID of the job of a test.
 const ID: &str = "1-1";
-/// Timeout that is longer than anything here takes on a busy machine.
+/// Timeout that no job of these tests reaches, even on a busy machine.
 const JOB_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An agent that runs as a separate process, and the engine for its jobs.
@@ -42,13 +42,13 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts an agent beside a Docker Engine. `None` means that the machine has no engine.
+    /// Starts an agent that uses a Docker Engine. `None` means that the machine has no engine.
     pub(crate) async fn start() -> Option<Self> {
         static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
         Self::beside(TestEngine::shared()?, &IMAGE_EXISTS).await
     }
 
-    /// Starts an agent beside each kind of engine that the machine has: Docker Engine, Podman as root, and Podman as a user without privileges.
+    /// Starts an agent for each kind of engine that the machine has: Docker Engine, Podman as root, and Podman as a user without privileges.
     pub(crate) async fn start_on_each_engine() -> Vec<Self> {
         static IMAGE_EXISTS: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
         let mut hosts: Vec<_> = Self::start().await.into_iter().collect();

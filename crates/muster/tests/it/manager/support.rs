@@ -126,7 +126,7 @@ impl Harness {
     }
 }
 
-/// Whether any directory of a job's first attempt, named `<id>-1`, exists below.
+/// Returns whether the spool has a directory of a job's first attempt, named `<id>-1`, at any depth.
 fn has_jobs(spool: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(spool) else { return false };
     entries.flatten().any(|entry| {

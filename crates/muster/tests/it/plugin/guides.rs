@@ -16,7 +16,7 @@ fn section(heading: &str) -> String {
     guide.split_once(&format!("\n## {heading}")).unwrap().1.to_owned()
 }
 
-/// Returns the first code block of a language after a text.
+/// Returns the first code block in a language after the given heading or sentence.
 fn block(text: &str, after: &str, language: &str) -> String {
     let rest = text.split_once(after).unwrap_or_else(|| panic!("`{after}` is not in the guide")).1;
     let rest = rest.split_once(&format!("```{language}\n")).unwrap().1;

@@ -94,7 +94,7 @@ impl Project {
         command
     }
 
-    /// Returns a shell that runs a line. Its standard error is printed with its standard output.
+    /// Returns a shell that runs a line. Its standard error is part of its standard output.
     fn shell(&self, line: &str) -> Command {
         let mut command = self.program("sh");
         command.args(["-c", &format!("exec 2>&1\n{line}")]);

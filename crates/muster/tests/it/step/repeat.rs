@@ -58,6 +58,13 @@ fn other_outputs_and_files_are_reported() {
 }
 
 #[test]
+fn tree_without_recorded_steps_is_reported() {
+    let project = Project::empty();
+    project.file("empty.json", r#"{"name":"job","status":"success","started_ms":0,"duration_ms":0}"#);
+    project.step(&["repeat", "empty.json"]).check(1, &["has no step with recorded inputs"]);
+}
+
+#[test]
 fn masked_value_must_be_given_again() {
     let project = Project::new();
     let run = ["run", "greet", "--input", "token=s3cret-value", "--results", "r.json"];

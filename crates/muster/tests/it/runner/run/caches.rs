@@ -18,7 +18,7 @@ const SECRET: &str = "the-secret-key-of-the-store";
 const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
-/// A store with a bucket.
+/// Starts a store with a bucket. `None` means that no program for the store is installed.
 async fn store() -> Option<Server> {
     let server = moto()?;
     let created = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
@@ -37,7 +37,7 @@ fn config(harness: &Harness, store: &Server, more: &str) -> String {
     )
 }
 
-/// A machine whose runner uses the bucket.
+/// Starts a manager, in the role of another machine, whose runner uses the bucket.
 async fn machine(store: &Server, more: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     harness.configure(&config(&harness, store, more));
@@ -190,7 +190,7 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
 const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
                     seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done; fi";
 
-/// Returns the number of megabytes before a text in a log.
+/// Returns the number of megabytes that precedes `text` in a log.
 fn megabytes(log: &str, text: &str) -> f64 {
     let before = log.split_once(text).unwrap_or_else(|| panic!("{text:?} is missing in {log}")).0;
     before.rsplit(' ').next().unwrap().parse().unwrap()
@@ -233,11 +233,11 @@ async fn chunks_are_shared_through_the_store() {
     let names = objects(&store).await;
     assert_eq!(names.iter().filter(|name| name.starts_with("chunks/7/protected/")).count(), names.len() - before);
 
-    // A format of archives can be chosen by the job's variables only, so the store has no archive.
+    // Only a variable of the job could choose archives instead of chunks, and no job has it.
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 
-/// Replaces an object. The new content is longer than a pack, so that every range of it exists.
+/// Replaces an object with invalid content, which is longer than a pack, so that each range that a job reads exists.
 async fn replace(store: &Server, name: &str) {
     let key = S3AccessKey { id: Secret::new("the-access-key"), secret: Secret::new(SECRET), session: None };
     let settings = S3Settings {

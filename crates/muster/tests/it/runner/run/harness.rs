@@ -49,7 +49,7 @@ impl Harness {
         )
     }
 
-    /// Replaces the configuration atomically, as an editor or a save does.
+    /// Replaces the configuration atomically, as an editor does.
     pub(crate) fn configure(&self, text: &str) {
         let new = self.home.path("new.toml");
         std::fs::write(&new, text).unwrap();

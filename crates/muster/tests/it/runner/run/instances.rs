@@ -137,7 +137,7 @@ async fn operators_see_slots_and_reasons_even_after_a_stop() {
     for expected in ["no longer exists".to_owned(), format!("got slot 0 of {instance} after ")] {
         assert!(explanation.contains(&expected), "`{expected}` is missing in {explanation}");
     }
-    // A manager that accepts no more jobs needs no idle instance, unless its scaler has stopped before.
+    // A manager that accepts no more jobs deletes the instance as an idle one, or because its scaler stops.
     let reasons =
         ["idle for ", "the scaler is shutting down"].map(|reason| format!("deleting instance {instance}: {reason}"));
     assert!(reasons.iter().any(|reason| explanation.contains(reason)), "{explanation}");
@@ -247,7 +247,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     };
     assert_eq!((value("muster_instances_with_usage{"), value("muster_plugin_up{")), (1.0, 1.0));
     assert!(value("muster_instances_memory_bytes{") > 0.0);
-    // The metrics of calls to the plugin, too.
+    // Calls to the plugin are counted, too.
     for rpc in ["Init", "Update", "Increase", "ConnectInfo", "GetResourceUsage"] {
         let is_call = |line: &&str| {
             line.starts_with("muster_plugin_calls_total{")
@@ -266,7 +266,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     run.wait_for_exit_code().await;
 }
 
-/// No instance but the two idle ones becomes ready before most jobs of a full queue have been requested.
+/// Until the file `open` exists, only two of the six instances become ready. A job must be requested for each of the six anyway.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_requested_for_all_booting_instances() {
     let harness = Harness::start(1).await;

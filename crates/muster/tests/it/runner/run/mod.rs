@@ -131,7 +131,7 @@ async fn third_stop_signal_exits_immediately_with_1() {
     harness.coordinator(0).fail(Call::UpdateJob, [Fault::FailBefore; 20]);
     run.signal(Signal::INT);
     run.wait_for_log("stop requested by SIGINT", 1).await;
-    // Before this, the next start would resume the job.
+    // If the manager exited before this message, the next start would resume the job.
     run.wait_for_log("coordinator does not accept the report", 1).await;
     run.signal(Signal::TERM);
     assert_eq!(run.wait_for_exit_code().await, 1);

@@ -35,7 +35,7 @@ async fn wait_timeout_exits_without_jobs() {
     harness.wait_for_start(0, 1).await;
     harness.release_job(1);
     assert_eq!(harness.wait_for_end(0, 1).await.status, JobStatus::Success);
-    run.wait_for_log("This runner has not received a job in its time to wait", 1).await;
+    run.wait_for_log("This runner has not received a job within its wait timeout", 1).await;
     assert_eq!(run.wait_for_exit_code().await, 0);
 }
 

@@ -47,7 +47,10 @@ impl Machine {
         Self::start_with("PasswordAuthentication yes\nPubkeyAuthentication no\nPermitRootLogin yes", &WITH_SHADOW)
     }
 
-    /// Starts a server with these lines in its configuration. `wrapper` is a command that runs the server, after the path of a password file.
+    /// Starts a server with these lines in its configuration.
+    ///
+    /// If `wrapper` is not empty, it is a command that starts the server. Its arguments are the path of a password file and the command line
+    /// of the server.
     fn start_with(authentication: &str, wrapper: &'static [&'static str]) -> Option<Self> {
         if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;

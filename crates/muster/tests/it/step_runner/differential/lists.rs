@@ -67,7 +67,7 @@ const URL: &str = "In the current dialect, the host may be `localhost`. The lega
 const EMPTY: &str = "An empty list is rejected, as in a step file. step-runner runs it.";
 const BRACES: &str = "The message quotes the whole text or the expression with its opening braces, and names a remedy.";
 
-/// `/PROJECT` is the directory of the job, and `./NAME` a step in `project/`.
+/// Lists that both programs run. In them, `/PROJECT` is the directory of the job, and `./NAME` is a step in `project/`.
 #[rustfmt::skip]
 pub(super) const CASES: [Case; 96] = [
     // Inputs, their types and defaults.

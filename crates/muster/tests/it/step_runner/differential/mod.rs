@@ -2,7 +2,7 @@
 //!
 //! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without it, the test is skipped. GitLab's program has only the
 //! legacy dialect. Muster runs each list in both dialects, because files that were written for step-runner must also run by default.
-//! [`lists`] has the reason of each difference. These differences are the same for all lists, and are removed before the comparison:
+//! [`lists`] has a reason for each difference, except for those that all lists have. These are removed before the comparison:
 //! - The lines before the first step: Muster prints its own version, and does not warn of images that GitLab no longer supports.
 //! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a process.
 //! - Paths of temporary files.
@@ -111,7 +111,7 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Replaces the lines before the steps in the current dialect by those of the legacy dialect.
+/// Replaces the line before each step in the current dialect with that of the legacy dialect.
 fn with_legacy_banners(output: &str) -> String {
     let mut pieces = output.split("Running step name=");
     let first = pieces.next().unwrap_or_default().to_owned();
