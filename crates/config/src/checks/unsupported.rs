@@ -157,7 +157,9 @@ mod tests {
     #[test]
     fn connector_keys_without_effect_on_virtual_machines_are_reported() {
         let text = |table: &str, key: &str| {
-            format!("[[runners]]\nexecutor = \"instance\"\n[runners.autoscaler.{table}connector_config]\n{key} = true\n")
+            format!(
+                "[[runners]]\nexecutor = \"instance\"\n[runners.autoscaler.{table}connector_config]\n{key} = true\n"
+            )
         };
         for key in ["use_static_credentials", "use_external_addr", "allow_unencrypted"] {
             let output = found("C009", &text("vm_isolation.", key));

@@ -47,7 +47,7 @@ impl LogReader {
     /// Parses one line.
     ///
     /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
-    /// fractional digits (H16). JSON whose level is not a string is logged as plain text (H17); the Go host panics there.
+    /// fractional digits (case H16). JSON whose level is not a string is logged as plain text (case H17); the Go host panics there.
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
