@@ -402,7 +402,7 @@ impl Harness {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until no spool entry, process or temporary file of a job remains (J5). Returns those that remain after the timeout.
+    /// Waits until no spool entry, process or temporary file of a job remains (invariant J5). Returns those that remain after the timeout.
     pub async fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         wait_until(|| {

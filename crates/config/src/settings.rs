@@ -80,9 +80,9 @@ pub struct Settings {
     pub concurrent: usize,
     /// Time between two job requests of one runner, if the coordinator does not hold them.
     pub check_interval: Duration,
-    /// Minimum time that a job request is held before it is canceled in favor of a runner without one.
+    /// Minimum time that a job request stays open before it is canceled, for example in favor of a runner without an open request.
     pub min_hold: Duration,
-    /// Minimum hold time of a request without a queue version, such as the first one of a runner. No front end holds such a request.
+    /// The same minimum for a request without a queue version, such as the first one of a runner, which no front end holds.
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -299,7 +299,7 @@ pub struct RunnerSettings {
     /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
-    /// URL of the coordinator that only git uses.
+    /// URL whose scheme and host replace those of repository URLs. Only git uses it.
     #[serde(default)]
     pub clone_url: Option<String>,
     /// Variables of every job.
@@ -437,7 +437,9 @@ impl RunnerSettings {
         CONTAINER_EXECUTORS.contains(&self.executor.as_str())
     }
 
-    /// Returns whether jobs run in a separate environment inside that of the executor, in which the configured directories then are.
+    /// Returns whether jobs run in an inner environment, such as a container, inside the environment that the executor provides.
+    ///
+    /// The configured directories are then paths in the inner environment.
     #[must_use]
     pub fn has_inner_environment(&self) -> bool {
         self.uses_containers() || self.uses_driver()

@@ -32,7 +32,7 @@ pub enum AddressError {
 /// Returns the target for a session with an instance.
 ///
 /// # Errors
-/// [`AddressError`]. The Go host instead dials the empty address until its timeout (C1).
+/// [`AddressError`]. The Go host instead dials the empty address until its timeout (case C1).
 pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) -> Result<Target, AddressError> {
     let address = address(&info, options.use_external_addr)?.to_owned();
     let connector = info.connector;

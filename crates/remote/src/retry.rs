@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// Delay after the first attempt. It doubles up to [`MAX_DELAY`]. The Go implementation retries without delay (C5).
+/// Delay after the first attempt. It doubles up to [`MAX_DELAY`]. The Go implementation retries without delay (case C5).
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-/// Timeout of the first attempt, because booting machines may drop packets. It doubles after each attempt that exceeds it:
-/// logins can be slow if sshd looks up names or queries a directory service.
+/// Timeout of the first attempt. One attempt must not take all the time, because booting machines may drop packets. The timeout doubles
+/// after each attempt that exceeds it, because logins can be slow if sshd looks up names or queries a directory service.
 const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Minimum and maximum delay between logins to a new machine that rejects them.
 const NEW_MACHINE_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));

@@ -155,7 +155,7 @@ async fn try_once(
         }
     };
     let (method, answer) = match key {
-        // If there is a key, no password is offered: the plugin installed the key on the machine (C3).
+        // If there is a key, no password is offered: the plugin installed the key on the machine (case C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
@@ -280,7 +280,7 @@ impl Session for SshSession {
                 Some(_) => {}
             }
         }
-        // C6: without an exit status, the result of the command is unknown.
+        // Case C6: without an exit status, the result of the command is unknown.
         exit.map(|exit| CommandResult { exit, stderr: tail })
             .ok_or_else(|| lost("the channel was closed without an exit status"))
     }

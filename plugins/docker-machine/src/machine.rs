@@ -11,9 +11,9 @@ use tokio::process::Command;
 use crate::config::Config;
 
 /// Timeout for the status of a machine, and for the first list during `Init`. The host's timeout for both calls is 60 s.
-const CALL_TIMEOUT: Duration = Duration::from_secs(50);
+const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(50);
 /// Timeout for a list, and for the two commands that return the connection details. The host's timeout for both calls is 120 s.
-const CONNECT_INFO_TIMEOUT: Duration = Duration::from_secs(100);
+const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(100);
 /// Default user and port of docker-machine.
 const DEFAULT_USER: &str = "root";
 const DEFAULT_PORT: u16 = 22;
@@ -56,12 +56,12 @@ impl DockerMachine {
 
     /// Lists all machines with their states, including those of other groups, within the host's timeout for a list.
     pub(crate) async fn list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
-        self.list_within(CONNECT_INFO_TIMEOUT).await
+        self.list_within(LONG_CALL_TIMEOUT).await
     }
 
     /// Lists the machines for the first time, within the host's timeout for `Init`.
     pub(crate) async fn first_list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
-        self.list_within(CALL_TIMEOUT).await
+        self.list_within(SHORT_CALL_TIMEOUT).await
     }
 
     async fn list_within(&self, timeout: Duration) -> Result<BTreeMap<String, String>, ProgramError> {
@@ -109,17 +109,15 @@ impl DockerMachine {
 
     /// Returns the state of a machine as docker-machine prints it.
     pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
-        Ok(self.output(&["status", name], CALL_TIMEOUT).await?.trim().to_owned())
+        Ok(self.output(&["status", name], SHORT_CALL_TIMEOUT).await?.trim().to_owned())
     }
 
     /// Returns the connection details of a machine.
     pub(crate) async fn connection_details(&self, name: &str) -> Result<ConnectionDetails, String> {
-        let text =
-            self.output(&["inspect", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
+        let text = self.output(&["inspect", name], LONG_CALL_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
         let mut details = parse_inspect(&text, &self.storage, name)?;
         if details.address.is_empty() {
-            let address =
-                self.output(&["ip", name], CONNECT_INFO_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
+            let address = self.output(&["ip", name], LONG_CALL_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
             address.trim().clone_into(&mut details.address);
         }
         if details.address.is_empty() {
@@ -183,7 +181,7 @@ mod tests {
         let host = muster_fleeting::host::Timeouts::default();
         // Killing a command that exceeds its timeout takes time.
         let kill_time = Duration::from_secs(10);
-        assert!(CALL_TIMEOUT + kill_time <= host.heartbeat.min(host.init));
-        assert!(CONNECT_INFO_TIMEOUT + kill_time <= host.connect_info.min(host.update));
+        assert!(SHORT_CALL_TIMEOUT + kill_time <= host.heartbeat.min(host.init));
+        assert!(LONG_CALL_TIMEOUT + kill_time <= host.connect_info.min(host.update));
     }
 }

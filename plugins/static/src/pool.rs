@@ -10,7 +10,7 @@ use crate::config::Machine;
 /// The machines.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    slots: BTreeMap<String, PooledMachine>,
+    machines: BTreeMap<String, PooledMachine>,
     /// Number of the next lease. Numbers are never reused, because each lease is another instance.
     next_lease: u64,
 }
@@ -81,7 +81,7 @@ impl PooledMachine {
 impl Pool {
     /// Restores the pool from its stored leases.
     pub(crate) fn new(machines: Vec<Machine>, next_lease: u64, leases: Vec<MachineLease>) -> Self {
-        let mut pool = Self { slots: BTreeMap::new(), next_lease };
+        let mut pool = Self { machines: BTreeMap::new(), next_lease };
         pool.set_machines(machines);
         for stored in leases {
             pool.next_lease = pool.next_lease.max(stored.lease + 1);
@@ -89,12 +89,12 @@ impl Pool {
                 true => MachineState::Cleaning { lease: stored.lease, failed: false },
                 false => MachineState::Leased(stored.lease),
             };
-            match pool.slots.get_mut(&stored.machine) {
-                Some(slot) => slot.state = state,
+            match pool.machines.get_mut(&stored.machine) {
+                Some(pooled) => pooled.state = state,
                 // As with a list that changed while the plugin was running, the job continues and the machine is then cleaned up.
                 None => {
-                    let slot = PooledMachine { removed_from_list: true, ..PooledMachine::new(stored.details, state) };
-                    pool.slots.insert(stored.machine, slot);
+                    let pooled = PooledMachine { removed_from_list: true, ..PooledMachine::new(stored.details, state) };
+                    pool.machines.insert(stored.machine, pooled);
                 }
             }
         }
@@ -103,34 +103,34 @@ impl Pool {
 
     /// Replaces the list of machines. Machines that are not in the new list stay in the pool until their lease ends.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
-        for slot in self.slots.values_mut() {
-            slot.removed_from_list = true;
+        for pooled in self.machines.values_mut() {
+            pooled.removed_from_list = true;
         }
         for machine in machines {
-            let slot = self
-                .slots
+            let pooled = self
+                .machines
                 .entry(machine.name.clone())
                 .or_insert_with(|| PooledMachine::new(machine.clone(), MachineState::Free));
-            slot.removed_from_list = false;
-            if slot.machine != machine {
-                slot.health = Health::Unknown;
-                slot.machine = machine;
+            pooled.removed_from_list = false;
+            if pooled.machine != machine {
+                pooled.health = Health::Unknown;
+                pooled.machine = machine;
             }
         }
-        self.slots.retain(|_, slot| !slot.removed_from_list || slot.state != MachineState::Free);
+        self.machines.retain(|_, pooled| !pooled.removed_from_list || pooled.state != MachineState::Free);
     }
 
     /// Returns true if a machine is available.
     pub(crate) fn has_available(&self) -> bool {
-        self.slots.values().any(PooledMachine::is_available)
+        self.machines.values().any(PooledMachine::is_available)
     }
 
     /// Leases up to `n` available machines.
     pub(crate) fn lease(&mut self, n: u32) -> Vec<InstanceId> {
         let mut leased = Vec::new();
-        for slot in self.slots.values_mut().filter(|slot| slot.is_available()).take(n as usize) {
-            slot.state = MachineState::Leased(self.next_lease);
-            leased.push(slot.id(self.next_lease));
+        for pooled in self.machines.values_mut().filter(|pooled| pooled.is_available()).take(n as usize) {
+            pooled.state = MachineState::Leased(self.next_lease);
+            leased.push(pooled.id(self.next_lease));
             self.next_lease += 1;
         }
         leased
@@ -138,77 +138,79 @@ impl Pool {
 
     /// Ends a lease, whose machine must then be cleaned up. `None` if there is no such lease.
     pub(crate) fn release(&mut self, id: &InstanceId) -> Option<Machine> {
-        let slot = self.slot(id)?;
-        if let MachineState::Leased(lease) = slot.state {
-            slot.state = MachineState::Cleaning { lease, failed: false };
+        let pooled = self.machine_of(id)?;
+        if let MachineState::Leased(lease) = pooled.state {
+            pooled.state = MachineState::Cleaning { lease, failed: false };
         }
-        Some(slot.machine.clone())
+        Some(pooled.machine.clone())
     }
 
     /// Reverts leases that could not be stored.
     pub(crate) fn revert_leases(&mut self, ids: &[InstanceId]) {
         for id in ids {
-            if let Some(slot) = self.slot(id) {
-                slot.state = MachineState::Free;
+            if let Some(pooled) = self.machine_of(id) {
+                pooled.state = MachineState::Free;
             }
         }
     }
 
-    fn slot(&mut self, id: &InstanceId) -> Option<&mut PooledMachine> {
+    fn machine_of(&mut self, id: &InstanceId) -> Option<&mut PooledMachine> {
         let (name, lease) = id.as_str().rsplit_once('/')?;
         let number: u64 = lease.parse().ok()?;
-        let slot = self.slots.get_mut(name)?;
-        let is_current = match slot.state {
+        let pooled = self.machines.get_mut(name)?;
+        let is_current = match pooled.state {
             MachineState::Leased(lease) | MachineState::Cleaning { lease, .. } => lease == number,
             MachineState::Free => false,
         };
-        is_current.then_some(slot)
+        is_current.then_some(pooled)
     }
 
     /// Returns the machine of an active lease.
     pub(crate) fn leased_machine(&mut self, id: &InstanceId) -> Option<Machine> {
-        self.slot(id).filter(|slot| matches!(slot.state, MachineState::Leased(_))).map(|slot| slot.machine.clone())
+        self.machine_of(id)
+            .filter(|pooled| matches!(pooled.state, MachineState::Leased(_)))
+            .map(|pooled| pooled.machine.clone())
     }
 
     /// Returns the instances of the protocol.
     pub(crate) fn instances(&self) -> Vec<(InstanceId, InstanceState)> {
-        let instance = |slot: &PooledMachine| match slot.state {
-            MachineState::Leased(lease) => Some((slot.id(lease), InstanceState::Running)),
-            MachineState::Cleaning { lease, failed: false } => Some((slot.id(lease), InstanceState::Deleting)),
+        let instance = |pooled: &PooledMachine| match pooled.state {
+            MachineState::Leased(lease) => Some((pooled.id(lease), InstanceState::Running)),
+            MachineState::Cleaning { lease, failed: false } => Some((pooled.id(lease), InstanceState::Deleting)),
             MachineState::Cleaning { failed: true, .. } | MachineState::Free => None,
         };
-        self.slots.values().filter_map(instance).collect()
+        self.machines.values().filter_map(instance).collect()
     }
 
     /// Starts the due task of each unused machine. A machine is busy until [`Self::finish_task`] is called.
     pub(crate) fn start_due_tasks(&mut self) -> Vec<MachineTask> {
-        let names: Vec<String> = self.slots.keys().cloned().collect();
+        let names: Vec<String> = self.machines.keys().cloned().collect();
         names.iter().filter_map(|name| self.start_task(name)).collect()
     }
 
     /// Starts the task of one machine.
     pub(crate) fn start_task(&mut self, name: &str) -> Option<MachineTask> {
-        let slot = self.slots.get_mut(name).filter(|slot| !slot.busy)?;
-        let task = match slot.state {
-            MachineState::Free => MachineTask::Check(slot.machine.clone()),
-            MachineState::Cleaning { .. } => MachineTask::Clean(slot.machine.clone()),
+        let pooled = self.machines.get_mut(name).filter(|pooled| !pooled.busy)?;
+        let task = match pooled.state {
+            MachineState::Free => MachineTask::Check(pooled.machine.clone()),
+            MachineState::Cleaning { .. } => MachineTask::Clean(pooled.machine.clone()),
             MachineState::Leased(_) => return None,
         };
-        slot.busy = true;
+        pooled.busy = true;
         Some(task)
     }
 
     /// Records the result of a check or cleanup. Returns true if the leases have changed.
     pub(crate) fn finish_task(&mut self, task: &MachineTask, result: Result<(), String>) -> bool {
         let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = task;
-        let Some(slot) = self.slots.get_mut(&machine.name) else { return false };
-        slot.busy = false;
+        let Some(pooled) = self.machines.get_mut(&machine.name) else { return false };
+        pooled.busy = false;
         let health = match result {
             Ok(()) => Health::Healthy,
             Err(cause) => Health::Unhealthy(cause),
         };
-        if slot.health != health {
-            match (&slot.health, &health) {
+        if pooled.health != health {
+            match (&pooled.health, &health) {
                 (_, Health::Unhealthy(cause)) => {
                     tracing::warn!(machine = machine.name, cause, "machine is unhealthy and was quarantined");
                 }
@@ -218,8 +220,8 @@ impl Pool {
         }
         let is_healthy = health == Health::Healthy;
         // If the machine's settings changed during the task, the result does not apply.
-        slot.health = if slot.machine == *machine { health } else { Health::Unknown };
-        let changed = match (&mut slot.state, task) {
+        pooled.health = if pooled.machine == *machine { health } else { Health::Unknown };
+        let changed = match (&mut pooled.state, task) {
             (state @ MachineState::Cleaning { .. }, MachineTask::Clean(_)) if is_healthy => {
                 *state = MachineState::Free;
                 true
@@ -230,22 +232,23 @@ impl Pool {
             }
             _ => false,
         };
-        self.slots.retain(|_, slot| !slot.removed_from_list || slot.state != MachineState::Free);
+        self.machines.retain(|_, pooled| !pooled.removed_from_list || pooled.state != MachineState::Free);
         changed
     }
 
     /// Returns the reason why no machine is available.
     pub(crate) fn no_machine_reason(&self) -> String {
-        let count =
-            |condition: &dyn Fn(&PooledMachine) -> bool| self.slots.values().filter(|slot| condition(slot)).count();
-        let leased = count(&|slot| matches!(slot.state, MachineState::Leased(_)));
-        let cleaning = count(&|slot| matches!(slot.state, MachineState::Cleaning { .. }));
+        let count = |condition: &dyn Fn(&PooledMachine) -> bool| {
+            self.machines.values().filter(|pooled| condition(pooled)).count()
+        };
+        let leased = count(&|pooled| matches!(pooled.state, MachineState::Leased(_)));
+        let cleaning = count(&|pooled| matches!(pooled.state, MachineState::Cleaning { .. }));
         let quarantined: Vec<String> = self
-            .slots
+            .machines
             .values()
-            .filter_map(|slot| match &slot.health {
-                Health::Unhealthy(cause) if slot.state == MachineState::Free => {
-                    Some(format!("{}: {cause}", slot.machine.name))
+            .filter_map(|pooled| match &pooled.health {
+                Health::Unhealthy(cause) if pooled.state == MachineState::Free => {
+                    Some(format!("{}: {cause}", pooled.machine.name))
                 }
                 _ => None,
             })
@@ -262,15 +265,20 @@ impl Pool {
 
     /// Returns the data to store: the number of the next lease, and the leases.
     pub(crate) fn leases(&self) -> (u64, Vec<MachineLease>) {
-        let lease = |slot: &PooledMachine| {
-            let (lease, cleaning) = match slot.state {
+        let lease = |pooled: &PooledMachine| {
+            let (lease, cleaning) = match pooled.state {
                 MachineState::Leased(lease) => (lease, false),
                 MachineState::Cleaning { lease, .. } => (lease, true),
                 MachineState::Free => return None,
             };
-            Some(MachineLease { machine: slot.machine.name.clone(), lease, cleaning, details: slot.machine.clone() })
+            Some(MachineLease {
+                machine: pooled.machine.name.clone(),
+                lease,
+                cleaning,
+                details: pooled.machine.clone(),
+            })
         };
-        (self.next_lease, self.slots.values().filter_map(lease).collect())
+        (self.next_lease, self.machines.values().filter_map(lease).collect())
     }
 }
 

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 const VICTIM: JobId = JobId(1);
 /// Directories of a container in which jobs, agents and programs leave files.
-const ALL: &str = "/builds /cache /tmp /var /dev/shm /home /root /srv /.muster-run";
+const WRITABLE_DIRECTORIES: &str = "/builds /cache /tmp /var /dev/shm /home /root /srv /.muster-run";
 const IMAGE: &str = "muster-test/attacks:1";
 /// User without rights, which exists on every Debian machine.
 const JOB_USER: &str = "nobody";
-/// Address of the metadata service of clouds.
+/// IPv4 address of the metadata service of clouds.
 const METADATA: &str = "169.254.169.254";
-/// The same over IPv6, as on AWS.
+/// IPv6 address of the metadata service of AWS.
 const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
@@ -91,10 +91,10 @@ async fn job_in_a_container_sees_no_files_and_processes_of_another_job() {
     assert!(own.text().contains("\n/tmp/victim-file"), "{}", own.text());
     harness.push(VICTIM.0, &[LEAVE_MARKER], &json!({}));
     harness.coordinator.wait_for(VICTIM, |job| job.text().contains("\nwaiting")).await;
-    assert_eq!(search(&harness, 2, ALL).await, [""; 0], "while the other job runs");
+    assert_eq!(search(&harness, 2, WRITABLE_DIRECTORIES).await, [""; 0], "while the other job runs");
     harness.coordinator.set_status(VICTIM, JobStatus::Canceling);
     harness.coordinator.wait_for(VICTIM, |job| job.reports().count() == 1).await;
-    assert_eq!(search(&harness, 3, ALL).await, [""; 0], "after the other job");
+    assert_eq!(search(&harness, 3, WRITABLE_DIRECTORIES).await, [""; 0], "after the other job");
     assert_eq!(harness.leftovers().await, [""; 0]);
 }
 
@@ -231,7 +231,8 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
     });
     let Some(harness) = start_with_containers(engine, "").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
-    // The engine gives the network of a job no IPv6 addresses. `it docker::services` of `muster` shows the block of such addresses.
+    // The engine gives the network of a job no IPv6 addresses. The tests `docker::services` of the crate `muster` check that such addresses are
+    // blocked.
     let (line, answer) = (format!("from {METADATA}: {METADATA_SECRET}"), format!("answer on eth0 from {METADATA}"));
     assert!(open.contains(&line) && open.contains(&answer), "it is reachable without the key: {open}");
     let blocked = format!("blocked_addresses = [\"{METADATA}\", \"{METADATA_IPV6}\"]\n    pull_policy");
@@ -239,6 +240,7 @@ async fn job_in_a_container_reaches_no_blocked_metadata_service() {
     let is_reloaded = || harness.log().contains("blocked_addresses");
     assert!(wait_until(is_reloaded).await, "{}", harness.log());
     let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
+    // The lines of this log have timestamps, which end with `O`. The trace also quotes the commands, with `echo` before the text.
     assert!(blocked.contains("service attack ended") && blocked.contains("O attack ended"), "{blocked}");
     assert!(!blocked.contains(METADATA_SECRET) && !blocked.contains("answer on"), "{blocked}");
     // The rest of the network works.
@@ -267,6 +269,6 @@ async fn public_runner_with_shared_machines_gets_no_job_until_the_operator_permi
     let is_refused = || harness.log().matches("this runner requests no jobs").count() >= 2;
     assert!(wait_until(is_refused).await, "{}", harness.log());
     harness.replace_in_config("public = true", "public = true\n  allow_machine_reuse = true");
-    let job = harness.coordinator.wait_for_end(VICTIM).await;
+    let job = harness.coordinator.wait_for_end(JobId(1)).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1), "{}", job.text());
 }

@@ -77,7 +77,7 @@ pub(crate) fn check_success(harness: &Harness, id: JobId, job: &Job, lines: Line
 pub(crate) async fn check_all_jobs(harness: &Harness, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
     let (assigned, ended) = harness.coordinator.assigned_and_ended();
     println!("{assigned} jobs assigned, {ended} ended");
-    assert_eq!(assigned, ended, "J1: each job is assigned once and ends\n{}", harness.log());
+    assert_eq!(assigned, ended, "invariant J1: each job is assigned once and ends\n{}", harness.log());
     invariants::no_leftovers(harness.leftovers().await).unwrap();
     for (source, content) in harness.readable_by_others() {
         invariants::no_secret(&source, &content, [SECRET.as_bytes()]).unwrap();

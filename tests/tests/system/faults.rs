@@ -1,9 +1,9 @@
 //! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, no job runs twice, and every
 //! byte of logs and artifacts arrives once.
 //!
-//! The second test does the same with a GitLab-like server, which has no idempotency keys. It never drops responses to job requests,
-//! because a job in a lost response cannot be recovered. `crates/manager/tests/it/documented_times.rs` tests with a simulated clock how soon
-//! jobs end after the last fault.
+//! The second test does the same with a GitLab-like server, which has no idempotency keys. In this test, the network never loses responses to
+//! job requests, because a job in a lost response cannot be recovered. `crates/manager/tests/it/documented_times.rs` tests with a simulated
+//! clock how soon jobs end after the last fault.
 //!
 //! Long run: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test system network -- --nocapture`
 

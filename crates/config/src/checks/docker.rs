@@ -1,4 +1,4 @@
-//! Checks of containers and of the cache (C050 to C060).
+//! Checks of containers and of the cache (checks C050 to C060).
 
 use super::super::codes::Severity;
 use super::super::docker::read;
@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks values with a special syntax (C057).
+/// Checks values with a special syntax (check C057).
 fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     for problem in read(docker).1 {
         let message = format!("{}; every job fails", problem.message);
@@ -37,7 +37,7 @@ fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// Checks privileged containers (C050).
+/// Checks for ways in which jobs can gain root: privileged containers, and the engine's socket as a volume (check C050).
 fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     const HELP: &str = "keep this runner for trusted projects, or allow specific images with allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
@@ -62,7 +62,7 @@ fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// Checks images and pull policies (C052, C053, C054, C055).
+/// Checks images and pull policies (checks C052 to C055).
 fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
     for (policy, node) in table.strings("pull_policy") {
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
@@ -108,7 +108,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
     }
 }
 
-/// Checks volumes and networks (C056, C058, C059).
+/// Checks volumes and the local cache (checks C056, C058, C059).
 fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     if docker.bool("volume_keep") == Some(true) {
         check.report(
@@ -144,7 +144,7 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// Checks the storage of the cache (C060).
+/// Checks the storage of the cache (check C060).
 fn storage(check: &mut Check<'_>, runner: &Runner) {
     let Some(cache) = runner.table.table("cache") else { return };
     let Some(kind) = cache.str("Type") else { return };
@@ -172,7 +172,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
         && let Some((set, missing)) = pair("s3.AccessKey", "s3.SecretKey")
     {
         let name = |key: &str| key.trim_start_matches("s3.").to_owned();
-        let message = format!("{} without {}: the role of this instance is used instead", name(&set), name(&missing));
+        let message = format!("{} without {}: the role of this machine is used instead", name(&set), name(&missing));
         check.report(runner, &format!("cache.{set}"), "C060", message, "set both or neither");
     }
     if let (Some(s3), "s3") = (cache.table("s3"), kind) {
@@ -193,7 +193,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks values of `[runners.cache.s3]` that gitlab-runner ignores without an error (C060).
+/// Checks values of `[runners.cache.s3]` that gitlab-runner ignores without an error (check C060).
 fn s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
     let has = |key: &str| s3.str(key).is_some_and(|value| !value.is_empty());
     let mut warn = |key: &str, message: &str, help: &str| {
@@ -208,7 +208,7 @@ fn s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
     }
     if has("AccessKey") && has("SecretKey") && !has("ServerAddress") && !has("AuthenticationType") {
         let message =
-            "AccessKey and SecretKey have no effect without ServerAddress: the role of this instance is used instead";
+            "AccessKey and SecretKey have no effect without ServerAddress: the role of this machine is used instead";
         warn("AccessKey", message, "set AuthenticationType = \"access-key\"");
     }
     let encryption = s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase();

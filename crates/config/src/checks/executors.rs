@@ -1,4 +1,4 @@
-//! Checks of the custom, ssh and shell executors, and of settings of all executors (C014, C100 to C103, C106, C107).
+//! Checks of the custom, ssh and shell executors, and of settings of all executors (checks C014, C100 to C103, C106, C107).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};

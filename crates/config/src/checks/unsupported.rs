@@ -155,6 +155,20 @@ mod tests {
     }
 
     #[test]
+    fn connector_keys_without_effect_on_virtual_machines_are_reported() {
+        let text = |table: &str, key: &str| {
+            format!(
+                "[[runners]]\nexecutor = \"instance\"\n[runners.autoscaler.{table}connector_config]\n{key} = true\n"
+            )
+        };
+        for key in ["use_static_credentials", "use_external_addr", "allow_unencrypted"] {
+            let output = found("C009", &text("vm_isolation.", key));
+            assert!(output.contains(&format!("vm_isolation.connector_config.{key}` is not supported")), "{output}");
+            clean("C009", &text("", key));
+        }
+    }
+
+    #[test]
     fn defaults_written_by_gitlab_runner_are_not_reported() {
         let cache = "[runners.cache]\nMaxUploadedArchiveSize = 0\n[runners.cache.s3]\n[runners.cache.gcs]\n[runners.cache.azure]\n";
         let text = format!("[session_server]\nsession_timeout = 1800\n[[runners]]\nname = \"a\"\n{cache}");

@@ -130,11 +130,11 @@ impl Reader<'_> {
     /// Reads the host configuration of services.
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
-        let of_build =
-            |addresses: &str| self.docker.strings(addresses).filter_map(|(dns, _)| dns.parse().ok()).collect();
+        // `dns` of the build container has reported invalid addresses.
+        let dns = self.docker.strings("dns").filter_map(|(address, _)| address.parse().ok()).collect();
         ContainerSettings {
             privileged: privileged.unwrap_or_default(),
-            dns: of_build("dns"),
+            dns,
             memory: self.size("service_memory"),
             memory_swap: self.swap("service_memory_swap"),
             memory_reservation: self.size("service_memory_reservation"),

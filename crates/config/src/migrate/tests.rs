@@ -256,7 +256,7 @@ fn unknown_driver_is_refused() {
             assert!(error.to_string().contains("set it, for example MachineDriver = \"amazonec2\""), "{error}");
         }
     }
-    // The machines are not migrated here.
+    // `[runners.machine]` beside `[runners.autoscaler]` is only removed, so it needs no driver.
     migrated(&(with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), MigrationTarget::Group);
 }
 

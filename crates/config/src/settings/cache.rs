@@ -72,7 +72,7 @@ pub struct S3Settings {
     pub access_key: Option<S3AccessKey>,
     /// Encryption of objects at the server.
     pub encryption: Option<S3Encryption>,
-    /// Whether Amazon's server is reached by its IPv4 and IPv6 address. `None` means yes.
+    /// Whether Amazon's endpoint for both IPv4 and IPv6 is used. `None` means yes.
     pub dual_stack: Option<bool>,
     /// Whether the bucket is in the path of URLs instead of the host name. `None` means that the server decides.
     pub path_style: Option<bool>,

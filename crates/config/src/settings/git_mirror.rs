@@ -13,7 +13,7 @@ pub struct GitMirrorSettings {
     pub enabled: bool,
     /// Directory of the mirrors. `None` means `git-mirrors` beside the builds directory of the machine. A relative path is resolved there.
     pub dir: Option<PathBuf>,
-    /// Time without use after which the mirror of a repository is deleted. Zero means never. A configuration without the key has 14 days.
+    /// Time without use after which the mirror of a repository is deleted. Zero means never. `config.toml` defaults to 14 days.
     pub max_age: Duration,
 }
 

@@ -25,7 +25,9 @@ pub enum DeployError {
     #[error(transparent)]
     Session(Box<dyn std::error::Error + Send + Sync>),
     /// The configuration or the plugin states a platform that has no agent.
-    #[error("instance {machine} is {platform}; correct os and arch in connector_config, or install the agent")]
+    #[error(
+        "no agent for instance {machine}, whose platform is {platform}; correct os and arch in connector_config, or install the agent for this platform"
+    )]
     UnsupportedInstance {
         /// Name of the instance.
         machine: String,
@@ -35,7 +37,7 @@ pub enum DeployError {
         source: NoAgentError,
     },
     /// The machine reports a platform that has no agent.
-    #[error("the platform is {platform}")]
+    #[error("no agent for the machine's platform {platform}")]
     UnsupportedPlatform {
         /// Platform that the machine reports.
         platform: Platform,

@@ -47,9 +47,9 @@ pub struct Executable {
     /// Path from which the content is read.
     content: PathBuf,
     /// Path of the file. A machine that has the same file at this path needs no copy of it.
-    name: PathBuf,
+    path: PathBuf,
     identity: OnceCell<FileIdentity>,
-    /// Keeps `content` the same file, even if the file at `name` is replaced.
+    /// Keeps `content` the same file, even if the file at `path` is replaced.
     _open: Option<File>,
 }
 
@@ -58,7 +58,7 @@ impl Executable {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { content: path.clone(), name: path, identity: OnceCell::new(), _open: None }
+        Self { content: path.clone(), path, identity: OnceCell::new(), _open: None }
     }
 
     /// Returns the executable that is sent to instances.
@@ -71,7 +71,7 @@ impl Executable {
     /// An I/O error if the system does not reveal the path of this process's executable.
     pub fn for_instances() -> io::Result<Self> {
         let own = Self::own()?;
-        let path = own.name.with_file_name(AGENT_ONLY);
+        let path = own.path.with_file_name(AGENT_ONLY);
         match Self::open_agent_only(&path) {
             Ok(executable) => Ok(executable),
             Err(reason) => {
@@ -83,35 +83,35 @@ impl Executable {
         }
     }
 
-    /// Returns the small executable at `name`.
+    /// Returns the small executable at `path`.
     ///
     /// The error is the reason why it cannot be used, or `None` if it does not exist.
-    fn open_agent_only(name: &Path) -> Result<Self, Option<String>> {
-        let open = match File::open(name) {
+    fn open_agent_only(path: &Path) -> Result<Self, Option<String>> {
+        let open = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
             open => open.map_err(|error| Some(error.to_string()))?,
         };
         let expected = format!("{AGENT_ONLY} {}", env!("CARGO_PKG_VERSION"));
-        let found = version(name).map_err(|error| Some(error.to_string()))?;
+        let found = version(path).map_err(|error| Some(error.to_string()))?;
         if found != expected {
             return Err(Some(format!(
                 "its version is `{found}`, expected `{expected}`; install the same version of both programs"
             )));
         }
-        Ok(Self::from_file(open, name))
+        Ok(Self::from_file(open, path))
     }
 
-    /// Opens the executable at `name`. Its content stays the same for the life of this process, even if the file is replaced.
+    /// Opens the executable at `path`. Its content stays the same for the life of this process, even if the file is replaced.
     ///
     /// # Errors
     /// An I/O error if it cannot be opened.
-    pub(super) fn open(name: &Path) -> io::Result<Self> {
-        Ok(Self::from_file(File::open(name)?, name))
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self::from_file(File::open(path)?, path))
     }
 
-    fn from_file(open: File, name: &Path) -> Self {
+    fn from_file(open: File, path: &Path) -> Self {
         let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        Self { content, name: name.to_owned(), identity: OnceCell::new(), _open: Some(open) }
+        Self { content, path: path.to_owned(), identity: OnceCell::new(), _open: Some(open) }
     }
 
     /// Returns this process's own executable.
@@ -121,14 +121,14 @@ impl Executable {
     /// # Errors
     /// An I/O error if the system does not reveal its path.
     pub fn own() -> io::Result<Self> {
-        let name = std::env::current_exe()?;
-        Ok(Self { content: PathBuf::from("/proc/self/exe"), name, identity: OnceCell::new(), _open: None })
+        let path = std::env::current_exe()?;
+        Ok(Self { content: PathBuf::from("/proc/self/exe"), path, identity: OnceCell::new(), _open: None })
     }
 
     /// Returns the path of the file on this machine.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.name
+        &self.path
     }
 
     /// Returns the identity of the file. Computed once.
@@ -168,9 +168,9 @@ impl Executable {
     }
 }
 
-/// Returns the first line that the program at `name` prints for `--version`.
-fn version(name: &Path) -> io::Result<String> {
-    let mut command = Command::new(name);
+/// Returns the first line that the program at `path` prints for `--version`.
+fn version(path: &Path) -> io::Result<String> {
+    let mut command = Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     let mut output_text = String::new();

@@ -177,7 +177,7 @@ async fn agent_for_another_platform_is_sent_if_installed() {
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let error = instance.connect(&machine).await.unwrap_err().to_string();
     assert!(
-        error.contains("the platform is linux/s390x: failed to read the agent's executable")
+        error.contains("the machine's platform linux/s390x: failed to read the agent's executable")
             && error.contains("muster-agent-linux-s390x"),
         "{error}"
     );

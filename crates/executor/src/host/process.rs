@@ -130,7 +130,7 @@ impl Process {
         self.identity.executable
     }
 
-    /// Returns whether this process is the given child, or a child of it: `su` may stay as the parent.
+    /// Returns whether this process is the given child, or a child of it: `su` may remain as the parent.
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
         is_child(self.identity.pid)

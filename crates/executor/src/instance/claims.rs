@@ -1,4 +1,7 @@
 //! Leases of an earlier manager process that have not been claimed yet.
+//!
+//! At its start, a manager announces the leases that it will restore. A restored lease is claimed. The scaler is notified when all announced
+//! leases are claimed, so that it can release the other leases of the earlier process.
 
 use std::collections::BTreeSet;
 

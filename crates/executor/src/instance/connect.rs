@@ -132,10 +132,11 @@ mod tests {
         stated("", "").unwrap();
         stated("linux", "").unwrap();
         let error = stated("windows", "").unwrap_err().to_string();
-        assert!(error.contains("instance i-1 is windows/") && error.contains("connector_config"), "{error}");
+        let expected = "no agent for instance i-1, whose platform is windows/";
+        assert!(error.contains(expected) && error.contains("connector_config"), "{error}");
         let error = error_chain(&stated("linux", "s390x").unwrap_err());
         assert!(
-            error.contains("instance i-1 is linux/s390x;") && error.contains("failed to read the agent's executable"),
+            error.contains("platform is linux/s390x;") && error.contains("failed to read the agent's executable"),
             "{error}"
         );
     }

@@ -147,11 +147,7 @@ impl GroupPlugin {
                 (plugin, Self { group, state })
             }
             Err(error) => {
-                tracing::error!(
-                    group = name,
-                    error,
-                    "failed to start the plugin of a group, retrying; the other groups are used meanwhile"
-                );
+                tracing::error!(group = name, error, "failed to start the plugin of a group, retrying");
                 let deferred = DeferredGroup::new(error);
                 (Arc::<DeferredGroup>::clone(&deferred), Self { group, state: PluginState::Deferred(deferred, name) })
             }

@@ -22,9 +22,10 @@ use crate::{
 const SLOT_RELEASED: &str = "the slot was released";
 pub(super) const SCALER_ENDED: &str = "the scaler has ended";
 
-/// Time without an answer after which an instance is considered lost, whatever its provider reports.
+/// Time for which an instance may not answer after its connection broke. After this time, it is considered lost, whatever its provider
+/// reports.
 ///
-/// Its connection was silent for up to 6 s before, so a job is rescheduled within 15 s.
+/// The keepalive detects a broken connection within 6 s, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
 const _: () = assert!(
     REMOTE_KEEPALIVE.interval.as_secs() + REMOTE_KEEPALIVE.timeout.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15
@@ -66,7 +67,7 @@ impl HeldLease {
     }
 
     /// Adds a virtual machine for the job. It is deleted with the slot.
-    pub(super) fn with(mut self, nested: Arc<NestedMachine>) -> Self {
+    pub(super) fn with_vm(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());
         }

@@ -302,7 +302,7 @@ impl InstanceExecutor {
         };
         let held_slot = self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
         let held = HeldLease::new(lease, Arc::clone(&self.shared), held_slot);
-        Ok(into_lease(if let Some(nested) = nested { held.with(nested) } else { held }, active_job))
+        Ok(into_lease(if let Some(nested) = nested { held.with_vm(nested) } else { held }, active_job))
     }
 
     pub(super) fn slot_taken(&self, slot: u32) -> ExecutorError {

@@ -179,7 +179,7 @@ impl<'a> LifecycleRun<'a> {
             let answer = self.plugin.call(async move { group.increase(IncreaseRequest { n }).await }).await;
             let succeeded = answer.map_err(|failure| failure.text("Increase"))?.into_inner().succeeded;
             if succeeded > n {
-                return Err(format!("Increase accepted {succeeded} instances, but {n} were requested (P13)"));
+                return Err(format!("Increase accepted {succeeded} instances, but only {n} were requested"));
             }
             accepted += succeeded;
             if accepted < wanted {

@@ -53,8 +53,8 @@ pub struct Group {
 
 impl Group {
     /// Starts the plugin and calls `Init` with its settings.
-    /// Only an error of this first start is returned, and it is not retried; later starts are repeated automatically. The function must
-    /// be called within a Tokio runtime, on a thread that lives as long as the process.
+    /// An error of this first start is returned, and the start is not retried. Later starts are retried automatically. The function must be
+    /// called within a Tokio runtime, on a thread that lives as long as this process: the plugin is killed when the thread ends.
     ///
     /// # Errors
     /// [`StartError`]. No process is left running.
@@ -208,7 +208,7 @@ impl Drop for Group {
 pub(super) struct LiveProcess {
     pub(super) caller: Caller,
     /// Canceled when the process must be replaced, because it hangs or its connection broke.
-    pub(super) hung: CancellationToken,
+    pub(super) unusable: CancellationToken,
     /// Number of unanswered [`INSTANCE_CALLS`] since the last response.
     pub(super) unanswered: AtomicU32,
     /// Parts of the extension that this process has. Another process may run another version of the plugin.
@@ -216,11 +216,11 @@ pub(super) struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Marks the process as hung if a call shows that.
+    /// Marks the process as unusable if the result of a call shows that.
     /// A broken connection or an unanswered call about the whole group is enough. A call about one instance may hang with that instance only, so
     /// [`MAX_UNANSWERED_CALLS`] of them in a row are needed.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
-        let is_hung = match &answer {
+        let is_unusable = match &answer {
             Err(CallError::Disconnected { .. }) => true,
             Err(CallError::Timeout { call, .. }) if INSTANCE_CALLS.contains(call) => {
                 self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED_CALLS
@@ -231,8 +231,8 @@ impl LiveProcess {
                 false
             }
         };
-        if is_hung {
-            self.hung.cancel();
+        if is_unusable {
+            self.unusable.cancel();
         }
         answer
     }

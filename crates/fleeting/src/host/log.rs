@@ -47,7 +47,7 @@ impl LogReader {
     /// Parses one line.
     ///
     /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
-    /// fractional digits (H16). JSON whose level is not a string is logged as plain text (H17); the Go host panics there.
+    /// fractional digits (case H16). JSON whose level is not a string is logged as plain text (case H17); the Go host panics there.
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
@@ -145,11 +145,14 @@ pub(super) async fn pump(
     let mut reader = LogReader::default();
     let mut budget = LineBudget::new(Instant::now());
     let mut line = Vec::new();
+    let mut is_start_of_line = true;
     loop {
         match next_line(&mut stderr, &mut line).await {
-            Ok(Some(is_complete)) => {
+            Ok(Some(is_end_of_line)) => {
+                let is_whole_line = is_start_of_line && is_end_of_line && line.len() <= MAX_LINE_BYTES;
+                is_start_of_line = is_end_of_line;
                 let text = String::from_utf8_lossy(&line);
-                let Record { level, message, fields } = if is_complete {
+                let Record { level, message, fields } = if is_whole_line {
                     reader.read(&text)
                 } else {
                     Record { level: Level::Debug, message: text.into_owned(), fields: String::new() }
@@ -175,7 +178,7 @@ pub(super) async fn pump(
 }
 
 /// Reads the next line without its line break, or the next piece of a line that is too long.
-/// Returns `true` for a complete line, `false` for a piece, and `None` at the end.
+/// Returns whether the line ends there. `None` at the end of the stream.
 async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
     line.clear();
     loop {
@@ -186,7 +189,7 @@ async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>
         if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
             line.extend_from_slice(buffer.get(..end).unwrap_or_default());
             from.consume(end + 1);
-            return Ok(Some(line.len() <= MAX_LINE_BYTES));
+            return Ok(Some(true));
         }
         let free = MAX_LINE_BYTES - line.len().min(MAX_LINE_BYTES);
         let taken = buffer.len().min(free.max(1));
@@ -272,9 +275,18 @@ mod tests {
         let mut from = BufReader::new(text.as_slice());
         let mut line = Vec::new();
         let mut lengths = Vec::new();
-        while let Some(is_complete) = next_line(&mut from, &mut line).await.unwrap() {
-            lengths.push((line.len(), is_complete));
+        while let Some(is_end_of_line) = next_line(&mut from, &mut line).await.unwrap() {
+            lengths.push((line.len(), is_end_of_line));
         }
         assert_eq!(lengths, [(MAX_LINE_BYTES, false), (MAX_LINE_BYTES, false), (10, true), (5, true)]);
+    }
+
+    #[tokio::test]
+    async fn end_of_overlong_line_is_not_parsed() {
+        let end = r#"{"@level":"info","@message":"short"}"#;
+        let text = [vec![b'x'; MAX_LINE_BYTES], end.as_bytes().to_vec()].concat();
+        let tail = crate::host::process::StderrTail::default();
+        pump("faulty".to_owned(), text.as_slice(), tail.clone(), crate::host::Meter::default(), Mask::default()).await;
+        assert!(tail.quoted().ends_with(end), "{}", tail.quoted());
     }
 }

@@ -52,7 +52,7 @@ impl StderrTail {
     }
 
     /// Returns `; stderr: ...`, or an empty text if nothing was logged.
-    fn quoted(&self) -> String {
+    pub(super) fn quoted(&self) -> String {
         let tail = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if tail.lines.is_empty() {
             return String::new();

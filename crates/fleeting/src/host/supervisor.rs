@@ -24,7 +24,7 @@ use crate::model::GroupInfo;
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
 /// One process of the plugin.
-struct PluginInstance {
+struct RunningPlugin {
     process: Process,
     live: Arc<LiveProcess>,
     _streams: Streams,
@@ -37,7 +37,7 @@ pub(super) struct Supervisor {
     name: String,
     group_id: String,
     stop: CancellationToken,
-    current: Option<PluginInstance>,
+    current: Option<RunningPlugin>,
     process: watch::Sender<Option<Arc<LiveProcess>>>,
     status: watch::Sender<PluginStatus>,
 }
@@ -51,16 +51,16 @@ enum ExitCause {
 impl Supervisor {
     /// Starts the plugin for the first time.
     pub(super) async fn start(spec: PluginSpec, stop: CancellationToken) -> Result<(Self, GroupInfo), StartError> {
-        let (instance, info) = start_and_count(&spec).await?;
-        let (name, status) = (spec.name(), PluginStatus::Up { pid: instance.process.pid() });
+        let (running, info) = start_and_count(&spec).await?;
+        let (name, status) = (spec.name(), PluginStatus::Up { pid: running.process.pid() });
         let supervisor = Self {
             spec,
             name,
             group_id: info.id.clone(),
             stop,
-            process: watch::Sender::new(Some(Arc::clone(&instance.live))),
+            process: watch::Sender::new(Some(Arc::clone(&running.live))),
             status: watch::Sender::new(status),
-            current: Some(instance),
+            current: Some(running),
         };
         Ok((supervisor, info))
     }
@@ -80,9 +80,9 @@ impl Supervisor {
         let (mut failures, mut backoff) = (0, new_backoff(&self.spec.timeouts));
         loop {
             let cause = match self.current.take() {
-                Some(instance) => {
-                    let started_at = instance.started_at;
-                    match self.watch(instance).await {
+                Some(running) => {
+                    let started_at = running.started_at;
+                    match self.watch(running).await {
                         ExitCause::Stopped => break,
                         ExitCause::Failed(cause) => {
                             if started_at.elapsed() >= STABLE_AFTER {
@@ -120,26 +120,26 @@ impl Supervisor {
     }
 
     /// Waits until the process ends or hangs, or the supervisor is stopped. No process is left running afterwards.
-    async fn watch(&self, mut instance: PluginInstance) -> ExitCause {
+    async fn watch(&self, mut running: RunningPlugin) -> ExitCause {
         let cause = tokio::select! {
-            exit = instance.process.wait_exit() => match exit {
-                Ok(status) => format!("plugin process exited ({status}){}", instance.process.final_stderr().await),
+            exit = running.process.wait_exit() => match exit {
+                Ok(status) => format!("plugin process exited ({status}){}", running.process.final_stderr().await),
                 Err(error) => format!("failed to wait for the plugin process: {error}"),
             },
-            () = instance.live.hung.cancelled() => "it did not respond".to_owned(),
+            () = running.live.unusable.cancelled() => "it did not respond, or its connection broke".to_owned(),
             () = self.stop.cancelled() => {
-                self.shut_down(instance).await;
+                self.shut_down(running).await;
                 return ExitCause::Stopped;
             }
         };
-        instance.process.kill().await;
+        running.process.kill().await;
         ExitCause::Failed(cause)
     }
 
-    /// Shuts the plugin down (H11).
+    /// Shuts the plugin down (case H11).
     /// Calls `Shutdown`, requests the exit, and kills the process if it does not exit in time.
-    async fn shut_down(&self, instance: PluginInstance) {
-        let PluginInstance { process, live, _streams: streams, .. } = instance;
+    async fn shut_down(&self, running: RunningPlugin) {
+        let RunningPlugin { process, live, _streams: streams, .. } = running;
         let caller = &live.caller;
         if let Err(error) = caller.shutdown().await {
             tracing::warn!(plugin = self.name, %error, "plugin failed to shut down cleanly");
@@ -152,20 +152,20 @@ impl Supervisor {
     }
 
     async fn restart(&mut self) -> Result<(), StartError> {
-        let (mut instance, info) = tokio::select! {
+        let (mut running, info) = tokio::select! {
             started = start_and_count(&self.spec) => started?,
             // Dropping an unfinished start kills its process.
             () = self.stop.cancelled() => return Ok(()),
         };
         if info.id != self.group_id {
-            instance.process.kill().await;
+            running.process.kill().await;
             let path = self.spec.executable.clone();
             return Err(StartError::OtherGroup { path, expected: self.group_id.clone(), found: info.id });
         }
         tracing::info!(plugin = self.name, "plugin restarted");
-        self.process.send_replace(Some(Arc::clone(&instance.live)));
-        self.status.send_replace(PluginStatus::Up { pid: instance.process.pid() });
-        self.current = Some(instance);
+        self.process.send_replace(Some(Arc::clone(&running.live)));
+        self.status.send_replace(PluginStatus::Up { pid: running.process.pid() });
+        self.current = Some(running);
         Ok(())
     }
 }
@@ -176,7 +176,7 @@ impl Drop for Supervisor {
     }
 }
 
-async fn start_and_count(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
+async fn start_and_count(spec: &PluginSpec) -> Result<(RunningPlugin, GroupInfo), StartError> {
     let started = start(spec).await;
     match &started {
         Ok(_) => spec.meter.record_start(),
@@ -187,13 +187,13 @@ async fn start_and_count(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo
 
 /// Starts the process and performs handshake, connection and `Init`.
 /// If a step fails, no process is left running.
-async fn start(spec: &PluginSpec) -> Result<(PluginInstance, GroupInfo), StartError> {
+async fn start(spec: &PluginSpec) -> Result<(RunningPlugin, GroupInfo), StartError> {
     let (mut process, handshake) = Process::start(spec).await?;
     match connect_and_init(spec, &handshake.address).await {
         Ok((live, streams, info)) => {
-            let instance =
-                PluginInstance { process, live: Arc::new(live), _streams: streams, started_at: Instant::now() };
-            Ok((instance, info))
+            let running =
+                RunningPlugin { process, live: Arc::new(live), _streams: streams, started_at: Instant::now() };
+            Ok((running, info))
         }
         Err(error) => {
             process.kill().await;
@@ -226,6 +226,6 @@ async fn connect_and_init(
         };
         StartError::Init { path: path(), message }
     })?;
-    let (hung, unanswered, features) = (CancellationToken::new(), AtomicU32::new(0), info.features);
-    Ok((LiveProcess { caller, hung, unanswered, features }, streams, info))
+    let (unusable, unanswered, features) = (CancellationToken::new(), AtomicU32::new(0), info.features);
+    Ok((LiveProcess { caller, unusable, unanswered, features }, streams, info))
 }

@@ -230,7 +230,7 @@ impl Nesting {
         Ok(removed)
     }
 
-    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (N4).
+    /// Makes a call. If the daemon is not initialized, initializes it and repeats the call (case N4).
     async fn call<T, F: Future<Output = Result<tonic::Response<T>, Status>>>(
         &self,
         call: &'static str,

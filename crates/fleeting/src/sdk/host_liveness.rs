@@ -1,4 +1,4 @@
-//! Detects the loss of the host, so that its plugin exits (P15). Plugins of a Go host keep running when the host is killed.
+//! Detects the loss of the host, so that its plugin exits (case P15). Plugins of a Go host keep running when the host is killed.
 //!
 //! ```text
 //! no stream yet --opened--> streams open --the last one broke--> broken --RECONNECT_TIMEOUT--> lost

@@ -54,9 +54,11 @@ pub use extension::{Extension, Notices};
 /// Any error of the provider. Its message and the messages of its sources are shown to the operator.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Failure of a call that succeeded for some instances.
-/// The protocol cannot return both (docs/spec/fleeting.md, section 2.4), so the host receives the part that succeeded, and the error is
-/// logged.
+/// Failure of a call, which may have succeeded for some instances.
+///
+/// `Increase` and `Decrease` cannot return both the part that succeeded and the error (docs/spec/fleeting.md, section 2.4). The host
+/// receives the part that succeeded, and the error is logged. The host receives the error only if nothing succeeded. For `Suspend` and
+/// `Resume`, the details of the error contain the part that succeeded.
 #[derive(Debug)]
 pub struct PartialFailure<T> {
     /// The part that succeeded.

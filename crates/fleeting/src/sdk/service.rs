@@ -49,7 +49,7 @@ impl Service {
     }
 
     /// Returns the provider if it declared that it can suspend.
-    /// Without that declaration, hosts do not track suspended instances (H13).
+    /// Without that declaration, hosts do not track suspended instances (case H13).
     fn suspendable(&self) -> Result<&dyn DynProvider, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
@@ -59,7 +59,7 @@ impl Service {
     }
 }
 
-/// Converts a provider's error as Go plugins do: code Unknown and the message (P10).
+/// Converts a provider's error as Go plugins do: code Unknown and the message (case P10).
 fn unknown_status(error: &super::Error) -> Status {
     Status::unknown(error_chain(error.as_ref()))
 }
@@ -79,7 +79,7 @@ fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialF
     }
 }
 
-/// Puts the part that succeeded into the details of the error (P11).
+/// Puts the part that succeeded into the details of the error (case P11).
 /// Only the errors of `Suspend` and `Resume` have such details.
 fn partial_details(
     result: Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>,
@@ -131,7 +131,7 @@ impl InstanceGroup for Service {
                 None => tracing::warn!(key, "plugin_config: unknown key ignored"),
             }
         }
-        // Without settings, the defaults apply (P8). Go plugins crash if the settings are missing.
+        // Without settings, the defaults apply (case P8). Go plugins crash if the settings are missing.
         let connector = settings.and_then(|settings| settings.connector_config).unwrap_or_default();
         let connector = ConnectorConfig::from_wire(connector).map_err(|error| Status::unknown(error.to_string()))?;
         let create = self.plugin.create(config, Settings { connector });

@@ -72,7 +72,7 @@ impl Signals {
     }
 
     /// Waits for SIGTERM.
-    /// SIGINT from a terminal also reaches the host, which decides how to handle it (P9). Cancel-safe.
+    /// SIGINT from a terminal also reaches the host, which decides how to handle it (case P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         loop {
             tokio::select! {

@@ -28,7 +28,7 @@ impl Signals {
     }
 
     /// Never returns.
-    /// Ctrl-C in a console also reaches the host, which decides how to handle it (P9). Cancel-safe.
+    /// Ctrl-C in a console also reaches the host, which decides how to handle it (case P9). Cancel-safe.
     pub(crate) async fn wait_termination(&mut self) {
         while self.0.recv().await.is_some() {
             tracing::debug!("ignored Ctrl-C, because the host handles it");

@@ -56,7 +56,7 @@ async fn instances_are_created_listed_connected_and_deleted() {
     group.heartbeat(&id("instance-1")).await.unwrap();
 
     let removed = group.decrease(&[id("instance-1"), id("instance-9")]).await.unwrap();
-    assert_eq!(removed, [id("instance-1"), id("instance-9")], "P14: an unknown instance counts as deleted");
+    assert_eq!(removed, [id("instance-1"), id("instance-9")], "case P14: an unknown instance counts as deleted");
     assert_eq!(group.update().await.unwrap().instances[&id("instance-1")], InstanceState::Deleting);
     assert!(!group.update().await.unwrap().instances.contains_key(&id("instance-1")));
     group.stop().await;

@@ -167,7 +167,7 @@ async fn command_returns_output_and_status() {
     assert_eq!(session.run(run).await.unwrap().exit, Exit::Code(3));
     assert_eq!((stdout.as_slice(), stderr.as_slice()), (b"out".as_slice(), b"err".as_slice()));
     let outcome = session.run(RemoteCommand::new("both & <more>")).await.unwrap();
-    assert_eq!(outcome.stderr.to_string(), "err", "C8: stderr is part of the outcome");
+    assert_eq!(outcome.stderr.to_string(), "err", "case C8: stderr is part of the outcome");
     assert_eq!(
         session.run(RemoteCommand::new("crash")).await.unwrap().exit,
         Exit::Code(0xC000_013A),
@@ -210,7 +210,7 @@ async fn command_can_be_canceled_and_lost_command_has_no_status() {
     let lost = session.run(RemoteCommand::new("lose-shell")).await.unwrap_err();
     assert!(matches!(&lost, RunError::Lost { cause } if cause == "The shell was not found."), "{lost}");
     let silent = session.run(RemoteCommand::new("no status")).await.unwrap_err();
-    assert!(matches!(silent, RunError::Lost { .. }), "C6: a missing exit status must not count as 0: {silent}");
+    assert!(matches!(silent, RunError::Lost { .. }), "case C6: a missing exit status must not count as 0: {silent}");
     let refused = session.run(RemoteCommand::new("forbidden")).await.unwrap_err();
     assert!(matches!(&refused, RunError::Refused { cause, .. } if cause == "Access is denied."), "{refused}");
     wait_for_shell_deletion(&machine).await;

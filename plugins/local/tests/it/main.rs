@@ -74,7 +74,7 @@ async fn commands_run_in_separate_instances() {
         assert_eq!(
             (exit, stdout.as_str(), stderr.as_str()),
             (Exit::Code(7), "out\n", "err\n"),
-            "C6: exit status and output are correct"
+            "case C6: exit status and output are correct"
         );
         let (exit, ..) = output(&*session, "kill -9 $$").await;
         assert_eq!(exit, Exit::Code(137));
@@ -209,7 +209,7 @@ async fn canceled_command_is_killed_and_lost_instance_has_no_status() {
     let (lost, ()) = tokio::join!(session.run(run), watch);
     assert!(
         matches!(lost.unwrap_err(), RunError::Lost { .. }),
-        "C6: a lost instance returns no exit status (the Go host returns 0)"
+        "case C6: a lost instance returns no exit status (the Go host returns 0)"
     );
     group.stop().await;
 }

@@ -146,7 +146,7 @@ impl Isolation {
             };
             let created = match created {
                 Ok(nested) => {
-                    let held = held.with(nested);
+                    let held = held.with_vm(nested);
                     // A machine can be deleted only after its creation is complete, so the caller is watched only from now on.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),

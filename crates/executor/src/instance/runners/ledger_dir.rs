@@ -155,10 +155,10 @@ impl LedgerDir<'_> {
     pub(super) fn orphans<'r>(
         &self,
         keys: impl Iterator<Item = &'r RunnerKey>,
-        unix: i64,
+        now_unix_s: i64,
     ) -> Result<Vec<OrphanedLedger>, LedgerDirError> {
         let configured: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
-        let fleets = fleet::read_fleets(self.directory, unix)?;
+        let fleets = fleet::read_fleets(self.directory, now_unix_s)?;
         let orphans = fleets.into_iter().filter(|fleet| !configured.contains(&fleet.ledger)).map(|fleet| {
             let status = fleet.report.status.map(|status| status.instances).unwrap_or_default();
             let runner = match read_owner(&fleet.ledger) {

@@ -138,7 +138,7 @@ async fn with_plugin<T>(behavior: Behavior, calls: impl AsyncFnOnce(&Group) -> T
     let group = plugin.start().await;
     let result = calls(&group).await;
     group.stop().await;
-    // H10: the plugin has no controller service, so it is killed after the exit timeout.
+    // Case H10: the plugin has no controller service, so it is killed after the exit timeout.
     plugin.wait_dead().await;
     result
 }

@@ -270,7 +270,7 @@ async fn faulty_exits_are_detected() {
 
 #[test]
 fn each_case_has_a_faulty_plugin() {
-    // Other tests check P7 and C6: P7 needs missing settings, and C6 needs a machine.
+    // Other tests check the cases P7 and C6: P7 needs missing settings, and C6 needs a machine.
     let has_fault = |id: &str| ["P7", "C6"].contains(&id) || FAULTS.iter().any(|fault| fault.cases.contains(&id));
     let missing: Vec<&str> = CASES.iter().map(|case| case.id).filter(|id| !has_fault(id)).collect();
     assert_eq!(missing, [""; 0]);
