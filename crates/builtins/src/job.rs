@@ -82,7 +82,7 @@ pub async fn run(
     JobOutcome { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
-/// Prepares the job before its first step: its share of the machine, its sticky context and its temporary files.
+/// Prepares the job before its first step: its share of the machine, its sticky context, its files and the operator's limits.
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
