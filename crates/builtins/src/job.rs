@@ -146,7 +146,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process runs as root.
 ///
-/// From the owner, a later job whose user is not root detects that it must change the owner of all files.
+/// A later job with another user changes the owner of the files only if the directory does not belong to that user. After root may have
+/// written files, the directory must therefore belong to root.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {
