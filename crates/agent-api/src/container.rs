@@ -40,16 +40,17 @@ pub const BLOCK: [&str; 2] = ["agent", "block"];
 
 /// Variable that makes the executable the agent of a container if it is called without arguments.
 ///
-/// An entrypoint such as `sh -c` passes no arguments on.
+/// It is needed because an entrypoint such as `sh -c` passes no arguments on.
 pub const MODE: &str = "MUSTER_AGENT_MODE";
 /// Value of [`MODE`].
 pub const MODE_CONTAINER: &str = "container";
 
-/// Variable with the address `host:port` on which the agent in the container listens, and forwards connections to the relay socket.
+/// Variable with the address `host:port` on which the agent in the container listens. It forwards the connections to the relay
+/// socket.
 pub const RELAY: &str = "MUSTER_AGENT_RELAY";
 /// Variable with the directories, one per line, that the agent in the container creates before it listens.
 ///
-/// The agent makes them writable for every user, and must be root.
+/// The agent makes them writable for every user, and must therefore run as root.
 pub const DIRECTORIES: &str = "MUSTER_AGENT_DIRECTORIES";
 /// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the other agent.
 pub const RELAY_DIR: &str = "/.muster-relay";

@@ -121,7 +121,7 @@ pub struct JobPlan {
     /// Whether the log has only the output of the steps, without the lines that GitLab's jobs print before and after it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
-    /// Endpoint for uploading and downloading artifacts.
+    /// Endpoint from which artifacts are downloaded, and to which they are uploaded.
     pub coordinator: ArtifactEndpoint,
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
@@ -137,7 +137,7 @@ pub struct JobPlan {
     pub development: Development,
 }
 
-/// Endpoint for artifacts.
+/// Endpoint for uploading and downloading artifacts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactEndpoint {
@@ -217,10 +217,10 @@ impl Default for Policy {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// No earlier step failed, and the job was not canceled.
+    /// Runs if no earlier step failed, and the job was not canceled.
     #[default]
     OnSuccess,
-    /// An earlier step failed.
+    /// Runs if an earlier step failed.
     OnFailure,
     /// Runs after success and failure, but not after the job was stopped or timed out.
     Always,
@@ -245,7 +245,7 @@ pub enum Call {
     StepFile(String),
     /// Runs steps at another agent, in an environment that a built-in step creates.
     ///
-    /// The steps share their result and their cancellation with this step. The log section of this step ends when the environment is ready.
+    /// Their result is the result of this step, and they are canceled with it. The log section of this step ends when the environment is ready.
     Delegate {
         /// Name of the built-in step that creates the environment, without `builtin://`.
         name: String,
@@ -259,7 +259,7 @@ pub enum Call {
 }
 
 impl When {
-    /// Returns whether a step may run after steps of which one has failed, or none.
+    /// Returns whether a step with this condition may run. `has_failed` is whether an earlier step of the same list has failed.
     #[must_use]
     pub fn allows(self, has_failed: bool) -> bool {
         match self {

@@ -7,8 +7,8 @@
 //! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
 //! An agent cannot know whether its manager will return, so its connections and jobs decide. The agent keeps running while a
-//! connection is open, a job is running, or a finished job has not been closed. If its socket file was deleted, no manager can fetch
-//! results anymore, and only running jobs keep it alive.
+//! connection is open, a job is running, or a finished job has not been closed. If the agent's socket file was deleted, no manager can
+//! fetch results anymore, and only running jobs keep the agent alive.
 
 use std::fs;
 use std::io;
@@ -67,7 +67,8 @@ impl ConnectionTracker {
         self.is_empty.send_replace(connections.open == 0);
     }
 
-    /// Closes the agent for connections if none is open and `is_idle` returns true. No connection is admitted during that call.
+    /// Closes the agent for connections if none is open and `is_idle` returns true. No connection is admitted during that call. Returns whether
+    /// the agent is closed.
     fn close_if(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let mut connections = self.connections.lock();
         connections.is_closed = connections.open == 0 && is_idle();

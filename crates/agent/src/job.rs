@@ -36,7 +36,7 @@ pub(crate) struct Job {
     /// Debugger of the job. `None` means that the job's request did not include one, so that no client can pause the job.
     pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
-    /// Result of the job, as soon as it is in the spool.
+    /// Result of the job. `None` means that no result is in the spool yet.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
     /// Whether the entry was deleted. A later entry may belong to another attempt with the same ID.
     removed: Mutex<bool>,

@@ -1,8 +1,8 @@
-//! What the agent does about the parts of GitLab's current protocol that are not published (docs/spec/steps.md, section 0.3).
+//! Handles the parts of GitLab's current protocol that are not published (docs/spec/steps.md, section 0.3).
 //!
 //! - The service answers under both names that GitLab's sources contain, `proto.StepRunner` and `step.StepRunner`.
 //! - Fields of a `RunRequest` that this agent does not know are logged with their numbers, types and sizes. Their content is not used, because
-//!   its meaning is only a guess: the most likely one of field 7 is the timeout of the job, which the client also enforces.
+//!   its meaning can only be guessed. Field 7, for example, is probably the timeout of the job, which the client enforces, too.
 
 use std::task::{Context, Poll};
 use std::time::Duration;

@@ -25,14 +25,14 @@ use crate::spool::Entry;
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Maximum time to remove what is left of the environments of all jobs that can be run again.
 ///
-/// The agent serves no calls during the removal, so a Docker engine that hangs must not delay it longer. The next start of such a job
-/// replaces objects with the same names.
+/// The agent serves no calls during the removal, so a Docker engine that hangs must not delay the agent's start for longer. The next start
+/// of such a job replaces objects with the same names.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time from the restart of an agent until a lost job has its result, although its environment may not be removed.
+/// Maximum time from the restart of an agent until a lost job gets its result, even if its environment has not been removed by then.
 const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time within which an engine finishes a call of a killed agent.
+/// Time that an engine gets to finish a call of a killed agent.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to remove what is left of the environment of a lost job. They take about one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
@@ -124,8 +124,8 @@ async fn recover_job(
     Ok(())
 }
 
-/// Writes the result of a lost job after the first attempt to remove its environment: the next job can use the same volumes, and what is
-/// left of this one may still write to them. An engine that does not answer must not hold back the result.
+/// Writes the result of a lost job after the first attempt to remove its environment. The next job can use the same volumes, to which
+/// containers that are left of this job may still write. But an engine that does not answer must not hold back the result.
 async fn fail_after(
     first_attempt: oneshot::Receiver<()>,
     agent: Arc<AgentContext>,
@@ -134,7 +134,10 @@ async fn fail_after(
 ) {
     // The sender is dropped after the attempt.
     if tokio::time::timeout(FIRST_REMOVAL_TIMEOUT, first_attempt).await.is_err() {
-        tracing::warn!(job = job.id, "failed to remove the environment of a lost job in time, reporting the job");
+        tracing::warn!(
+            job = job.id,
+            "failed to remove the environment of a lost job in time, reporting the result of the job"
+        );
     }
     if let Err(error) = fail(&agent, &job, message) {
         tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
@@ -199,7 +202,7 @@ fn is_environment_lost(result: &JobResult) -> bool {
     matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
 }
 
-/// Removes what is left of the environments of a lost job. Tries again while that is not possible. Drops `attempted` after the first attempt.
+/// Removes what is left of the environments of a lost job. Tries again if that fails. Drops `attempted` after the first attempt.
 async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Option<oneshot::Sender<()>>) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
         let is_removed = try_remove(&parsed, &id).await;
@@ -216,7 +219,7 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Opti
     tracing::error!(job = id, "gave up removing the leftovers of a lost job's environment; remove them manually");
 }
 
-/// Returns whether everything that is left of the environments of a lost job was removed.
+/// Tries to remove what is left of the environments of a lost job. Returns whether everything was removed.
 async fn try_remove(parsed: &ParsedRequest, id: &str) -> bool {
     let mut is_removed = true;
     for target in parsed.steps.iter().flat_map(Step::targets) {

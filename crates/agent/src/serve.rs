@@ -62,7 +62,8 @@ pub struct Options {
     pub containment: Containment,
     /// Maximum number of open files for each process of a job. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
-    /// Time without a connection after which the agent exits if no result can be fetched. `None` means that it keeps running.
+    /// Time without a connection after which the agent exits if it has neither a running job nor a result to fetch. `None` means that it keeps
+    /// running.
     pub idle_timeout: Option<Duration>,
     /// Time without a connection after which the agent ends its jobs and exits. `None` means that it waits for its manager to return.
     pub unattended_timeout: Option<Duration>,

@@ -1,7 +1,7 @@
 //! Reads the entries of an archive and writes them as files below an open directory, within limits.
 //!
-//! Both parts are usable alone: [`read`] calls back for each entry, [`Tree`] writes entries, and [`write_files`] writes them with several
-//! threads. [`unpack`] connects them.
+//! Reading and writing can be used separately: [`read`] calls a function for each entry, [`Tree`] writes entries, and [`write_files`] writes
+//! them with several threads. [`unpack`] combines them.
 //!
 //! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory.
 //!
@@ -41,7 +41,7 @@ use std::io;
 
 use cap_std::fs::Dir;
 
-/// Reason why an archive was not unpacked, or not to its end.
+/// Reason why an archive was not unpacked completely.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The caller's `stop` function returned true.
@@ -81,7 +81,7 @@ pub enum UnpackError {
         source: io::Error,
     },
     /// The system started no thread.
-    #[error("failed to start a thread that unpacks files; raise the limit on the processes of the user")]
+    #[error("failed to start a thread that unpacks files; raise the limit on the number of processes of the user")]
     NoThread(#[source] io::Error),
 }
 

@@ -57,7 +57,7 @@ impl<'a> Meter<'a> {
         self.size.store(bytes, Relaxed);
     }
 
-    /// Returns the error of the stop or the exceeded limit that ended reading, if there was one.
+    /// Returns why reading ended early: because of a stop or an exceeded limit. `None` if neither happened.
     pub fn cause(&self) -> Option<UnpackError> {
         if self.stopped.load(Relaxed) {
             return Some(UnpackError::Stopped);
@@ -145,8 +145,8 @@ fn take(counter: &AtomicU64, bytes: u64) -> bool {
     before.is_ok_and(|before| before >= bytes)
 }
 
-/// Reader of the archive itself. It checks for a stop at each read, so even a million empty blocks, which yield no content, can be
-/// stopped.
+/// Reader of the archive itself. It checks for a stop at each read, so that reading can be stopped even in a million empty blocks, which
+/// yield no content.
 pub(crate) struct Packed<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,

@@ -6,8 +6,8 @@
 //!
 //! One thread reads the names, checks them, and opens or creates the directories. It is the only one that resolves paths. The other threads
 //! get open directories with names of one component, and write files there. Two entries of which one is written over or below the other are
-//! never in flight at the same time, so the result is the same as that of unpacking one entry after the other. Names show this, except below an
-//! existing link, where an entry has a second name. Such an entry is unpacked alone.
+//! never in flight at the same time, so the result is the same as that of unpacking one entry after the other. The names of the entries show
+//! such conflicts, except below an existing link, where an entry has a second name. Such an entry is unpacked alone.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -33,9 +33,10 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files whose names are compared with those of later entries.
 const MAX_RECENT: usize = 8192;
-/// Maximum total length of the paths of these files and of the directories above them, in bytes. Above it, all threads are waited for.
+/// Maximum total length of the paths of these files and of the directories above them, in bytes. When it is reached, the
+/// first thread waits until no file is in flight.
 ///
-/// A deep path has thousands of directories above it.
+/// The length is limited in addition to the number, because a deep path has thousands of directories above it.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 /// A file to write.
@@ -149,7 +150,7 @@ impl<H: Send> Writing<'_, H> {
         }
     }
 
-    /// Returns whether the path of a directory has an existing link, or may have one. Links of the archive do not exist before the end.
+    /// Returns whether the path of a directory contains an existing link, or may contain one. Links of the archive do not exist before the end.
     fn is_behind_link(&mut self, directory: &Path) -> bool {
         if directory.as_os_str().is_empty() {
             return false;
@@ -177,10 +178,10 @@ impl<H: Send> Writing<'_, H> {
     }
 
     fn is_complete(&self) -> bool {
-        let is_other = |pair: &[Planned<H>]| matches!(pair, [a, b] if !a.place.is_beside(&b.place));
+        let changes_directory = |pair: &[Planned<H>]| matches!(pair, [a, b] if !a.place.is_beside(&b.place));
         self.batch.len() >= BATCH_FILES
             || self.batch_bytes >= BATCH_BYTES
-            || self.batch.windows(2).filter(|pair| is_other(pair)).count() + 1 >= BATCH_DIRECTORIES
+            || self.batch.windows(2).filter(|pair| changes_directory(pair)).count() + 1 >= BATCH_DIRECTORIES
     }
 
     fn submit(&mut self) -> Result<(), UnpackError> {

@@ -195,8 +195,7 @@ impl<'a> Tree<'a> {
     /// # Errors
     /// [`UnpackError::Io`] if writing fails, or the error of the meter.
     pub fn finish(mut self) -> Result<SkippedEntries, UnpackError> {
-        // Links are created in reverse order, so a link exists before any link that would be its parent. Thus no link is created
-        // through another link.
+        // In reverse order, a link `a/b` is created before a link `a`, so no link is created through another link of the archive.
         for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
             self.meter.check_stop()?;
             match self.link(&path, &target) {

@@ -92,7 +92,7 @@ impl<T: Send, R: Send> Workers<T, R> {
     }
 }
 
-/// Works on tasks until there will be no more.
+/// Works on tasks until the queue is closed.
 fn run<T, R>(
     queue: &Mutex<Receiver<(usize, T)>>,
     results: &Sender<(usize, thread::Result<R>)>,

@@ -24,22 +24,22 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between two attempts to connect. The second agent does not announce that it is ready.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Time between TERM and KILL for the second agent. Its job has been closed or stopped by then.
+/// Time between TERM and KILL for the second agent. When it receives TERM, its job has already been closed or stopped.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Process of the second agent.
 struct RunningAgent {
     socket: PathBuf,
     project_dir: PathBuf,
-    /// Last connection that was used. `None` means that there was no connection yet.
+    /// Connection that was used last. `None` means that no connection has been opened yet.
     connection: Mutex<Option<AgentConnection>>,
-    /// Description of the end of the process. `None` means that the process is running.
+    /// Description of how the process ended. `None` means that it is running.
     ended: watch::Receiver<Option<String>>,
     stop: StopToken,
     watcher: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Discards the output of the second agent, which does not contain the log of its job.
+/// Log that discards the output of the second agent's process. The log of the delegated steps is read through the connection.
 struct DiscardedLog;
 
 impl Log for DiscardedLog {

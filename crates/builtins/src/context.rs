@@ -54,9 +54,9 @@ const DELEGATED_JOB_ID: &str = "delegated";
 /// Directory of the fetched steps, in the temporary directory of the job.
 const STEPS_DIR: &str = "remote-steps";
 
-/// Callback before the first command of the user. The command waits for the result, and does not start after an error.
+/// Callback that runs before the user's first command. The command waits for it, and is not started if it returns an error.
 ///
-/// The future may be dropped before it completes, and the callback called again.
+/// The future may be dropped before it completes. Then the callback is called again.
 pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
 /// Resources that the jobs of one agent share.
@@ -140,7 +140,7 @@ pub struct Context {
     pub(crate) services: Mutex<Vec<RunningService>>,
     /// Archives of caches that the job restored, by path.
     pub(crate) restored_caches: Mutex<HashMap<PathBuf, Restored>>,
-    /// The job's view of a mirror of its repository. `None` if it has none, or has it in a container.
+    /// The job's view of a mirror of its repository. `None` means that the job has no view, or that its view is in a container.
     pub(crate) mirror_view: Mutex<Option<View>>,
     /// Driver of the custom executor, from its preparation to its cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
@@ -276,7 +276,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // The steps of a job in a container have a bare plan. All other bare plans are for steps without a job.
+                // A job's steps in a container run with a bare plan. The other bare plans are for steps without a job, whose exit codes
+                // need no conversion because no job reports them.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
@@ -285,7 +286,7 @@ impl Context {
 }
 
 impl Context {
-    /// Returns what fetches remote steps for the job.
+    /// Returns the fetcher for the job's remote steps.
     fn step_fetcher(&self) -> StepFetcher {
         let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
         fetcher.servers.push(self.coordinator.url.clone());
@@ -382,7 +383,7 @@ impl engine::Job for Context {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {
             let Self { variables, temp_dir, extraction, .. } = &*context;
-            // A symbolic link in place of the directory must not be followed, so the file is read relative to it.
+            // This also detects a symbolic link in place of the directory, which must not be followed.
             variables.read_gitlab_env(temp_dir)?;
             let restored = variables.restore_files(temp_dir, &extraction.root_trust);
             restored.map_err(Failure::io("failed to restore the temporary files of the job"))

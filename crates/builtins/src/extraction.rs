@@ -31,7 +31,7 @@ pub struct Extraction {
     pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,
-    /// Source of the limits.
+    /// Source of the limits, for the message about an exceeded limit.
     pub limits_from: LimitsFrom,
 }
 

@@ -82,7 +82,7 @@ pub async fn run(
     JobOutcome { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
-/// Prepares the job before its first step: its share of the machine, its sticky context and its temporary files.
+/// Prepares the job before its first step: its share of the machine, its sticky context, its files and the operator's limits.
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
@@ -146,7 +146,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process runs as root.
 ///
-/// From the owner, a later job whose user is not root detects that it must change the owner of all files.
+/// A later job with another user changes the owner of the files only if the directory does not belong to that user. After root may have
+/// written files, the directory must therefore belong to root.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

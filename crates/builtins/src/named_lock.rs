@@ -35,8 +35,7 @@ pub(crate) fn is_valid_name(name: &str) -> bool {
 
 /// Takes the lock of a subdirectory. Dropping the file releases it.
 ///
-/// Muster takes a lock only for as long as it needs. A process that holds it for longer than `timeout` was started by a job, and must not
-/// delay other jobs.
+/// The wait is limited, because a process that a job started can hold the lock indefinitely, and must not delay other jobs.
 ///
 /// # Errors
 /// The error of the system, and [`io::ErrorKind::TimedOut`] if another process holds the lock for longer than `timeout`.
@@ -93,11 +92,11 @@ pub(crate) fn remove(root: &Path, name: &str) -> io::Result<()> {
 
 /// Returns the names of the subdirectories, and when each was used last.
 pub(crate) fn last_uses(root: &Path) -> Vec<(String, SystemTime)> {
-    let named = |entry: fs::DirEntry| {
+    let last_use = |entry: fs::DirEntry| {
         let name = entry.file_name().to_str()?.strip_suffix(SUFFIX).filter(|name| is_valid_name(name))?.to_owned();
         Some((name, entry.metadata().ok()?.modified().ok()?))
     };
-    fs::read_dir(root).into_iter().flatten().flatten().filter_map(named).collect()
+    fs::read_dir(root).into_iter().flatten().flatten().filter_map(last_use).collect()
 }
 
 fn path(root: &Path, name: &str) -> PathBuf {

@@ -23,7 +23,7 @@ impl Restored {
     /// # Errors
     /// The error of the system.
     pub(crate) fn now(archive: &Metadata, directory: &Path) -> io::Result<Self> {
-        // The file system's clock can differ from that of this process, which is also more precise.
+        // The time must come from the file system's clock, which can differ from this process's clock and is coarser.
         let at = change_time(&tempfile::tempfile_in(directory)?.metadata()?);
         Ok(Self { archive: identity(archive), at })
     }

@@ -18,7 +18,7 @@ pub(crate) struct RunningService {
     pub(crate) title: String,
     pub(crate) stop: StopToken,
     pub(crate) output: Arc<Tail>,
-    /// Description of the end of the process. `None` means that the process is running.
+    /// Description of how the process ended. `None` means that it is running.
     pub(crate) ended: watch::Receiver<Option<String>>,
     pub(crate) watcher: JoinHandle<()>,
     /// Whether the step that started the service has already reported that it failed.
@@ -50,7 +50,7 @@ impl Tail {
 }
 
 impl RunningService {
-    /// Waits until the process has ended. Cancel-safe.
+    /// Waits until the process has ended. Returns a description of how it ended. Cancel-safe.
     pub(crate) async fn end(&self) -> String {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());

@@ -1,4 +1,4 @@
-//! Share of a job in a machine that runs several jobs, with its sticky context and its resource usage.
+//! A job's share of a machine that runs several jobs, its sticky context and its resource usage.
 
 use std::io;
 use std::time::Duration;

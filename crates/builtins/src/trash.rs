@@ -1,8 +1,8 @@
 //! Moves leftovers of earlier jobs out of the way of a new job, and removes them in the background.
 //!
 //! Removing a directory takes longer than creating one, and a job need not wait for it. Leftovers are moved to `<path>.trash`, which is
-//! on the same file system. A thread of low priority removes them; [`Trash::close`] waits for it. Leftovers of an agent that was killed
-//! are removed together with the next ones of the same directory.
+//! on the same file system. A thread of low priority removes them; [`Trash::close`] waits for it. Leftovers in the trash of an agent that
+//! was killed are removed together with the next leftovers of the same directory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -106,7 +106,7 @@ fn remove_all(queued: &Receiver<PathBuf>) {
     }
     for trash_dir in queued {
         match remove_tree(&trash_dir) {
-            // Another leftover was moved to this directory in the meantime, so the directory is also next in the queue.
+            // Another leftover was moved to this directory in the meantime. Then the queue contains the directory again.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => tracing::warn!(%error, path = %trash_dir.display(), "failed to remove an old workspace"),
             Ok(()) => {}

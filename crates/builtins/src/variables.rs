@@ -78,7 +78,7 @@ impl Variables {
         self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
-    /// Sets a variable, which replaces one of the payload.
+    /// Sets a variable. The value replaces the one from the payload.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
     }
@@ -107,10 +107,10 @@ impl Variables {
 
     /// Creates the temporary directory and writes the file variables into it.
     ///
-    /// `root` is the part of the path that jobs can change. Symbolic links there are rejected.
+    /// `root` determines which part of the path jobs can change. Symbolic links in that part are rejected.
     ///
     /// # Errors
-    /// A file cannot be written, or the name of a variable is not a valid file name.
+    /// A file cannot be written, or the name of a file variable is not a valid file name.
     pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         create_private_dir(temp_dir, root)?;
         // A job whose end was forced may have left its files, and the next job must not read them.
@@ -227,15 +227,15 @@ impl Variables {
         let env_file = temp_dir.join(ENV_FILE);
         env.push(("GITLAB_ENV".into(), env_file.to_string_lossy().into_owned().into()));
         env.extend(self.from_gitlab_env.lock().iter().map(|(key, value)| (key.clone().into(), value.clone().into())));
-        // These cannot be represented in an environment.
+        // An environment cannot represent such names and values.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
     }
 }
 
-/// Returns whether a variable may be in the environment of a process, and adds its size to `total` if so.
+/// Returns whether a variable may be in the environment of a process. If so, adds its size to `total`.
 ///
-/// `BASH_ENV` and `ENV` must not, because the shell would execute the files that they name before the script.
+/// `BASH_ENV` and `ENV` must not be there, because the shell would execute the files that they name before the script.
 fn fits_in_env(key: &str, value: &str, total: &mut usize) -> bool {
     if matches!(key, "BASH_ENV" | "ENV") {
         return false;
@@ -269,7 +269,10 @@ fn remove_content(dir: &Path) -> io::Result<()> {
 
 fn checked_file_path(temp_dir: &Path, variable: &JobVariable) -> io::Result<PathBuf> {
     file_variable_path(temp_dir, &variable.key).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidInput, format!("`{}` is not a valid file name", variable.key))
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("`{}` is not a valid name for a file variable", variable.key),
+        )
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! With an account key, this module computes the signatures of URLs itself, because those of `object_store` are not valid for names with
 //! characters that are escaped in URLs. With a managed identity, `object_store` signs with a key that Azure issues, and such names are
-//! refused.
+//! rejected.
 
 use std::time::{Duration, SystemTime};
 
@@ -91,7 +91,7 @@ impl Azure {
         // The headers are not part of the signature.
         let mut headers = vec![("x-ms-blob-type", "BlockBlob".to_owned())];
         headers.extend(metadata("x-ms-meta-cachekey", options.cache_key));
-        // `w` permits to replace an object, and `c` to create one.
+        // `w` permits replacing an object, and `c` permits creating one.
         let url = self.signed(Method::PUT, "cw", name, expires_in).await?;
         Ok(SignedUpload { url, headers: owned(headers) })
     }
@@ -122,9 +122,9 @@ impl Azure {
 /// Adds the query of a shared access signature for one blob.
 fn sign_with_key(url: &mut Url, key: &hmac::Key, resource: &str, permissions: &str, expires_in: Duration) {
     let expiry = OffsetDateTime::from(SystemTime::now() + expires_in);
-    // A time after the year 9999 cannot be written. No job lasts that long.
+    // A time after the year 9999 cannot be formatted. No job lasts that long.
     let expiry = expiry.replace_nanosecond(0).unwrap_or(expiry).format(&Rfc3339).unwrap_or_default();
-    // The empty fields are: the stored policy, addresses, protocols; the snapshot, the scope of encryption, and five headers of answers.
+    // The empty fields are: the stored policy, addresses, protocols; the snapshot, the encryption scope, and five response headers.
     let fields = [permissions, "", &expiry, resource, "", "", "", VERSION, "b", "", "", "", "", "", "", ""].join("\n");
     let signature = STANDARD.encode(hmac::sign(key, fields.as_bytes()));
     url.query_pairs_mut()

@@ -29,14 +29,16 @@ pub struct CollectOptions {
     pub grace: Duration,
     /// Time after the last save at which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,
-    /// Time after its last collection before which a store is left out. `None` means that all stores are collected.
+    /// Minimum time between two collections of a store. A store that was collected more recently is left out. `None` means that all stores
+    /// are collected.
     pub min_interval: Option<Duration>,
-    /// Whether the figures are only computed, and nothing is changed.
+    /// Whether only the figures are computed, and nothing is changed.
     pub dry_run: bool,
 }
 
 impl CacheStore {
-    /// Deletes the unused objects of all chunk stores below `prefix`, which ends before `chunks/`. Returns the name of each with its figures.
+    /// Deletes the unused objects of all chunk stores below `prefix`, which is the part of their names before `/chunks/`.
+    /// Returns the name and the figures of each store.
     ///
     /// # Errors
     /// [`CacheStoreError`]. The chunk stores before the one that failed were collected, and those after it were not.
@@ -66,7 +68,8 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the store was collected too recently, perhaps by another manager. Each pass writes the list of marks.
+    /// Returns whether the store was collected too recently, perhaps by another manager. Each pass writes the list of marks, so the list is as
+    /// old as the last pass.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,
@@ -118,7 +121,7 @@ impl CacheStore {
                 }
                 continue;
             }
-            // A damaged reference cannot be restored, so it needs no objects.
+            // A cache with a damaged reference cannot be restored, so it needs no objects.
             if let Some(bytes) = self.read_object(&name, MAX_REFERENCE_BYTES).await?
                 && let Ok(reference) = Reference::parse(&bytes)
             {

@@ -1,4 +1,5 @@
-//! HTTP client of the stores: for credentials, roles and the collection of unused objects. Agents transfer the objects themselves.
+//! HTTP client of the stores: for credentials, roles and the collection of unused objects. The caches are transferred by the agents, with other
+//! clients.
 
 use std::time::Duration;
 
@@ -14,10 +15,10 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer in bytes. The largest are pages of lists, which have up to 5000 objects at Azure.
+/// Maximum size of an answer in bytes. The largest answers are pages of lists, which have up to 5000 objects at Azure.
 const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
-/// Returns the retries of requests. There are few, because a job waits for its credentials.
+/// Returns the settings for retries of requests. There are few retries, because a job waits for its credentials.
 pub(crate) fn retries() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(1), base: 2.0 };
@@ -28,7 +29,7 @@ pub(crate) fn retries() -> RetryConfig {
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
     proxied: reqwest::Client,
-    /// Client for HTTP without TLS: the metadata services of machines, which no proxy reaches.
+    /// Client for HTTP without TLS: for the metadata services of machines, which cannot be reached through a proxy.
     direct: reqwest::Client,
 }
 

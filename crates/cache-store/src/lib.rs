@@ -1,4 +1,4 @@
-//! Signs the URLs by which jobs reach their caches in an object store (docs/spec/job-execution.md, section 10.5).
+//! Signs the URLs with which jobs access their caches in an object store (docs/spec/job-execution.md, section 10.5).
 //!
 //! ```text
 //! [runners.cache] --CacheStore::open--> signer (S3, Google Cloud Storage, Azure) --sign--> URL + headers --plan--> agent
@@ -32,18 +32,18 @@ use crate::http::Transport;
 pub use collect::CollectOptions;
 pub use stores::CacheStores;
 
-/// Longest time for which S3 and Google Cloud Storage sign a URL.
+/// Longest validity of a signed URL that S3 and Google Cloud Storage accept.
 const MAX_EXPIRY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Longest value of a metadata header. The stores have limits between 2 and 8 KiB for all metadata.
+/// Maximum length of the value of a metadata header in bytes. The limits of the stores for all metadata of an object are between 2 and 8 KiB.
 const MAX_METADATA_BYTES: usize = 1024;
-/// Time for which URLs of the manager's own requests are signed.
+/// Validity of the URLs for the manager's own requests.
 const READ_EXPIRY: Duration = Duration::from_secs(60);
 
 /// Reason why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheStoreError {
-    /// The settings are not valid, or the store does not give credentials.
-    #[error("the object store of caches cannot be used")]
+    /// The settings are not valid, or there are no credentials for the store.
+    #[error("the object store for caches cannot be used")]
     Store(#[from] object_store::Error),
     /// The address of the server is not valid.
     #[error("`{0}` is not a valid server address; set ServerAddress of [runners.cache.s3] to host or host:port")]
@@ -57,7 +57,7 @@ pub enum CacheStoreError {
     #[error("AccountKey of [runners.cache.azure] is not valid Base64")]
     AzureKey,
     /// The name of the object is not valid.
-    #[error("`{0}` is not a valid name of an object; choose another cache key")]
+    #[error("`{0}` is not a valid object name; choose another cache key")]
     Name(String),
     /// A role was not assumed.
     #[error("failed to assume the role {role}: {reason}")]
@@ -78,8 +78,8 @@ pub enum CacheStoreError {
         /// Error of the request.
         source: object_store::client::HttpError,
     },
-    /// The store did not give credentials in time.
-    #[error("the object store of caches gave no credentials within {} s", stores::SIGN_TIMEOUT.as_secs())]
+    /// There were no credentials for the store in time.
+    #[error("failed to get credentials for the object store for caches within {} s", stores::SIGN_TIMEOUT.as_secs())]
     Timeout,
 }
 
@@ -200,7 +200,7 @@ fn object_path(name: &str) -> Result<Path, CacheStoreError> {
         .ok_or_else(|| CacheStoreError::Name(name.to_owned()))
 }
 
-/// Signs a URL that needs these headers.
+/// Signs a URL for a request that must have these headers.
 async fn sign(
     signer: &dyn Signer,
     method: Method,

@@ -1,4 +1,4 @@
-//! A role of Amazon that the manager assumes.
+//! An AWS role that the manager assumes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -94,8 +94,9 @@ impl CredentialProvider for AssumedRole {
         {
             return Ok(Arc::clone(credential));
         }
-        let store = |error: CacheStoreError| object_store::Error::Generic { store: "S3", source: Box::new(error) };
-        let credential = Arc::new(self.assume().await.map_err(store)?);
+        let to_store_error =
+            |error: CacheStoreError| object_store::Error::Generic { store: "S3", source: Box::new(error) };
+        let credential = Arc::new(self.assume().await.map_err(to_store_error)?);
         *current = Some((Arc::clone(&credential), Instant::now()));
         Ok(credential)
     }

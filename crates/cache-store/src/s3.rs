@@ -35,7 +35,7 @@ const ROLE_SERVER: &str = "AWS_ENDPOINT_URL_STS";
 pub(crate) struct S3 {
     downloads: AmazonS3,
     uploads: AmazonS3,
-    /// Headers of uploads.
+    /// Headers of uploads that request encryption.
     encryption: Vec<(&'static str, String)>,
 }
 
@@ -97,7 +97,7 @@ impl S3 {
         Self { downloads, uploads, encryption: encryption(settings.encryption.as_ref()) }
     }
 
-    /// Returns the client with the credentials of uploads.
+    /// Returns the client with the credentials for uploads.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         &self.uploads
     }

@@ -41,7 +41,7 @@ impl CacheStores {
         Ok(store)
     }
 
-    /// Runs `sign` with the store with these settings, within a time limit.
+    /// Calls `sign` with the store that has these settings, within a time limit.
     ///
     /// # Errors
     /// The error of the store or of `sign`, or [`CacheStoreError::Timeout`].

@@ -6,9 +6,9 @@ use fastcdc::v2020::{FastCDC, StreamCDC};
 
 use crate::index::MAX_CHUNK_BYTES;
 
-/// Minimum length of a chunk in bytes, except the last one of a file.
+/// Minimum length of a chunk in bytes, except for the last chunk of a file.
 const MIN: usize = 16 * 1024;
-/// Average length of a chunk in bytes. Smaller chunks find more equal content, but need a larger index.
+/// Average length of a chunk in bytes. With smaller chunks, more equal content is found, but the index is larger.
 const AVERAGE: usize = 64 * 1024;
 const MAX: usize = MAX_CHUNK_BYTES as usize;
 

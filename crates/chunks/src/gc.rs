@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A save reads the marks first, and never uses a marked object again. So an object that is deleted can be used only by a save that began
-//! before the mark, and such a save has ended or set its reference when the grace period is over. The period must be longer than the
+//! before the mark, and such a save has set its reference, or ended without one, when the grace period is over. The period must be longer than the
 //! longest job. A mark is durable before anything is deleted because of it, so the process may be killed at any time.
 
 use std::collections::{BTreeMap, HashSet};
@@ -86,7 +86,7 @@ impl Sweep {
         let (now, grace) = (seconds(now), grace.as_secs());
         let is_old = |time: u64| time.saturating_add(grace) <= now;
         let (mut before, mut after, mut delete) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        // The list stays readable: its present marks fit, and new ones are added as far as they do.
+        // The list must stay readable. Its present marks fit, and new ones are added only as long as they fit.
         let size = |name: &str| name.len() as u64 + MARK_BYTES;
         let mut bytes: u64 = marks.0.keys().map(|name| size(name)).sum();
         for Listed { object, stored } in listed.iter().filter(|listed| !used.contains(&listed.object.name)) {
@@ -115,9 +115,9 @@ impl Sweep {
 /// Result of a pass over one store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collection {
-    /// Number of objects that references name, and their bytes.
+    /// Number of objects that references name, and their total size in bytes.
     pub used: (u64, u64),
-    /// Number of objects that were deleted, and their bytes.
+    /// Number of objects that were deleted, and their total size in bytes.
     pub deleted: (u64, u64),
     /// Number of objects that are marked.
     pub marked: u64,
@@ -150,7 +150,7 @@ impl Store {
         bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()
     }
 
-    /// Returns when unused objects were looked for last. `None` means never.
+    /// Returns the time of the last collection. `None` means that there was none.
     #[must_use]
     pub fn last_collection(&self) -> Option<SystemTime> {
         fs::symlink_metadata(self.marks_path()).ok()?.modified().ok()
@@ -163,7 +163,7 @@ impl Store {
     /// Deletes the references that are older than `max_age`, and the objects that no reference names.
     ///
     /// # Errors
-    /// [`ChunkError`]. [`ChunkError::Busy`] if another process deletes unused objects of the store.
+    /// [`ChunkError`]. [`ChunkError::Busy`] if another process is deleting unused objects of the store.
     pub fn collect(
         &self,
         now: SystemTime,

@@ -11,7 +11,7 @@
 //! byte that is restored was compared with a hash, and damage is found before a file gets its content.
 //!
 //! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has separate objects. A chunk of
-//! one level is never used at the other.
+//! one level is never used at another.
 //!
 //! The content of references and indexes is not trusted: numbers are limited ([`muster_archive::Limits`]), and files are written by
 //! [`muster_archive`], which never writes outside of the target directory.
@@ -53,8 +53,8 @@ pub enum ChunkError {
     /// A file cannot be written.
     #[error("failed to write `{}`", .0.display())]
     Write(PathBuf, #[source] io::Error),
-    /// Another process deletes unused objects of the store.
-    #[error("another process deletes unused objects below `{}`; try again when it has ended", .0.display())]
+    /// Another process is deleting unused objects of the store.
+    #[error("another process is deleting unused objects below `{}`; try again when it has ended", .0.display())]
     Busy(PathBuf),
 }
 

@@ -49,7 +49,7 @@ impl Reference {
     /// Reads a reference.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`], also if it has the name of an object that no save creates.
+    /// [`ChunkError::Damaged`], also if it contains an object name that no save creates.
     pub fn parse(bytes: &[u8]) -> Result<Self, ChunkError> {
         let reference: Self = serde_json::from_slice(bytes)
             .map_err(|error| ChunkError::damaged(format!("its reference is not valid: {error}")))?;
@@ -61,7 +61,7 @@ impl Reference {
         }
         let invalid = reference.objects().map(|object| &object.name).find(|name| !is_object_name(name)).cloned();
         match invalid {
-            Some(name) => Err(ChunkError::damaged(format!("`{name}` is not a valid name of an object"))),
+            Some(name) => Err(ChunkError::damaged(format!("`{name}` is not a valid object name"))),
             None => Ok(reference),
         }
     }
@@ -78,7 +78,8 @@ impl Reference {
     }
 }
 
-/// Returns whether a protection level has a valid name, of lowercase letters, digits and hyphens. Such a name is one component of a path.
+/// Returns whether a name is valid for a protection level: it consists of lowercase letters, digits and hyphens, so it is one component of
+/// a path.
 pub(crate) fn is_level_name(name: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)

@@ -71,7 +71,7 @@ impl Restore<'_> {
     /// Writes the files below `into`. An existing file with the same content is kept.
     ///
     /// # Errors
-    /// [`RestoreError`]. Each file below the directory then has either its old content, or that of the cache, or was removed.
+    /// [`RestoreError`]. Each file below the directory then has its old content or that of the cache, or was removed.
     pub fn run(&self, into: &Dir) -> Result<Restored, RestoreError> {
         let meter = &Meter::new(self.limits, self.stop);
         meter.set_size(self.index.chunks.iter().map(|chunk| u64::from(chunk.packed)).sum());
@@ -135,7 +135,7 @@ struct OldFile {
     length: u64,
     /// Whether it has the content of the cache's file.
     is_same: bool,
-    /// Places of its chunks, if it has another content.
+    /// Positions of its chunks in the file, if its content differs.
     places: HashMap<Hash, u64>,
 }
 

@@ -16,7 +16,7 @@ const MAX_RANGES: usize = 32;
 #[derive(Debug)]
 pub struct Spool {
     file: File,
-    /// For each pack, the end and the position in `file` of the ranges, by their start.
+    /// Ranges of each pack by their start, each with its end and its position in `file`.
     ranges: HashMap<u32, BTreeMap<u64, (u64, u64)>>,
 }
 

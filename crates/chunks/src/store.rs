@@ -156,7 +156,7 @@ impl Store {
         }
     }
 
-    /// Remembers that the object store has damaged bytes of an object, so that no save of this machine uses the object again.
+    /// Records that the object store has damaged bytes of an object, so that no save of this machine uses the object again.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -164,7 +164,7 @@ impl Store {
         replace(&self.root.join("distrusted").join(name), &[])
     }
 
-    /// Returns whether no damaged bytes of an object were found.
+    /// Returns whether an object was never recorded as damaged ([`Store::distrust`]).
     #[must_use]
     pub fn trusts(&self, name: &str) -> bool {
         !self.root.join("distrusted").join(name).exists()
@@ -204,7 +204,7 @@ impl Store {
             else {
                 continue;
             };
-            // A damaged reference cannot be restored, so it needs no objects.
+            // A cache with a damaged reference cannot be restored, so it needs no objects.
             if let Ok(reference) = Reference::parse(&bytes) {
                 references.push((reference, found.into_path(), modified));
             }
@@ -224,7 +224,7 @@ pub fn directories(cache_dir: &Path) -> Vec<Store> {
             continue;
         }
         walk.skip_current_dir();
-        // A job may have replaced a directory by a link to another one, whose files must not be deleted.
+        // A job may have replaced a directory with a link to another one, whose files must not be deleted.
         let is_directory = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
         let levels = fs::read_dir(found.path()).into_iter().flatten().flatten();
         let levels = levels.filter(|level| is_directory(&level.path()) && is_directory(&level.path().join("objects")));
@@ -235,7 +235,7 @@ pub fn directories(cache_dir: &Path) -> Vec<Store> {
     stores
 }
 
-/// Reads a file. `None` if it does not exist. A longer file is damaged.
+/// Reads a file. `None` if it does not exist. A file of more than `max` bytes counts as damaged.
 pub(crate) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, ChunkError> {
     let file = match muster_files::open(path) {
         Ok(file) => file,

@@ -22,7 +22,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Binds a socket. The mode of the socket is set before `bind`, which creates the file with that mode. The file is therefore never
-/// accessible to other users, and no path has to be changed afterwards, which another process could have replaced.
+/// accessible to other users. To set the mode of the path after `bind` would be unsafe, because another process could have replaced it.
 fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

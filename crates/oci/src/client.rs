@@ -170,7 +170,7 @@ impl Registry {
         self.resolve(tag).await.map(|(_, index)| index)
     }
 
-    /// Fetches the index to which a tag points, or which has a digest. Returns it with its digest.
+    /// Fetches the index to which a tag points, and returns it with its digest. `tag` may also be the digest of the index.
     ///
     /// # Errors
     /// [`RegistryError`], as for [`Registry::index`].

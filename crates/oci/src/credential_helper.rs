@@ -38,7 +38,7 @@ impl CredentialHelper {
         Ok(Self { program: format!("docker-credential-{name}"), search_path: None })
     }
 
-    /// Searches the program in these directories, which also become its `PATH`. By default `PATH` of this process is used.
+    /// Searches for the program in these directories, which also become its `PATH`. By default `PATH` of this process is used.
     #[must_use]
     pub fn with_search_path(mut self, directories: impl Into<OsString>) -> Self {
         self.search_path = Some(directories.into());

@@ -45,7 +45,7 @@ pub enum CredentialsError {
         source: io::Error,
     },
     /// The content of the file is invalid.
-    #[error("{}: {problem}; fix docker's configuration file or move it away", path.display())]
+    #[error("{}: {problem}; fix Docker's configuration file or move it away", path.display())]
     Content {
         /// Path of the file.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum CredentialsError {
         problem: String,
     },
     /// The file is not valid JSON.
-    #[error("failed to parse {}; fix docker's configuration file or move it away", path.display())]
+    #[error("failed to parse {}; fix Docker's configuration file or move it away", path.display())]
     Json {
         /// Path of the file.
         path: PathBuf,

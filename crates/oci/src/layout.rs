@@ -23,8 +23,8 @@ const MAX_FILES: usize = 10_000;
 /// Reason why a file is not a valid image layout.
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
-    /// The archive cannot be read or written.
-    #[error("the archive cannot be read")]
+    /// The archive cannot be read.
+    #[error("failed to read the archive")]
     Io(#[from] io::Error),
     /// A document is not valid JSON.
     #[error("{name} is not a valid document")]

@@ -25,7 +25,7 @@ pub enum PackError {
         source: io::Error,
     },
     /// A file is neither a regular file nor a directory.
-    #[error("{} is neither a regular file nor a directory; remove it, or replace the link by its target", .0.display())]
+    #[error("{} is neither a regular file nor a directory; remove it, or replace a link with its target", .0.display())]
     Kind(PathBuf),
     /// The archive is too large.
     #[error("{} has more than {} MiB; publish a smaller directory", .0.display(), MAX_BYTES / 1024 / 1024)]

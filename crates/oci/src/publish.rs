@@ -47,7 +47,7 @@ pub struct BuiltIndex {
 }
 
 impl BuiltIndex {
-    /// Builds the manifests of images and the index that lists them. `annotations` are those of all of them.
+    /// Builds the manifests of images and the index that lists them. Each of these documents gets the `annotations`.
     #[must_use]
     pub fn new(layer_type: &str, images: Vec<Image>, annotations: &BTreeMap<String, String>) -> Self {
         let (mut blobs, mut manifests, mut entries) = (Vec::new(), Vec::new(), Vec::new());

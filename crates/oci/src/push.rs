@@ -33,7 +33,7 @@ impl Registry {
         Ok(digest)
     }
 
-    /// Returns whether the repository has a blob, as far as the credentials permit to see that.
+    /// Returns whether the repository has a blob. Returns false if the credentials do not permit this query.
     pub(crate) async fn has_blob(&self, digest: &str) -> Result<bool, RegistryError> {
         let url = self.url(&["blobs", digest])?;
         match self.send(&url, &|http| http.head(url.clone()), None).await {

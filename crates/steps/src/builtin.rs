@@ -37,7 +37,7 @@ pub trait Builtin<J>: Send + Sync {
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
     /// Returns name and title of the log section for [`Builtin::clear`], which runs before the second attempt. `None` means that
-    /// nothing must be cleared.
+    /// nothing needs to be cleared.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }

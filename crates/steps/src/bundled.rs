@@ -1,4 +1,4 @@
-//! Port to the steps that come with the agent, and that lists of steps may call: `dist://...` and `builtin://function/...`.
+//! Port to the steps that come with the agent and that lists of steps may call: `dist://...` and `builtin://function/...`.
 //!
 //! `script` and the step that fetches an image are part of the engine.
 

@@ -16,7 +16,7 @@ pub enum Failure {
     #[error("exit status {0}")]
     Exit(i32),
     /// A command of the job in a container exited with this status. If a signal terminated it, the status is 128 plus the number of the
-    /// signal. GitLab has another text for containers, which tools match (docs/spec/job-execution.md, section 1.9).
+    /// signal. GitLab prints a different text for containers, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
     /// A command of the job was terminated by this signal, which Muster did not send.

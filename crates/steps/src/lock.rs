@@ -77,7 +77,7 @@ impl StepLock {
         self.entries.iter().find(|entry| entry.source == name).map(|entry| entry.digest.as_str())
     }
 
-    /// Pins a source, instead of its earlier digest if it has one.
+    /// Pins a source to a digest. An earlier digest of the source is replaced.
     pub fn put(&mut self, source: &Source, digest: String) {
         let source = source.to_string();
         self.entries.retain(|entry| entry.source != source);

@@ -30,7 +30,8 @@ pub struct DockerContainer {
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
-    /// Directories that belong to the user of the build container, with everything in them: earlier jobs may have had another user.
+    /// Directories that are given to the user of the build container, with everything in them, because earlier jobs may have had another
+    /// user.
     pub owned: Vec<String>,
     /// Project directory of the job in the build container.
     pub project_dir: String,

@@ -34,8 +34,8 @@ pub struct GitMirror {
 }
 
 impl GitMirror {
-    /// Returns the directory with the job's view of the mirror. [`super::Checkout::mirror`] is this directory, or the one at which a container
-    /// has it.
+    /// Returns the directory with the job's view of the mirror. [`super::Checkout::mirror`] is the path of this directory on the machine, or in the
+    /// container.
     #[must_use]
     pub fn view_dir(&self) -> String {
         format!("{}/{}/views/{}/repository", self.root.trim_end_matches('/'), self.name, self.view)

@@ -100,7 +100,7 @@ pub(crate) struct JournalContents {
     pub(crate) process_records: Vec<ProcessRecord>,
     /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
-    /// Result of the job.
+    /// Result of the job. `None` means that the job has not ended, or that its agent was killed before.
     pub(crate) result: Option<JobResult>,
 }
 

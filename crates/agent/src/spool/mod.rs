@@ -37,7 +37,7 @@ use quota::{JobQuota, Quota};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
-/// Maximum length of the lock file that is read: a process ID and a word.
+/// Maximum number of bytes of the lock file that are read. The file contains a process ID, and [`SHUTTING_DOWN`] if that applies.
 const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";

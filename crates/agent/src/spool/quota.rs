@@ -40,7 +40,7 @@ impl Quota {
         Arc::new(Self { limit, used: AtomicU64::new(0), jobs: Mutex::default() })
     }
 
-    /// Returns the quota of a job. All calls share one counter between [`JobQuota::count_existing`] and [`Self::release`].
+    /// Returns the quota of a job. From [`JobQuota::count_existing`] to [`Self::release`], all calls for the same job share one counter.
     pub(super) fn job(self: &Arc<Self>, id: &str) -> JobQuota {
         let job = self.jobs.lock().get(id).cloned().unwrap_or_default();
         JobQuota { quota: Arc::clone(self), job }

@@ -34,7 +34,8 @@ fn upload(artifacts: ArtifactsUpload) -> Step {
     )
 }
 
-fn to(served: &Served, plan: JobPlan) -> JobPlan {
+/// Returns the plan with the coordinator as the endpoint for artifacts.
+fn with_coordinator(served: &Served, plan: JobPlan) -> JobPlan {
     let coordinator = ArtifactEndpoint {
         url: served.url.to_string(),
         job_id: JOB.0,
@@ -69,7 +70,7 @@ async fn archive_is_uploaded_and_downloaded_by_another_job() {
     coordinator.fail(Exchange::UploadArtifact, [Fault::FailBefore]);
     let mut agent = Agent::start().await;
     let (log, result) =
-        agent.complete(&to(&served, agent.plan(vec![script(&[CREATE_FILES]), upload(archive())]))).await;
+        agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[CREATE_FILES]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     for text in [
         "out/**/*.txt: found 1 matching artifact files and directories",
@@ -83,7 +84,7 @@ async fn archive_is_uploaded_and_downloaded_by_another_job() {
 
     std::fs::remove_dir_all(agent.project()).unwrap();
     let inspect = script(&["find out -type f | sort; out/run"]);
-    let (log, _) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
+    let (log, _) = agent.complete(&with_coordinator(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert!(log.contains("Downloading artifacts for build (7)...") && log.contains("... ok id=7"), "{log}");
     assert!(log.contains("\nout/run\nout/sub/a.txt\nran"), "{log}");
 }
@@ -99,7 +100,8 @@ async fn provenance_statement_is_uploaded_with_the_files() {
     };
     let upload = upload(ArtifactsUpload { provenance: Some(origin), ..archive() });
     let before = OffsetDateTime::now_utc() - Duration::SECOND;
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[CREATE_FILES]), upload]))).await;
+    let (log, result) =
+        agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[CREATE_FILES]), upload]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let archive = coordinator.job(JOB).unwrap().artifacts["out-x.zip"].clone();
     let mut archive = zip::ZipArchive::new(std::io::Cursor::new(archive)).unwrap();
@@ -125,7 +127,7 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
         artifact_format: "gzip".to_owned(),
         ..ArtifactsUpload::default()
     };
-    let plan = to(&served, agent.plan(vec![script(&["echo report > r.xml"]), upload(report)]));
+    let plan = with_coordinator(&served, agent.plan(vec![script(&["echo report > r.xml"]), upload(report)]));
     agent.complete(&plan).await;
     let bytes = coordinator.job(JOB).unwrap().artifacts["junit.xml.gz"].clone();
     let mut text = String::new();
@@ -148,7 +150,8 @@ async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     for create in
         [r"mkdir out; echo a > out/$(printf 'r\351')", r"rm -r out; mkdir out; ln -s $(printf 'r\350') out/link"]
     {
-        let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
+        let (log, result) =
+            agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
         assert_eq!(failure(&result), ("script_failure".to_owned(), Some(1)), "{log}");
         assert!(log.contains("r\\xe"), "{log}");
         assert!(log.contains("rename the file, or exclude it with `exclude`"), "{log}");
@@ -156,7 +159,8 @@ async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     assert!(coordinator.job(JOB).unwrap().artifacts.is_empty());
 
     let create = r"rm -r out; mkdir -p out/not; echo a > out/a; echo b > out/not/$(printf 'r\351')";
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
+    let (log, result) =
+        agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[create]), upload(archive())]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
 }
 
@@ -165,7 +169,7 @@ async fn missing_artifacts_fail_the_job_before_its_script() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![download("wrong"), script(&["echo never"]), after_script(&["echo never"])]);
-    let (log, result) = agent.complete(&to(&served, plan)).await;
+    let (log, result) = agent.complete(&with_coordinator(&served, plan)).await;
     assert_eq!(failure(&result).0, "script_failure");
     assert!(
         log.contains("Downloading artifacts from coordinator... forbidden id=7") && !log.contains("never"),
@@ -174,10 +178,10 @@ async fn missing_artifacts_fail_the_job_before_its_script() {
 }
 
 #[tokio::test]
-async fn upload_without_files_is_a_warning() {
+async fn upload_without_files_does_not_fail_the_job() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
-    let plan = to(&served, agent.plan(vec![script(&["true"]), upload(archive())]));
+    let plan = with_coordinator(&served, agent.plan(vec![script(&["true"]), upload(archive())]));
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(log.contains("ERROR: No files to upload"), "{log}");
@@ -189,7 +193,7 @@ async fn untracked_files_are_listed_despite_git_warnings() {
     let mut agent = Agent::start().await;
     let untracked = ArtifactsUpload { untracked: true, paths: Vec::new(), ..archive() };
     let create = "git init -q . && echo a > 'new file' && git add 'new file' && echo b > other";
-    let plan = to(&served, agent.plan(vec![script(&[create]), upload(untracked)]));
+    let plan = with_coordinator(&served, agent.plan(vec![script(&[create]), upload(untracked)]));
     agent.run("1-1", &plan, &[variable("GIT_TRACE", "1")]).await;
     let log = agent.log("1-1").await;
     assert!(log.contains("untracked: found 1 files\n") && log.contains("201 Created id=7"), "{log}");
@@ -207,7 +211,8 @@ async fn links_are_uploaded_as_links_without_their_targets() {
     let create = format!("mkdir -p v1/sub; echo 1 > v1/sub/f; ln -sfn v1 cur; ln -sfn {} lnk", outside.display());
     let paths = ["v1", "cur/", "lnk"].map(str::to_owned).into();
     let links = ArtifactsUpload { name: "links".to_owned(), paths, ..archive() };
-    let (log, _) = agent.complete(&to(&served, agent.plan(vec![script(&[&create]), upload(links)]))).await;
+    let (log, _) =
+        agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[&create]), upload(links)]))).await;
     assert!(log.contains("cur/: found 1 matching") && log.contains("lnk: found 1 matching"), "{log}");
     let bytes = coordinator.job(JOB).unwrap().artifacts["links.zip"].clone();
     let names = zip::ZipArchive::new(std::io::Cursor::new(bytes)).unwrap();
@@ -217,7 +222,7 @@ async fn links_are_uploaded_as_links_without_their_targets() {
 
     std::fs::remove_dir_all(agent.project()).unwrap();
     let inspect = script(&["readlink cur; cat cur/sub/f"]);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
+    let (log, result) = agent.complete(&with_coordinator(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nv1\n1\n"), "{log}");
 }
@@ -229,7 +234,7 @@ async fn artifact_over_a_directory_is_a_warning() {
     let paths = ["d1", "site", "other"].map(str::to_owned).into();
     let files = ArtifactsUpload { name: "files".to_owned(), paths, ..archive() };
     let create = script(&["echo file > d1; ln -s d1 site; echo other > other"]);
-    agent.complete(&to(&served, agent.plan(vec![create, upload(files)]))).await;
+    agent.complete(&with_coordinator(&served, agent.plan(vec![create, upload(files)]))).await;
     for name in ["d1", "site"] {
         let path = agent.project().join(name);
         std::fs::remove_file(&path).unwrap();
@@ -237,7 +242,7 @@ async fn artifact_over_a_directory_is_a_warning() {
         std::fs::write(path.join("tracked"), "").unwrap();
     }
     let inspect = script(&["ls d1 site; cat other"]);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
+    let (log, result) = agent.complete(&with_coordinator(&served, agent.plan(vec![download("t0ken"), inspect]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     for text in ["WARNING: d1: skipped", "WARNING: site: skipped", "\nother\n"] {
         assert!(log.contains(text), "{text} in {log}");

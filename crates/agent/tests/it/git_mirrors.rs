@@ -82,6 +82,7 @@ impl Fixture {
         plan
     }
 
+    /// Runs a job, which must succeed. Returns its log.
     pub(crate) async fn pass(&mut self, plan: &JobPlan) -> String {
         let (log, result) = self.agent.complete(plan).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -160,7 +161,7 @@ async fn jobs_of_one_commit_that_start_together_fetch_it_once() {
     assert_eq!(paths.iter().filter(|path| path.ends_with("git-upload-pack")).count(), 1, "{paths:?}");
 }
 
-/// Without containers, a job can write to the mirror, because it has the user of the agent.
+/// Without containers, a job can write to the mirror, because it runs as the user of the agent.
 #[tokio::test]
 async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     let mut fixture = Fixture::new().await;
@@ -253,7 +254,8 @@ async fn unused_mirrors_are_removed() {
     assert!(fixture.mirror_dir().exists());
 }
 
-/// The job's `PATH` has no git, as in most images. The mirror is that of the machine, whose `PATH` has it.
+/// The job's `PATH` has no git, as in most images. The commands for the mirror use the `PATH` of the
+/// machine, which has git.
 #[tokio::test]
 async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     let mut fixture = Fixture::new().await;

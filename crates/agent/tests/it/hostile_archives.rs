@@ -54,7 +54,8 @@ fn hostile_zip(file: &Path, outside: &Path) {
     zip.finish().unwrap();
 }
 
-fn to(served: &Served, plan: JobPlan) -> JobPlan {
+/// Returns the plan with the coordinator as the endpoint for artifacts.
+fn with_coordinator(served: &Served, plan: JobPlan) -> JobPlan {
     let coordinator = ArtifactEndpoint {
         url: served.url.to_string(),
         job_id: JOB.0,
@@ -83,14 +84,15 @@ async fn artifact_entry_below_a_link_stays_in_the_project() {
     };
     let upload = Call::builtin(&ArtifactsUploadList { artifacts: vec![evil] });
     let upload = step("upload_artifacts_on_success", When::Always, upload);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![upload]))).await;
+    let (log, result) = agent.complete(&with_coordinator(&served, agent.plan(vec![upload]))).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
 
     fs::remove_dir_all(agent.project()).unwrap();
     let from = vec![ArtifactSource { job_id: JOB.0, name: "build".to_owned(), token: "t0ken".to_owned() }];
     let download = Call::builtin(&ArtifactsDownload { from });
     let download = step("download_artifacts", When::OnSuccess, download);
-    let (log, result) = agent.complete(&to(&served, agent.plan(vec![download, script(&["cat honest"])]))).await;
+    let (log, result) =
+        agent.complete(&with_coordinator(&served, agent.plan(vec![download, script(&["cat honest"])]))).await;
     assert_untouched(&outside, &log);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("WARNING: a/keys: skipped") && log.contains("below the link `a`"), "{log}");

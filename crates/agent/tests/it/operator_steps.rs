@@ -223,7 +223,7 @@ async fn memory_of_the_author_is_limited_and_reported() {
     assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
 }
 
-/// Runs the `run:` list with rules that allow steps, and have these limits. `None` means that this machine does not permit them.
+/// Runs a `run:` list under these rules, each of which allows a step and has limits. `None` means that this machine does not permit them.
 async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: Value) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let nested = "{}\n---\nrun:\n  - {name: outer, script: 'echo outer; ./show'}\n  - {name: inner, step: ../inner}\n";

@@ -153,7 +153,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
-    fn threads_have_the_same_result_as_one_entry_after_the_other(
+    fn unpacking_with_threads_has_the_same_result_as_unpacking_one_entry_after_the_other(
         existing in prop::collection::vec(ordinary_item(), 0..4),
         items in prop::collection::vec(ordinary_item(), 0..80),
     ) {

@@ -58,7 +58,7 @@ impl Builtin<Context> for ArtifactsUploadList {
     }
 }
 
-/// Returns the result of a failed request, as it is printed to the trace.
+/// Returns the text that the trace shows as the result of a failed request.
 fn status_text(error: &ClientError) -> String {
     match error {
         ClientError::Forbidden { code: 401, .. } => "unauthorized".to_owned(),

@@ -130,7 +130,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &StopToken) -> Result<Vec<Valu
     }
 }
 
-/// Adds a file to the hash. Returns early if the job is stopped, which the caller must check.
+/// Adds a file to the hash. Returns early if the job is stopped, so the caller must check `stop` afterwards.
 fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     while stop.cause().is_none() {

@@ -19,7 +19,7 @@ const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duratio
 pub enum RetryPolicy {
     /// Transient errors are retried for an hour, other errors twice. Used by jobs.
     UntilTimeout,
-    /// Every error counts as an attempt. Used by commands.
+    /// Transient errors count as attempts too. Used by commands.
     FixedAttempts {
         /// Maximum number of attempts.
         attempts: u32,
@@ -36,7 +36,7 @@ pub(super) struct RetryState {
     backoff: Backoff,
     /// Time from which transient errors are no longer retried. Used only with [`RetryPolicy::UntilTimeout`].
     deadline: Instant,
-    /// Number of failed attempts, without those that may be retried until `deadline`.
+    /// Number of failed attempts. Those that may be retried until `deadline` are not counted.
     attempts: u32,
 }
 
@@ -56,7 +56,7 @@ impl RetryState {
 
     /// Returns the delay before the next attempt, after an error. `None` means that the transfer must not be retried.
     pub(super) fn next_delay(&mut self, error: &ClientError) -> Option<Duration> {
-        /// Maximum number of attempts if the coordinator rejects the transfer, but perhaps not permanently.
+        /// Maximum number of attempts if the coordinator rejects the transfer with an error that may not be permanent.
         const MAX_REJECTED_ATTEMPTS: u32 = 3;
         if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_closed() {
             return None;

@@ -19,7 +19,7 @@ pub const UP_TO_DATE: &str = "Archive is up to date!";
 /// Message if the patterns match no files.
 pub const NO_FILES: &str = "No files to cache.";
 
-/// Archive of a cache that is to be written.
+/// Archive of a cache, to be written.
 #[derive(Debug, Clone, Copy)]
 pub struct Archive<'a> {
     /// Files to pack.
@@ -32,7 +32,7 @@ pub struct Archive<'a> {
     pub format: Format,
     /// Compression level.
     pub level: Level,
-    /// What is known about the files since the archive was written.
+    /// When the files were last known to be equal to the archive.
     pub baseline: Baseline,
     /// Content of `metadata.json` in the directory of the archive. `None` means that the file is not written.
     pub metadata: Option<&'a str>,
@@ -95,7 +95,7 @@ impl Archive<'_> {
     }
 }
 
-/// Moves an archive that is stored under the other form of the cache key to the path of the key.
+/// Moves an archive that an earlier job stored under the other form of the cache key to the path of the key.
 fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));

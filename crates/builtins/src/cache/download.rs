@@ -163,7 +163,7 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Compares the content of the file with the checksum that the store declared.
+    /// Checks that the content of the file has the MD5 that the store declared.
     async fn check(&self, expected: [u8; 16]) -> Result<(), RemoteError> {
         let file = self.file.try_clone().map_err(|error| file_error("read", error))?;
         let found = tokio::task::spawn_blocking(move || md5_of(&file)).await;

@@ -19,7 +19,7 @@ pub use super::remote_error::RemoteError;
 use crate::transfer::{MessageLevel, Meter, TransferContext};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of bytes to read of an error response.
+/// Maximum number of bytes of an error response that are read for its reason.
 const MAX_REASON_BYTES: usize = 16 * 1024;
 
 /// Size of the ranges in which a large object is downloaded.
@@ -169,7 +169,7 @@ impl Remote {
 
     /// Uploads `file` to `url`, unless it is larger than `max_bytes` (0 means no limit).
     ///
-    /// `headers` have the form `Name: value`; those without a colon are ignored.
+    /// `headers` have the form `Name: value`. A header without a colon is ignored.
     ///
     /// # Errors
     /// A header is invalid, the file cannot be read, or the store is unreachable or answers with an error.
@@ -215,7 +215,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Uploads `file`. Returns the time of the store's clock. `None` means that the response has no valid date.
+    /// Uploads `file`. Returns the time of the upload by the store's clock. `None` means that the response has no valid date.
     pub(super) async fn put(
         &self,
         file: &Path,
@@ -281,7 +281,7 @@ pub(super) async fn check_status(response: Response) -> Result<Response, RemoteE
     }
 }
 
-/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. Empty if there is no code.
+/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. The reason is empty without a code.
 async fn reason(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -339,7 +339,7 @@ mod tests {
     use crate::transfer::test_support::RecordingContext;
 
     /// Serves a store that closes the connection in the middle of the first `broken` responses, and sends later ones completely.
-    async fn dying_store(broken: usize) -> Url {
+    async fn breaking_store(broken: usize) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = Url::parse(&format!("http://{}/object", listener.local_addr().unwrap())).unwrap();
         tokio::spawn(async move {
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn store_that_dies_in_the_middle_of_a_download_leaves_the_old_file() {
+    async fn download_that_breaks_in_the_middle_keeps_the_old_file() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("cache.zip");
         fs::write(&file, "old").unwrap();
@@ -364,11 +364,11 @@ mod tests {
         let context = RecordingContext::new(directory.path().to_owned());
         let remote = Remote::new(Duration::from_secs(60), 2, Duration::from_millis(1)).unwrap();
         let stop = StopToken::new();
-        let error = remote.download(&context, &dying_store(3).await, &file, &stop).await.unwrap_err();
+        let error = remote.download(&context, &breaking_store(3).await, &file, &stop).await.unwrap_err();
         assert!(matches!(error, RemoteError::Network(_)), "{error:?}");
         assert_eq!(fs::read_to_string(&file).unwrap(), "old");
         assert_eq!(context.messages.lock().iter().filter(|line| line.starts_with("Retrying...")).count(), 2);
-        remote.download(&context, &dying_store(2).await, &file, &stop).await.unwrap();
+        remote.download(&context, &breaking_store(2).await, &file, &stop).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "0123456789");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no partial file is left");
     }

@@ -35,10 +35,10 @@ pub enum RemoteError {
     /// The received content is not the content of the object.
     #[error("the download of the cache is damaged: {0}")]
     Damaged(String),
-    /// The file on this machine cannot be read or written.
+    /// The file on this machine cannot be read or written. The text names the operation, as in "read `cache.zip`".
     #[error("failed to {0}")]
     File(String, #[source] io::Error),
-    /// A parameter of the transfer is invalid.
+    /// The HTTP client cannot be created, or a parameter of the transfer is invalid.
     #[error("{0}")]
     Setup(String),
     /// The transfer was stopped.

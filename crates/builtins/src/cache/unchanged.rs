@@ -17,23 +17,23 @@ use crate::restored_cache::{ChangeTime, Restored, change_time};
 /// Size of the parts in which contents are compared.
 const PART_BYTES: usize = 64 * 1024;
 
-/// What is known about the files of a cache before they are compared with its archive.
+/// When the files of a cache were last known to be equal to their entries in its archive.
 ///
-/// A program can give a file with other content the size and the modification time of its entry: a reproducible build gives all its files
-/// the same time. So these are compared only for a file that the system has not changed since it was equal to its entry.
+/// A changed file can still have the size and the modification time of its entry: a reproducible build gives all its files the same time.
+/// So size and time are enough only for a file that the system has not changed since it was equal to its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Baseline {
-    /// Nothing. All contents are compared.
+    /// Never. All contents are compared.
     #[default]
     Unknown,
-    /// The files had the content of the archive when it was written, as between two calls of `cache-archiver`.
+    /// When the archive was written, as between two calls of `cache-archiver`.
     ArchiveWritten,
-    /// The files were restored from the archive by this job.
+    /// When this job restored them from the archive.
     Restored(Restored),
 }
 
 impl Baseline {
-    /// Returns the time before which the system must have changed a file last. `None` means that all contents are compared.
+    /// Returns a time at which the files were equal to their entries. `None` means that all contents are compared.
     fn time(self, archive: &Metadata) -> Option<ChangeTime> {
         match self {
             Self::Unknown => None,
@@ -45,8 +45,8 @@ impl Baseline {
 
 /// Returns whether the archive contains exactly these files, whose paths are relative to `root`.
 ///
-/// A file with the size and the modification time of its entry counts as unchanged, if the baseline shows that it was not changed since it was
-/// equal to its entry. The contents of other files are compared. An archive that cannot be read counts as changed.
+/// A file with the size and the modification time of its entry counts as unchanged if the system has not changed it since the time of the
+/// baseline. The contents of other files are compared. An archive that cannot be read counts as changed.
 pub(super) fn is_unchanged(
     archive: &Path,
     (root, files): (&Path, &[PathBuf]),
@@ -68,7 +68,7 @@ fn compare(
     let mut head = [0; 4];
     content.read_exact(&mut head).map_err(UnpackError::Broken)?;
     let format = Format::from_magic(&head).unwrap_or(Format::Zip);
-    let unchanged_before = baseline.time(&content.metadata().map_err(UnpackError::Broken)?);
+    let equal_at = baseline.time(&content.metadata().map_err(UnpackError::Broken)?);
     let mut packed: HashMap<&Path, Metadata> = HashMap::new();
     for file in files {
         // A file that was removed, and a socket or a pipe, is not packed.
@@ -84,7 +84,7 @@ fn compare(
         &Meter::new(limits, &|| stop.cause().is_some()),
         &mut |entry, content| {
             is_same = match packed.remove(entry.path.as_path()) {
-                Some(metadata) => same(entry, content, &root.join(&entry.path), &metadata, unchanged_before),
+                Some(metadata) => same(entry, content, &root.join(&entry.path), &metadata, equal_at),
                 None => false,
             };
             // An error ends the reading.
@@ -98,14 +98,8 @@ fn compare(
     }
 }
 
-/// Returns whether a file is equal to its entry. It was if the system changed it last before `unchanged_before`.
-fn same(
-    entry: &Entry,
-    content: &mut dyn Read,
-    path: &Path,
-    file: &Metadata,
-    unchanged_before: Option<ChangeTime>,
-) -> bool {
+/// Returns whether a file is equal to its entry. At the time `equal_at`, if there is one, it was equal.
+fn same(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, equal_at: Option<ChangeTime>) -> bool {
     let has_mode = || entry.mode.is_none_or(|mode| mode == file.permissions().mode() & 0o777);
     match &entry.kind {
         EntryKind::Directory => file.is_dir() && has_mode(),
@@ -113,8 +107,8 @@ fn same(
         EntryKind::File if !file.is_file() || !has_mode() || Some(file.len()) != entry.size => false,
         EntryKind::File => {
             let has_time = entry.modified.is_some_and(|time| time.unix_seconds() == file.mtime());
-            // A change at the very time cannot be told from one before it.
-            let is_old = unchanged_before.is_some_and(|time| change_time(file) < time);
+            // A change exactly at `equal_at` may have been made after the file was equal, so it does not count as old.
+            let is_old = equal_at.is_some_and(|time| change_time(file) < time);
             (has_time && is_old) || has_content(path, content).unwrap_or(false)
         }
     }
@@ -255,7 +249,7 @@ mod tests {
         check_each_format(
             |restored| {
                 fs::write(root(restored, "d/b"), "").unwrap();
-                // gitlab-runner does not find an old file that was added.
+                // gitlab-runner does not detect that a file was added if the file is older than the archive.
                 set_file_mtime(root(restored, "d/b"), FileTime::from_unix_time(1, 0)).unwrap();
                 restored.files.push("d/b".into());
             },

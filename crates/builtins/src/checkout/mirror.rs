@@ -16,16 +16,17 @@ use crate::context::Context;
 use crate::mirrors::{Refspec, read_refs};
 use crate::removal::remove_tree;
 
-/// List of the refs in a view. A view without it is not complete.
+/// File in a view that lists its refs. A view without this file is not complete.
 const REFS: &str = "packed-refs";
 /// Maximum size of the list.
 const REFS_LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "the sources are fetched from the server" };
-/// Marks a repository that borrows objects from a view, which ends with its job.
+/// File that marks a repository that borrows the objects of a view. The view is removed when its job ends.
 const BORROWS: &str = "muster-borrows-objects";
 
-/// Returns a repository in the job's temporary directory from which `git fetch` gets what the view has. `None` means that the job has no view.
+/// Returns a repository from which `git fetch` gets what the view has. `None` means that the job has no view that can be used.
 ///
-/// The repository belongs to the user of the job, so that git accepts it, and has no configuration that anybody else wrote.
+/// The repository is in the job's temporary directory. It belongs to the user of the job, so that git accepts it, and contains only
+/// configuration that is written here.
 pub(super) async fn repository(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -83,8 +84,9 @@ pub(super) fn report_broken(context: &Context, reason: &str) {
     }
 }
 
-/// Makes a new repository borrow the objects of a view, for libgit2, which compares each object that it reads with its name. Returns whether
-/// the view is complete.
+/// Makes a new repository borrow the objects of a view. Returns whether the view is complete.
+///
+/// Used with libgit2, which detects a damaged object because it compares the hash of each object that it reads with the object's name.
 pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], tags: bool) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
     let tags = tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
@@ -110,7 +112,7 @@ pub(super) fn is_borrowing(project: &Path) -> bool {
     fs::symlink_metadata(project.join(".git").join(BORROWS)).is_ok()
 }
 
-/// Removes a repository that borrows the objects of a view, which no longer exists or is damaged.
+/// Removes the repository of a project if it borrows the objects of a view. That view no longer exists or is damaged.
 pub(super) fn remove_borrowing(project: &Path) {
     if is_borrowing(project) {
         let _ = remove_tree(&project.join(".git"));

@@ -175,7 +175,7 @@ fn has_command(context: &Context, name: &str) -> bool {
     })
 }
 
-/// Returns whether `.gitattributes` of the top directory uses the LFS filter. False if the file is unreadable.
+/// Returns whether `.gitattributes` of the top directory uses the LFS filter. Returns false if the file cannot be read.
 pub(super) async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))

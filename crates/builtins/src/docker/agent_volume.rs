@@ -203,8 +203,9 @@ async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result
     sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
 }
 
-/// Removes the volumes of other versions that are older than [`MAX_UNUSED`]. The engine keeps those that a container uses, and an agent whose
-/// volume is missing fills it again.
+/// Removes the volumes of other versions that are older than [`MAX_UNUSED`].
+///
+/// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
 async fn remove_unused(engine: &Docker, own: &str) {
     let filters = [("name", VOLUME_PREFIX.to_owned()), ("label", format!("{}={}", MANAGED.0, MANAGED.1))];
     let filters = filters.map(|(name, value)| (name.to_owned(), vec![value])).into();
@@ -224,7 +225,7 @@ async fn remove_unused(engine: &Docker, own: &str) {
             continue;
         }
         match engine.remove_volume(&volume.name, None::<RemoveVolumeOptions>).await {
-            Ok(()) => tracing::info!(volume = volume.name, "removed the volume of another version of the agent"),
+            Ok(()) => tracing::info!(volume = volume.name, "volume of another version of the agent removed"),
             Err(error) => {
                 tracing::debug!(%error, volume = volume.name, "keeping the volume of another version of the agent")
             }

@@ -59,7 +59,7 @@ impl Objects {
 
     /// Removes the objects. An object that does not exist is not an error.
     ///
-    /// If the engine does not answer, for example because it is restarting, this waits for it.
+    /// If the engine does not answer, for example because it is restarting, tries again until it answers.
     ///
     /// # Errors
     /// [`Failure`] with the objects that remain.

@@ -1,7 +1,7 @@
 //! Creates directories in the build container that every user can write to. Either the agent in the container creates them, or they are
 //! created before it starts.
 //!
-//! In the latter case, they are sent as an archive: no container must run for this, and the engine resolves their paths inside the container.
+//! In the latter case, they are sent as an archive. Then no container needs to run, and the engine resolves their paths inside the container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -71,8 +71,8 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
 
 /// Returns the directories to create, or to make writable, with their modes.
 ///
-/// In a volume, only the root directory is made writable. The agent in the container creates the rest, because jobs can write there. A
-/// directory of the engine's machine keeps its mode.
+/// In a volume, only the root directory is made writable. The agent in the container creates the directories below it, because jobs may have
+/// put links there, which the engine would follow. A directory of the engine's machine keeps its mode.
 fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {

@@ -49,7 +49,7 @@ pub use search::{NoEngine, find_engine};
 use socket::RunDirectory;
 use target::Container;
 
-/// Time within which an engine that answers again finishes a call that it did not answer.
+/// Time that an engine gets, once it answers again, to finish a call that it left without an answer.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
 #[async_trait]

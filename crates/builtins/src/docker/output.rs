@@ -21,7 +21,7 @@ use crate::context::Context;
 
 /// Maximum number of bytes of the agent's output that are kept for the message about its end.
 const TAIL_BYTES: usize = 2048;
-/// Maximum length of a line in which a mark is searched, in bytes. Longer lines are passed on in pieces.
+/// Maximum length in bytes of a line in which [`STARTED`] or [`READY`] is recognized. Longer lines are passed on in pieces.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// Progress of the start of a build container.
@@ -92,7 +92,7 @@ struct Reader {
 #[derive(Default)]
 struct Lines {
     incomplete: Vec<u8>,
-    /// Whether the agent has started, as far as this stream shows.
+    /// Whether this stream has shown that the agent has started.
     from_agent: bool,
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn adopt(
     let owned = &job.owned;
     let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
     let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
-    // Like gitlab-runner (docs/spec/job-execution.md, section 5.6), but only if the mode was not changed.
+    // Like gitlab-runner (docs/spec/job-execution.md, section 5.6), but the agent changes a volume only if its mode is still the original one.
     let volumes = job.volumes.iter().filter(|volume| create::is_named(volume) && !volume.labels.is_empty());
     let command = command.chain(volumes.map(|volume| format!("--volume={}", volume.destination)));
     let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);

@@ -28,7 +28,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Maximum number of connections of one job. Further ones wait.
 const MAX_CONNECTIONS: usize = 256;
 
-/// Number of hexadecimal digits of a hash in the name of a directory: the path of a socket has a maximum length.
+/// Number of hexadecimal digits of the hash in the name of the directory. It is small because the path of a socket has a maximum length.
 const HASH_DIGITS: usize = 24;
 
 /// Directory that is removed when this is dropped. Its name follows from the job, so that another agent can remove it, too.
@@ -42,7 +42,7 @@ impl Directory {
         let create = || DirBuilder::new().mode(0o700).create(&path);
         match create() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // Fails if it belongs to someone else.
+                // This fails if the directory belongs to another user.
                 std::fs::remove_dir_all(&path)?;
                 create()?;
             }
@@ -68,7 +68,7 @@ impl Drop for Directory {
     }
 }
 
-/// Removes a directory. Logs an error.
+/// Removes a directory. A failure is only logged.
 fn remove(directory: &Path) {
     if let Err(error) = std::fs::remove_dir_all(directory)
         && error.kind() != io::ErrorKind::NotFound
@@ -107,7 +107,7 @@ impl Relay {
         Ok(Some(relay))
     }
 
-    /// Removes what the relay of a killed agent left.
+    /// Removes the directory that the relay of a killed agent left.
     pub(super) fn remove_leftovers(job: &DockerContainer) {
         if !job.relay.is_empty() {
             remove(&Directory::path(job));
@@ -126,7 +126,7 @@ impl Relay {
         Ok(Self { dir, address, _serving: serving })
     }
 
-    /// Adds to the description of the build container what its agent needs.
+    /// Adds the relay's directory and address to the description of the build container, for the agent in the container.
     pub(super) fn add_to(&self, body: &mut ContainerCreateBody) {
         let bind = format!("{}:{RELAY_DIR}:ro", self.dir.inner().display());
         body.host_config.get_or_insert_default().binds.get_or_insert_default().push(bind);

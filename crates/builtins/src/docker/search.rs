@@ -12,7 +12,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Error if no engine on this machine answers.
 #[derive(Debug, thiserror::Error)]
-#[error("no Docker or Podman engine of this machine answers ({})", tried.join("; "))]
+#[error("no Docker or Podman engine on this machine answered ({})", tried.join("; "))]
 pub struct NoEngine {
     /// Addresses that were tried, with the reasons.
     tried: Vec<String>,

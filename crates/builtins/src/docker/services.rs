@@ -48,7 +48,7 @@ pub(super) struct Service {
     aliases: Vec<String>,
     /// Address in the network of the build container. `None` means that it has none.
     address: Option<String>,
-    /// Exit code of a service that exited immediately. `None` means that it ran after its start.
+    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start.
     exited: Option<i64>,
     /// TCP ports to check.
     ports: Vec<u16>,
@@ -143,7 +143,7 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container. Returns the services with the result.
+/// Waits until each service accepts a connection from the build container, or the timeout has passed. Returns the services with the result.
 ///
 /// A service that does not accept a connection causes a warning in the log.
 pub(super) async fn wait_until_healthy(
@@ -208,7 +208,7 @@ impl Service {
         if let Some(code) = self.exited {
             return Err(exited(code));
         }
-        // A service without an address is configured to be in a network that the build container cannot reach.
+        // The operator has put a service without an address into a network that the build container cannot reach.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_the_socket_itself_is_connected_to() {
+    async fn link_in_place_of_the_socket_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let other = UnixListener::bind(dir.path().join("other.sock")).unwrap();
         let run = RunDirectory(dir.path().join("run"));

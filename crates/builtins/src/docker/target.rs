@@ -35,7 +35,7 @@ const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
 /// An engine that restarts while its containers continue (`live-restore`) does not answer for some seconds.
 const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Maximum time from the end of a killed process to the engine's report.
+/// Maximum time until the engine reports that the kernel killed a process.
 const EVENT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 /// Exit code of a shell whose command was killed.
 const KILLED_EXIT_CODE: i32 = 137;
@@ -67,7 +67,7 @@ pub(super) struct Container {
     objects: Objects,
     /// Output of the container.
     pub(super) output: Output,
-    /// Last connection that was used. `None` means that there was no connection yet.
+    /// Connection that was used last. `None` means that no connection has been opened yet.
     connection: Mutex<Option<AgentConnection>>,
     /// How the container ended. `None` means that it runs.
     ended: watch::Receiver<Option<End>>,
@@ -135,7 +135,7 @@ impl Container {
         end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
     }
 
-    /// Adds what exists until the container ends: the tasks that copy the output of services to the log of the job, and the relay.
+    /// Adds the tasks that copy the output of services to the log of the job, and the relay. They live as long as the container.
     pub(super) fn with_helpers(mut self, service_logs: JoinSet<()>, relay: Option<Relay>) -> Self {
         (self.service_logs, self.relay) = (service_logs, relay);
         self

@@ -90,7 +90,7 @@ impl DriverState {
         ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
     }
 
-    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Only its timeout can stop `cleanup_exec`.
+    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory. Nothing but its timeout stops `cleanup_exec`.
     ///
     /// # Errors
     /// [`Failure`] of the program.
@@ -139,7 +139,7 @@ impl DriverState {
             own.insert(format!("CUSTOM_ENV_{key}"), value);
         }
         own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
-        // These cannot be represented in an environment.
+        // An environment cannot represent such names and values.
         own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
         own
     }
@@ -172,7 +172,7 @@ fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
     file?.write_all(payload.as_bytes())
 }
 
-/// Writes the output of the cleanup to the agent's log, because the job's log is for the author of the job.
+/// Log that writes the output of the cleanup to the agent's log, because the job's log is for the author of the job.
 pub(super) struct AgentLog;
 
 impl Log for AgentLog {

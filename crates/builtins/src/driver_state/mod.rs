@@ -23,8 +23,12 @@ pub(crate) struct DriverState {
     pub(crate) binding: Option<Binding>,
     /// Processes of the preparation, which may run until the cleanup has ended.
     pub(crate) prepared: Processes,
+    /// Value of `CI_JOB_SERVICES`.
     pub(crate) services: String,
+    /// Shell of the scripts: `bash` or `sh`. Empty means `bash`.
     pub(crate) shell: String,
+    /// Project directory, with placeholders for directories that the driver may report.
     pub(crate) project_dir: String,
+    /// Name of this machine, for the log.
     pub(crate) host_name: String,
 }

@@ -9,7 +9,7 @@ use git2::transport::Transport;
 /// This function must be called once, before any other use of libgit2.
 pub(super) fn register(transport: fn(&Remote<'_>) -> Result<Transport, git2::Error>) -> Result<(), git2::Error> {
     for scheme in ["http", "https"] {
-        // SAFETY: `register` of this module calls this once and before this crate creates any transport, and nothing else in the process uses libgit2.
+        // SAFETY: the parent module calls this function once, before it uses libgit2, and nothing else in the process uses libgit2 before that.
         unsafe { git2::transport::register(scheme, transport) }?;
     }
     // SAFETY: as above. A job may do everything with its own checkout, so its owner does not matter; no command of its configuration is executed.

@@ -45,10 +45,12 @@ impl<'a> GitDir<'a> {
     ) -> Result<Self, Failure> {
         let plain = without_credentials(&inputs.repo_url);
         if !plain.starts_with("http://") && !plain.starts_with("https://") {
-            return Err(Failure::Step("its URL is not one of HTTP; mirrors support no other protocol".to_owned()));
+            return Err(Failure::Step(
+                "the URL of the repository is not an HTTP URL; mirrors support only HTTP".to_owned(),
+            ));
         }
         let (mirror_dir, temp_dir) = (mirror.clone(), context.temp_dir.clone());
-        // The job's rewrites are not used: its variables have affected them.
+        // The job's URL rewrites are not used, because its variables can affect them.
         let checkout = Checkout {
             repo_url: inputs.repo_url.clone(),
             credential_helper: inputs.credential_helper,
@@ -74,14 +76,14 @@ impl<'a> GitDir<'a> {
         Ok(Self { context, inputs, mirror, dir })
     }
 
-    /// Returns the commits whose history the mirror has, as far as they exist.
+    /// Returns those of the recorded commits that the mirror still has. It has their whole history, too.
     pub(super) async fn existing_tips(&self, stop: &StopToken) -> Result<Vec<String>, Failure> {
         let tips = self.mirror.tips();
         let missing = self.missing(tips.iter().map(String::as_str), stop).await?;
         Ok(tips.into_iter().filter(|tip| !missing.contains(tip)).collect())
     }
 
-    /// Returns whether the mirror has a commit and everything that refs point to. What these refer to is not checked.
+    /// Returns whether the mirror has a commit and the objects that refs point to. Objects that these refer to in turn are not checked.
     pub(super) async fn has_objects(&self, refs: &Refs, sha: &str, stop: &StopToken) -> Result<bool, Failure> {
         let all = refs.0.iter().map(|(hash, _)| hash.as_str()).chain([sha]);
         Ok(self.missing(all, stop).await?.is_empty())
@@ -96,7 +98,7 @@ impl<'a> GitDir<'a> {
         Ok(output.lines().filter_map(|line| line.strip_suffix(" missing")).map(str::to_owned).collect())
     }
 
-    /// Fetches refs with their history, except that of `tips`. Returns the refs.
+    /// Fetches refs with their history, except the history of `tips`. Returns the refs.
     pub(super) async fn fetch(&self, tips: &[String], refspecs: &[Refspec], stop: &StopToken) -> Result<Refs, Failure> {
         self.write_tips(tips)?;
         let mut args = vec!["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--force", "--"];
@@ -145,7 +147,7 @@ impl<'a> GitDir<'a> {
         }
     }
 
-    /// Writes refs to commits, so that git knows that their history exists.
+    /// Writes refs that point to `tips`, so that git knows that the mirror has the history of these commits.
     fn write_tips(&self, tips: &[String]) -> Result<(), Failure> {
         let text: String = tips.iter().enumerate().map(|(index, tip)| format!("{tip} refs/known/{index}\n")).collect();
         fs::write(self.dir.path().join("packed-refs"), text).map_err(Failure::io("failed to prepare the git mirror"))
@@ -211,8 +213,8 @@ impl<'a> GitDir<'a> {
         options
     }
 
-    /// Returns the environment of the agent, without variables that select another repository or other settings. The job's variables are not
-    /// part of it: they could make git execute a command outside of the job's container.
+    /// Returns the environment of the agent, without variables that select another repository or other settings. The job's variables are
+    /// missing, because they could make git execute a command outside of the job's container.
     fn environment(&self) -> Result<Vec<(OsString, OsString)>, Failure> {
         let base = self.context.processes.environment();
         let mut env: Vec<_> = base.iter().filter(|(key, _)| !key.as_bytes().starts_with(b"GIT_")).cloned().collect();

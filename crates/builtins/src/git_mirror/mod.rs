@@ -5,12 +5,12 @@
 //! ```
 //!
 //! Only this step writes to a mirror. A job gets a view: hard links to the packs of the mirror, and the refs that it may fetch. A container
-//! has the view read-only. Without containers, jobs have the user of the agent, and could write to any of its files. Therefore nothing in a
-//! mirror is trusted:
+//! has the view read-only. Without containers, jobs run as the user of the agent, and could write to any of the agent's files. Therefore
+//! nothing in a mirror is trusted:
 //!
-//! - Objects are copied by `git fetch`, which computes their names from their content, or are read by libgit2, which compares them. Other
-//!   content of an object is an error, and the job fetches from the server.
-//! - The refs that jobs get are remembered in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
+//! - Objects are copied by `git fetch`, which computes their names from their content, or are read by libgit2, which compares the two. An
+//!   object with changed content is an error, and the job fetches from the server.
+//! - The refs that jobs get are kept in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
 //! - A mirror has no configuration, hooks or refs. Each command of git uses a new directory for them ([`git::GitDir`]).
 //! - A job's variables do not affect the commands of git for a mirror, because they run on the machine of all jobs.
 
@@ -63,7 +63,7 @@ impl Builtin<Context> for GitMirror {
     }
 }
 
-/// Brings the commit into the mirror, and creates the view. Returns the line for the log.
+/// Makes sure that the mirror has the commit, and creates the view. Returns the line for the log.
 async fn prepare(
     inputs: &GitMirror,
     context: &Arc<Context>,

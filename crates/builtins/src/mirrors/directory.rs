@@ -27,13 +27,13 @@ use crate::trash::Trash;
 
 /// Maximum time to wait for another agent that uses the mirror.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of commits that are offered to the server as known.
+/// Maximum number of commits that a fetch offers to the server as already known.
 const MAX_TIPS: usize = 5000;
 /// Limit of the file with these commits.
 const TIPS_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "everything is fetched again" };
 /// Beginning of the names of git's directories for the commands of one job.
 pub(crate) const COMMAND_PREFIX: &str = "git-";
-/// Number of packs above which they are combined.
+/// Number of packs above which git combines them.
 const MANY_PACKS: usize = 32;
 
 /// Mirror of one repository.
@@ -47,12 +47,14 @@ pub(crate) struct Mirror {
 /// Lock of a mirror.
 #[derive(Debug)]
 pub(crate) struct Guard {
+    /// Locked file, against other agents.
     _file: File,
-    _in_agent: InAgent,
+    _agent_lock: AgentLock,
 }
 
+/// Lock against the other jobs of this agent.
 #[derive(Debug)]
-enum InAgent {
+enum AgentLock {
     Shared(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockReadGuard<()>),
     Exclusive(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockWriteGuard<()>),
 }
@@ -89,15 +91,15 @@ impl Mirror {
     pub(crate) async fn lock(&self, mirrors: &Mirrors, kind: Kind, stop: &StopToken) -> Result<Guard, Failure> {
         let lock = mirrors.lock(&self.dir);
         let work = async {
-            let in_agent = match kind {
-                Kind::Shared => InAgent::Shared(lock.read_owned().await),
-                Kind::Exclusive => InAgent::Exclusive(lock.write_owned().await),
+            let agent_lock = match kind {
+                Kind::Shared => AgentLock::Shared(lock.read_owned().await),
+                Kind::Exclusive => AgentLock::Exclusive(lock.write_owned().await),
             };
             let file = named_lock::lock(&self.root, &self.name, kind, LOCK_TIMEOUT).await;
             let file = file.map_err(Failure::io("failed to lock the git mirror"))?;
             let used = file.set_modified(SystemTime::now());
             used.map_err(Failure::io("failed to record the use of the git mirror"))?;
-            Ok(Guard { _file: file, _in_agent: in_agent })
+            Ok(Guard { _file: file, _agent_lock: agent_lock })
         };
         tokio::select! {
             biased;
@@ -124,7 +126,7 @@ impl Mirror {
         remove_tree(&self.dir.join("objects/info"))?;
         for entry in fs::read_dir(self.packs())? {
             let entry = entry?;
-            // A killed fetch leaves the mark that its pack must be kept. Packs with this mark would never be combined.
+            // A killed fetch leaves a `.keep` file beside its pack. A pack with such a file would never be combined with others.
             let is_leftover = |name: &str| name.starts_with("tmp_") || name.starts_with('.') || name.ends_with(".keep");
             if entry.file_name().to_str().is_none_or(is_leftover) {
                 match fs::remove_file(entry.path()) {
@@ -137,7 +139,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes what killed agents left of their commands. The caller holds the exclusive lock.
+    /// Removes git's directories of commands of killed agents. The caller holds the exclusive lock.
     pub(crate) fn remove_command_dirs(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -165,7 +167,7 @@ impl Mirror {
         self.dir.join("tips")
     }
 
-    /// Returns the commits whose history the mirror should have.
+    /// Returns the recorded commits, whose history the mirror should have.
     pub(crate) fn tips(&self) -> Vec<String> {
         let path = self.tips_path();
         let read = muster_files::open(&path).and_then(|file| muster_files::read_open(file, &path, TIPS_LIMIT));
@@ -173,7 +175,7 @@ impl Mirror {
         text.lines().filter(|line| is_hash(line)).map(str::to_owned).collect()
     }
 
-    /// Adds the commits of `refs` to the list of those that the mirror has.
+    /// Records the commits of `refs`, in addition to the commits `known`. The oldest commits above the maximum are dropped.
     pub(crate) fn write_tips(&self, known: &[String], refs: &Refs) -> io::Result<()> {
         let mut all: Vec<&str> = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -206,7 +208,7 @@ impl Mirror {
         }
     }
 
-    /// Removes the content of a damaged mirror. Does nothing if another job uses the mirror just now.
+    /// Removes the content of a damaged mirror. Does nothing while another job holds the lock of the mirror.
     pub(crate) fn discard_content(&self, mirrors: &Mirrors) {
         mirrors.forget(&self.dir);
         let cleared = named_lock::try_lock(&self.root, &self.name, Kind::Exclusive)

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
-/// Maximum size of all remembered lists of refs in bytes. A commit whose refs are forgotten costs a request to the server, which has no pack.
+/// Maximum size of all remembered lists of refs in bytes. If the list of a commit is forgotten, the next job asks the server for its refs, but
+/// downloads no objects again.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
 /// Maximum number of remembered lists.
 const MAX_LISTS: usize = 1000;
@@ -22,7 +23,7 @@ impl Refs {
     }
 }
 
-/// What a job requests of a mirror.
+/// Request of a job, for which the refs are remembered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) mirror: PathBuf,
@@ -31,7 +32,7 @@ pub(crate) struct Key {
     pub(crate) sources: Vec<String>,
 }
 
-/// Mirrors of an agent: their refs as the servers reported them, and who uses them.
+/// Mirrors of an agent: their refs as the servers reported them, and the locks of the jobs that use them.
 ///
 /// The refs are not read from the disk, because a job with the user of the agent could replace them.
 #[derive(Debug, Default)]

@@ -5,10 +5,10 @@ use muster_steps::failure::Failure;
 
 use super::memory::Refs;
 
-/// Beginning of the names of tags.
+/// Refspec for all tags, as source and as destination.
 const TAGS: &str = "refs/tags/*";
 
-/// Refspec: the refs at the server, and their names in the job's repository. Both contain one `*`, or none.
+/// Refspec: the refs at the server, and their names in the job's repository. Either both contain one `*`, or neither does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refspec {
     pub(crate) source: String,
@@ -40,7 +40,7 @@ impl Refspec {
     }
 }
 
-/// Returns the refspecs of a job, with that for tags.
+/// Returns the refspecs of a job, and the refspec for tags if the job fetches tags.
 ///
 /// # Errors
 /// [`Failure::Step`] if a refspec is not supported.
@@ -74,7 +74,7 @@ pub(crate) fn read_refs(text: &str) -> Vec<(String, String)> {
     text.lines().filter_map(read).collect()
 }
 
-/// Returns whether a text is a whole hash of Git.
+/// Returns whether a text is a complete SHA-1 hash, as Git writes it.
 pub(crate) fn is_hash(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn refspecs_that_git_could_read_otherwise_are_rejected() {
+    fn refspecs_that_git_could_interpret_differently_are_rejected() {
         for text in [
             "--upload-pack=touch x",
             "main",

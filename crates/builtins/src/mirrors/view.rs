@@ -18,7 +18,7 @@ const PACK_FILES: [&str; 3] = ["pack", "rev", "idx"];
 
 /// View of a mirror: hard links to its packs, and the refs that the job may fetch.
 ///
-/// Changes of the mirror do not affect it. The directory can be mounted in a container: every user can read it.
+/// Later changes of the mirror do not affect the view. Every user can read its directory, so it can be mounted in a container.
 #[derive(Debug)]
 pub(crate) struct View {
     mirror: Mirror,
@@ -26,7 +26,7 @@ pub(crate) struct View {
     /// Lock file. It shows later agents that the job still runs.
     _lock: File,
     max_age_s: u64,
-    /// Whether the mirror must be removed, because a job could not fetch from the view.
+    /// Whether the content of the mirror must be removed, because the job could not fetch from the view.
     is_broken: bool,
 }
 
@@ -50,12 +50,12 @@ impl View {
         Ok(Self { mirror, name: name.to_owned(), _lock: lock, max_age_s, is_broken: false })
     }
 
-    /// Marks the mirror for removal.
+    /// Marks the content of the mirror for removal at the end of the job.
     pub(crate) fn set_broken(&mut self) {
         self.is_broken = true;
     }
 
-    /// Removes the view, and what is no longer needed of this and other mirrors.
+    /// Removes the view, views of killed agents, and mirrors that were not used for too long. Removes the content of a broken mirror.
     pub(crate) fn close(self, mirrors: &Mirrors, trash: &Trash) {
         let Self { mirror, name, _lock, max_age_s, is_broken } = self;
         let views = mirror.views();

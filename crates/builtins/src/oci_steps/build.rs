@@ -66,7 +66,7 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>) 
         }
         Err(error) => return Err(registry_failed(&error)),
     }
-    let digest = built(images).await?.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
+    let digest = build_index(images).await?.push(&registry, &[&tag]).await.map_err(|error| registry_failed(&error))?;
     (call.print)(&format!("published step image={reference}"));
     let digest = digest.to_string();
     let Repository { registry, path } = repository;
@@ -90,7 +90,7 @@ pub(super) async fn build_archive(call: &BundledCall<'_>) -> Output {
     if super::version::ImageVersion::parse(&version).is_none() {
         return Err(BundledError::Failed(format!("{version:?} is not a valid version; use N.N.N or N.N.N-SUFFIX")));
     }
-    let built = built(images(call, Mapping::DestinationToSource)?).await?;
+    let built = build_index(images(call, Mapping::DestinationToSource)?).await?;
     let path = call.work_dir.join(ARCHIVE);
     let work_dir = call.work_dir.to_owned();
     let written = tokio::task::spawn_blocking(move || {
@@ -159,8 +159,8 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
     files.iter().map(artifact).collect()
 }
 
-/// Packs the files and builds the index.
-async fn built(images: Vec<Layers>) -> Result<BuiltIndex, BundledError> {
+/// Packs the files into layers, and builds the index of the images.
+async fn build_index(images: Vec<Layers>) -> Result<BuiltIndex, BundledError> {
     let packed = tokio::task::spawn_blocking(move || {
         let mut bytes = 0;
         let image = |Layers { platform, artifacts }: Layers| {

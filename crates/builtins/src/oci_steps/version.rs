@@ -1,4 +1,4 @@
-//! Versions of published images, and the tags that follow the highest of them (docs/spec/steps.md, section 2.9). Pure.
+//! Versions of published images, and the tags of the highest version of each series (docs/spec/steps.md, section 2.9).
 
 /// Whether a version belongs to a series.
 type InSeries<'s> = &'s dyn Fn(&[u64; 3]) -> bool;
@@ -12,7 +12,7 @@ pub(super) struct ImageVersion {
 }
 
 impl ImageVersion {
-    /// Parses a version. `None` means that the text is not one.
+    /// Parses a version. `None` means that the text is not a valid version.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (numbers, suffix) = text.split_at(text.find('-').unwrap_or(text.len()));
         let parts: Vec<&str> = numbers.split('.').collect();
@@ -21,8 +21,8 @@ impl ImageVersion {
         Some(Self { numbers: [number(major)?, number(minor)?, number(patch)?], suffix: suffix.to_owned() })
     }
 
-    /// Returns the tags that this version gets, given the tags of the repository: its own, and those of each series of which it is the
-    /// highest release. A pre-release has only its own.
+    /// Returns the tags that this version gets in a repository with the tags `existing`: its own tag, and the tag of each series in which it
+    /// is the highest release. A pre-release gets only its own tag.
     pub(super) fn tags(&self, existing: &[String]) -> Vec<String> {
         let [major, minor, patch] = self.numbers;
         let mut tags = vec![format!("{major}.{minor}.{patch}{}", self.suffix)];

@@ -30,7 +30,7 @@ use crate::variables::ResolvedVariable;
 /// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
 
-/// Commands of a script, after the prefix of their section names.
+/// Prefix of the section names of some commands, and the commands.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 #[async_trait]
@@ -129,7 +129,7 @@ struct ScriptFrame<'a> {
 }
 
 impl ScriptFrame<'_> {
-    /// Returns the variables that the script sets: those of the job, except those that this script must not have, and its own.
+    /// Returns the variables that the script sets: `of_job` without those that an operator's script must not have, and the script's own.
     fn exports<'b>(&'b self, of_job: Vec<ResolvedVariable<'b>>) -> Vec<ResolvedVariable<'b>> {
         let of_job = of_job.into_iter().filter(|(key, _)| !self.script.by_operator || !selects_programs(key));
         of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()
@@ -168,8 +168,8 @@ fn echo_line(command: &str) -> String {
     format!("{}{text}{}", style::BOLD_GREEN, style::RESET)
 }
 
-fn not_found(names: &str) -> Failure {
-    Failure::System(format!("shell not found: {names} was not found on this machine"))
+fn not_found(problem: &str) -> Failure {
+    Failure::System(format!("shell not found: this machine has {problem}"))
 }
 
 fn program(name: &str) -> Option<PathBuf> {

@@ -50,7 +50,7 @@ fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, bash: false })).as_ref();
     let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, bash: true })).as_ref();
     let found = if wanted == "sh" { sh() } else { bash().or_else(sh) };
-    found.ok_or_else(|| not_found("neither bash nor sh"))
+    found.ok_or_else(|| not_found("neither bash nor sh; install one of them"))
 }
 
 /// Adds the commands of blocks, each after a command that prints it.

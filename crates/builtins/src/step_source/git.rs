@@ -167,8 +167,8 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 }
 
 impl Connection {
-    /// Returns the commit that the revision denotes, or the pin instead. `references` are those of the server, which has thereby permitted the
-    /// job to read the repository.
+    /// Returns the pinned commit, or the commit that the revision denotes if there is no pin. `references` are those that the server listed:
+    /// by listing them, the server has shown that the job may read the repository.
     fn resolve(
         &self,
         references: &[(String, String)],
@@ -223,7 +223,7 @@ impl Connection {
         Ok(found)
     }
 
-    /// Returns the notices about a revision. A file that is not valid has none: it must not fail the jobs that use the step.
+    /// Returns the notices about a revision. An invalid file is ignored, because it must not fail the jobs that use the step.
     fn notices(&self, revision: &str, commit: &str) -> Result<Vec<Notice>, git2::Error> {
         let directory = tempfile::tempdir().map_err(io_failed)?;
         let repository = Repository::init_bare(directory.path())?;

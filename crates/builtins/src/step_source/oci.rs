@@ -124,7 +124,7 @@ fn select(index: &Index) -> Result<&Descriptor, String> {
     })
 }
 
-/// Returns the notices of the publisher: annotations of the index, and of the documents that were published about it later.
+/// Returns the notices of the publisher: annotations of the index, and of the newest document that was published about it later.
 ///
 /// # Errors
 /// [`RegistryError`] if the registry does not list the documents. If there are none, the list is empty.

@@ -174,7 +174,7 @@ impl RestoreRun<'_> {
 
     /// Returns whether everything except the content is as in the tree.
     ///
-    /// False for a file with several hard links, because it can be changed through another path.
+    /// Returns false for a file with several hard links, because the file can be changed through another path.
     fn has_same_metadata(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1

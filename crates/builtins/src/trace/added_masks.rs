@@ -34,11 +34,11 @@ pub(super) struct AddedMasks {
 /// What is known about the current line.
 #[derive(Debug)]
 enum Line {
-    /// All of it until now, which may add a value.
+    /// The line until now. It may turn out to add a value.
     Candidate(Vec<u8>),
-    /// It adds no value.
+    /// The line adds no value.
     Other,
-    /// It is too long, and is dropped.
+    /// The line is too long. Its rest is dropped.
     Rejected,
 }
 
@@ -71,7 +71,7 @@ impl AddedMasks {
         }
     }
 
-    /// Returns what is known after a piece of the current line. Its line break can only be at its end.
+    /// Adds a piece of the current line, in which a line break can only be at the end. Returns the part that can be written now.
     fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
         let line = match &mut self.line {
             Line::Candidate(line) => line,

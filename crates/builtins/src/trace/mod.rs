@@ -190,7 +190,8 @@ impl Inner {
             return Ok(());
         }
         self.secrets.add(value);
-        // No value contains the beginning of a line that adds one, so nothing that is held back belongs to a masked value.
+        // A masker holds back output that may be the beginning of a masked value. No masked value continues with a line that adds a value, so
+        // what is held back can be written.
         for stream in self.streams() {
             self.process(stream, Masker::finish, false)?;
         }

@@ -94,7 +94,7 @@ fn c117_stamps_mark_streams_and_continuations() {
 #[test]
 fn c117_line_over_8_kib_is_split_and_continued_per_stream() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
-    // The line of the other stream in between is no continuation, and does not end the one of the first.
+    // The line of the other stream in between is not a continuation, and does not end the line of the first stream.
     let pieces: [(Stream, &[u8]); 3] =
         [(Stream::Output, &[b'x'; 9000]), (Stream::Runner, b"other\n"), (Stream::Output, b"y\n")];
     let text = written(&options, &pieces);

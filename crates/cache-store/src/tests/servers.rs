@@ -1,5 +1,5 @@
-//! Signed URLs at servers: Azurite verifies signatures; moto has Amazon's S3, roles and the metadata service of machines, but does not
-//! verify signatures.
+//! Signed URLs at servers: Azurite verifies signatures; moto implements Amazon's S3, roles and the metadata service of machines, but does
+//! not verify signatures.
 //!
 //! The signatures for S3 and Google Cloud Storage are compared with those of Amazon's and Google's own libraries.
 
@@ -10,7 +10,7 @@ use reqwest::StatusCode;
 
 use super::*;
 
-/// Names of objects: those of ordinary keys, and one with characters that have a meaning in URLs.
+/// Names of objects: an ordinary one, and one with characters that have a meaning in URLs.
 const NAMES: [&str; 2] = ["runner/abc/project/5/deps-main-protected", "project/5/test job/größe #1+2 50%?=&"];
 
 fn settings(server: &Server) -> S3Settings {
@@ -36,7 +36,7 @@ fn options() -> UploadOptions<'static> {
     UploadOptions { cache_key: "deps main", max_bytes: 1000 }
 }
 
-/// Queries, uploads, queries and downloads an object with an ordinary name, and one with an extraordinary name.
+/// Queries, uploads, queries again and downloads an object with each of the [`NAMES`].
 async fn transfers(store: &CacheStore) {
     for name in NAMES {
         assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::NOT_FOUND, "{name}");
@@ -48,7 +48,7 @@ async fn transfers(store: &CacheStore) {
     }
 }
 
-/// Prints what the library of a store's owner signs.
+/// Returns the signature or the signed URL from the library of the store's vendor. `None` if the Python environment is missing.
 fn signed_by_library(job: &serde_json::Value) -> Option<String> {
     let output = python_program("python3")?.args(["-c", include_str!("libraries.py")]).arg(job.to_string()).output();
     let output = output.unwrap();

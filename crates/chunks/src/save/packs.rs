@@ -131,7 +131,7 @@ impl<'a> Packs<'a> {
         used
     }
 
-    /// Copies the chunks that the cache uses of an earlier pack, unless the pack is not in the directory or is damaged.
+    /// Copies the chunks of an earlier pack that the cache uses. Does nothing if the pack is not in the directory or is damaged.
     pub(super) fn copy_chunks_of(&mut self, pack: u32) -> Result<(), SaveError> {
         let Some(object) = self.packs.get(pack as usize).filter(|object| self.save.store.has(object)) else {
             return Ok(());

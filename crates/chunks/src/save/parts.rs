@@ -12,7 +12,7 @@ use crate::Hash;
 use crate::cut::{Pieces, cut, pieces};
 use crate::known::Known;
 
-/// Size from which a file is divided by one thread into blocks for the others.
+/// Size in bytes above which one thread divides a file into blocks for the other threads.
 const LARGE_FILE_BYTES: u64 = 1 << 20;
 /// Number of bytes from which a batch or a block is complete.
 const PART_BYTES: usize = 1 << 20;

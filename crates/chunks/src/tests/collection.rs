@@ -117,7 +117,7 @@ impl Simulation {
                 tree(target.path()).into_iter().map(|(path, (.., content))| (path, content)).collect();
             let expected: BTreeMap<_, _> =
                 files.iter().map(|(path, (.., content))| (path.clone(), content.clone())).collect();
-            assert!(found == expected, "seed {seed}: {key} has other files");
+            assert!(found == expected, "seed {seed}: the files of {key} differ");
         }
     }
 }

@@ -56,7 +56,7 @@ fn every_flipped_or_missing_byte_is_found() {
                 }
                 1 => {
                     bytes.insert(at, 0);
-                    format!("{} with another byte at {at}", path.display())
+                    format!("{} with an additional byte at {at}", path.display())
                 }
                 _ => {
                     bytes[at] ^= 1 << numbers.below(8);

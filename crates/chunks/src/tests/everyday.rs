@@ -102,7 +102,7 @@ fn file_that_exists_is_kept_only_with_the_right_content() {
     machine.restore_into("main", target.path()).unwrap();
     let untouched = target.path().join("d0/file7");
     let before = untouched.metadata().unwrap();
-    // The same size and time, and another content.
+    // The same size and time, but other content.
     let changed = target.path().join("d0/other");
     let time = filetime::FileTime::from_last_modification_time(&changed.metadata().unwrap());
     fs::write(&changed, "9876543210").unwrap();

@@ -47,10 +47,7 @@ fn names_outside_of_the_directory_are_rejected() {
     }
     for name in ["../../save-0", "passwd", "-0", "save-", "save-x"] {
         let named = empty(vec![Object { name: name.to_owned(), size: 1 }], Vec::new());
-        assert!(
-            read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid name of an object"),
-            "{name}"
-        );
+        assert!(read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid object name"), "{name}");
     }
 }
 
@@ -103,7 +100,7 @@ fn no_file_is_written_through_a_link() {
     let target = tempfile::tempdir().unwrap();
     let restored = restore(&machine.store(), &index, target.path()).unwrap();
     assert_eq!(restored.skipped.lines().count(), 1);
-    // A link that exists already, out of the directory, and one in place of a file.
+    // An existing link that leads out of the directory, and one in place of a file.
     fs::remove_file(target.path().join("link")).unwrap();
     std::os::unix::fs::symlink(&outside, target.path().join("d")).unwrap();
     std::os::unix::fs::symlink(outside.join("new"), target.path().join("f")).unwrap();

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Numbers that depend only on the seed.
+/// Pseudorandom numbers that depend only on the seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -30,7 +30,7 @@ impl Numbers {
         usize::try_from(self.next() % end.max(1) as u64).unwrap()
     }
 
-    /// Returns text that compresses as source code does.
+    /// Returns text that compresses like source code.
     fn text(&mut self, length: usize) -> Vec<u8> {
         let mut text = Vec::with_capacity(length + 16);
         while text.len() < length {
@@ -74,7 +74,7 @@ impl Machine {
         found.map(|found| found.unwrap().path().strip_prefix(&root).unwrap().to_owned()).collect()
     }
 
-    /// Stores the files, without a new reference.
+    /// Stores the files, without setting the reference of the key.
     fn begin_save(&mut self, key: &str, marks: &Marks, references: &[Reference]) -> Saved {
         self.saves += 1;
         let store = self.store();

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::yaml::Node;
 
 const KEYS: [&str; 8] = ["if", "when", "retry", "timeout", "allow_failure", "section", "parallel", "matrix"];
-/// Maximum number of retries. With the first attempt, it is the number of attempts that a plan can have.
+/// Maximum number of retries. Together with the first attempt, this is the maximum number of attempts in a plan.
 const MAX_RETRIES: u64 = 9;
 /// Maximum number of steps that run at the same time.
 const MAX_PARALLEL: u64 = 32;
@@ -24,9 +24,9 @@ pub struct Extension {
     pub condition: Option<Value>,
     /// Conditions and limits under which the engine runs the step.
     pub policy: Policy,
-    /// Delay before the second attempt. It doubles before each further one. `None` means the delay of the job's plan.
+    /// Delay before the second attempt. The delay doubles before each further attempt. `None` means the delay of the job's plan.
     pub retry_delay: Option<Duration>,
-    /// Maximum number of steps that run at the same time as this one, with it. `None` means that the step runs alone.
+    /// Maximum number of steps that run at the same time, including this one. `None` means that the step runs alone.
     pub parallel: Option<usize>,
     /// Values for which the step runs, by name: lists, or texts with expressions that return lists. The step runs for all combinations of
     /// the values of a mapping. Empty means that the step runs once.
@@ -57,7 +57,7 @@ fn expected(key: &'static str, expected: &'static str) -> ExtensionError {
 }
 
 impl Extension {
-    /// Name of the key with all others.
+    /// Name of the key that contains all others.
     pub(super) const KEY: &'static str = "muster";
 
     /// Parses the value of the key `muster`. `None` means that the entry does not have the key.
@@ -103,7 +103,7 @@ fn count(node: &Node) -> Option<u64> {
     if let Node::Scalar { value: Value::Number(number), .. } = node { number.as_u64() } else { None }
 }
 
-/// Returns the value of a duration. A number has no unit, so it is not one.
+/// Returns the value of a duration. `None` means that the node is not a duration. A number is not, because it has no unit.
 fn duration(node: &Node) -> Option<Duration> {
     match GoDuration::parse(node.as_str()?) {
         Some(GoDuration::NonNegative(duration)) => Some(duration),

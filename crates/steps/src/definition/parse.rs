@@ -128,7 +128,7 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
     Ok(StepEntry { env: env(entry, names)?, name, inputs, call, extension })
 }
 
-/// Returns the call of the step that runs a GitHub action. The entry has no name.
+/// Returns an entry that calls the step that runs a GitHub action. The caller sets the name of the entry.
 fn action(text: String, inputs: Value) -> StepEntry {
     let (url, rev) = ACTION_RUNNER;
     let (dir, file) = (String::new(), String::new());

@@ -24,12 +24,12 @@ struct Sensitive {
     secrets: Secrets,
 }
 
-/// Output that is masked.
+/// State of the masking of the output.
 #[derive(Default)]
 struct Output {
     /// Masker of the output. `None` means that there are no sensitive values yet.
     masker: Option<Masker>,
-    /// Number of the values that the masker knows. Values are only added.
+    /// Number of the values that the masker knows. If it differs from the number of sensitive values, some are new, because none is removed.
     values: usize,
 }
 
@@ -59,7 +59,7 @@ impl MaskedLog {
         Arc::clone(&self.inner)
     }
 
-    /// Returns a log that writes to `inner`, without the values that are sensitive in this log, now or later.
+    /// Returns a log that writes to `inner` and masks the values of this log, including values that are added to this log later.
     pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
         Self { inner, sensitive: Arc::clone(&self.sensitive), output: Mutex::default() }
     }

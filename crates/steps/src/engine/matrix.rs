@@ -1,4 +1,4 @@
-//! Steps of a sequence by their paths, and the runs of a step with a matrix. Pure.
+//! Paths of the steps of a sequence, and the runs of a step with a matrix.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use super::user_steps::StepError;
 use crate::definition::StepEntry;
 use crate::expression::{Scope, to_text};
 
-/// Maximum number of runs of one step, as of the jobs of one `parallel: matrix:` in GitLab.
+/// Maximum number of runs of one step. GitLab has the same limit for the jobs of one `parallel: matrix:`.
 const MAX_RUNS: usize = 200;
 
 /// Run of a step. A step without a matrix has one.
@@ -94,7 +94,7 @@ fn combinations(mapping: &Map<String, Value>, scope: &Scope) -> Result<Vec<Map<S
     Ok(found)
 }
 
-/// Returns the outputs of a step from those of its runs. Those of a step with a matrix are lists with an item for each run.
+/// Returns the outputs of a step, given the outputs of its runs. With a matrix, each output is a list with an item for each run.
 pub(super) fn outputs_of(entry: &StepEntry, runs: Vec<Map<String, Value>>) -> Map<String, Value> {
     if entry.extension.matrix.is_empty() {
         return runs.into_iter().next().unwrap_or_default();
@@ -124,7 +124,7 @@ pub(super) fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     paths
 }
 
-/// Returns the name of a log section. Other characters are not valid there.
+/// Returns the name of a log section. Characters that are not valid in such a name are replaced.
 fn section_name(path: &str) -> String {
     path.replace(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '-' | '.'), "_")
 }

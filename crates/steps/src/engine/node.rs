@@ -84,7 +84,7 @@ impl StepEnd {
     pub(super) const SKIPPED: Self =
         Self { status: StepStatus::Skipped, exit_code: None, message: String::new(), cause: None };
 
-    /// Returns the end of a step of an author that did not run.
+    /// Returns the end of an author's step that did not run.
     pub(super) fn skipped(reason: String) -> Self {
         Self { message: reason, ..Self::SKIPPED }
     }

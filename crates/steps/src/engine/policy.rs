@@ -230,7 +230,7 @@ pub(super) fn retry_warning(step: &str, failure: &dyn std::fmt::Display) -> Stri
     style::warning(&format!("Retrying... {step} error={failure}"))
 }
 
-/// Waits until a time. It moves by the time for which the job is paused meanwhile.
+/// Waits until a deadline, which the debugger postpones by the time for which the job is paused.
 pub(super) async fn wait_until_moved(debugger: Option<&Arc<Debugger>>, deadline: Option<Instant>) {
     match (debugger, deadline) {
         (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
@@ -238,7 +238,8 @@ pub(super) async fn wait_until_moved(debugger: Option<&Arc<Debugger>>, deadline:
     }
 }
 
-/// Runs `work`, and stops it at the end of `expired`, as timed out, or of `canceled`. Returns its result, and whether `expired` has ended.
+/// Runs `work`. Stops it as timed out when `expired` completes, and as canceled when `canceled` completes. Returns its result, and whether
+/// `expired` has completed.
 ///
 /// The time until the work ends after a stop depends on the work: processes have the grace time, and a built-in step that blocks a thread has
 /// its own timeout.
@@ -266,7 +267,7 @@ pub(super) async fn run_until<T>(
     }
 }
 
-/// Writes the start of a section to the log, and its title. `is_marked` is whether the log has section markers. A step without a title has no
+/// Writes the start of a section and its title to the log. `is_marked` means that the log has section markers. A step without a title has no
 /// section.
 pub(super) fn open_section(log: &dyn Log, is_marked: bool, name: &str, title: &str) {
     if title.is_empty() {

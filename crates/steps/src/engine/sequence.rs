@@ -43,7 +43,7 @@ const NEW_STACK: usize = 2 * 1024 * 1024;
 pub(super) struct Sequence<'s> {
     steps: &'s UserSteps<'s>,
     frame: Frame<'s>,
-    /// First failure. Only steps that run after failures follow it.
+    /// First failure. Only steps that run `on_failure` or `always` follow it.
     failure: Option<StepError>,
 }
 
@@ -51,19 +51,19 @@ pub(super) struct Sequence<'s> {
 type PathEntry<'e> = (&'e StepEntry, String);
 
 /// Step that has ended.
-struct Ended {
+struct EndedStep {
     node: StepNode,
     results: Vec<StepResult>,
-    /// Outputs of the step. None of a step that was skipped, or that was allowed to fail.
+    /// Outputs of the step, or its failure. A step that was skipped, or that failed and was allowed to, has no outputs.
     result: Result<Map<String, Value>, StepError>,
 }
 
 /// Position of the step in its group, its end, and its exports.
-type ParallelEnd = (usize, Ended, Arc<Mutex<IndexMap<String, String>>>);
+type ParallelEnd = (usize, EndedStep, Arc<Mutex<IndexMap<String, String>>>);
 
 type ParallelFuture<'f> = Pin<Box<dyn Future<Output = ParallelEnd> + Send + 'f>>;
 
-type EndedFuture<'f> = Pin<Box<dyn Future<Output = Ended> + Send + 'f>>;
+type EndedFuture<'f> = Pin<Box<dyn Future<Output = EndedStep> + Send + 'f>>;
 
 impl<'s> Sequence<'s> {
     /// Runs the steps. Returns the outputs of all of them by name.
@@ -113,7 +113,7 @@ impl<'s> Sequence<'s> {
                     Err(error) => Some(self.failed_to_start(&entry.name, error)),
                 }
             } else {
-                // The steps after a failure are not listed.
+                // A step that does not run because of an earlier failure is not listed.
                 let is_listed = entry.extension.policy.when == When::OnFailure;
                 let skipped = self.skip(&entry.name, path, "no earlier step has failed");
                 is_listed.then_some(skipped)
@@ -123,7 +123,7 @@ impl<'s> Sequence<'s> {
             }
         }
         if self.failure.is_some() && !has_failed_before {
-            // The failure of one of the steps to start precedes the others.
+            // One of the steps could not be started, so none of the group is.
             runs.clear();
         }
         let limit = group.iter().filter_map(|(entry, _)| entry.extension.parallel).min();
@@ -146,8 +146,8 @@ impl<'s> Sequence<'s> {
     }
 
     /// Records how a step has ended. The failures after the first one are only printed.
-    fn record(&mut self, record: &mut Record, name: &str, ended: Ended) {
-        let Ended { node, mut results, result } = ended;
+    fn record(&mut self, record: &mut Record, name: &str, ended: EndedStep) {
+        let EndedStep { node, mut results, result } = ended;
         record.nodes.push(node);
         record.results.append(&mut results);
         let Err(error) = result else { return };
@@ -159,22 +159,22 @@ impl<'s> Sequence<'s> {
     }
 
     /// Returns the end of a step that did not run.
-    fn skip(&self, name: &str, path: &str, reason: &str) -> Ended {
+    fn skip(&self, name: &str, path: &str, reason: &str) -> EndedStep {
         self.steps.set_state(path, StepState::Skipped);
         let end = StepEnd::skipped(self.steps.log.mask(reason));
         let node = StartTime::now().node(name, end, Usage::default(), Vec::new());
-        Ended { node, results: Vec::new(), result: Ok(Map::new()) }
+        EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    fn failed_to_start(&self, name: &str, error: StepError) -> Ended {
+    fn failed_to_start(&self, name: &str, error: StepError) -> EndedStep {
         let result = Err(error);
         let mut node = StartTime::now().node(name, StepEnd::from(&result), Usage::default(), Vec::new());
         node.message = self.steps.log.mask(&node.message);
-        Ended { node, results: Vec::new(), result }
+        EndedStep { node, results: Vec::new(), result }
     }
 
     /// Runs steps in order. The first failure ends them, as does a stop.
-    async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<Ended> {
+    async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<EndedStep> {
         let mut all = Vec::new();
         for run in runs {
             let ended = self.run_step(self.steps, run).await;
@@ -188,7 +188,7 @@ impl<'s> Sequence<'s> {
     }
 
     /// Runs steps at the same time. After a failure, those that have started run to their end, and the others are skipped.
-    async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<Ended> {
+    async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<EndedStep> {
         let steps = self.steps;
         steps.log.flush();
         let turns = Turns::new(steps.log.inner(), steps.temp_dir.to_owned(), runs.len());
@@ -200,7 +200,7 @@ impl<'s> Sequence<'s> {
         }
         let mut all: Vec<_> = stream::iter(waiting).buffer_unordered(limit).collect().await;
         all.sort_by_key(|(index, ..)| *index);
-        // The order of the list decides about exports of the same name, and not which step was faster.
+        // If steps export variables of the same name, the last one in the list takes effect, not the one that ended last.
         let mut exports = steps.exports.lock();
         for (_, _, own) in &all {
             let own = own.lock();
@@ -238,7 +238,7 @@ impl<'s> Sequence<'s> {
         Box::pin(self.run_under_policy(steps, run))
     }
 
-    async fn run_under_policy(&self, steps: &UserSteps<'_>, run: &StepRun<'_>) -> Ended {
+    async fn run_under_policy(&self, steps: &UserSteps<'_>, run: &StepRun<'_>) -> EndedStep {
         let StepRun { entry, name, path, .. } = run;
         let frame = Frame {
             env: self.frame.env.clone(),
@@ -279,7 +279,7 @@ impl<'s> Sequence<'s> {
             }
             result => result,
         };
-        Ended { node, results: record.results, result }
+        EndedStep { node, results: record.results, result }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Log of steps that run at the same time: the log of the job gets their output one step after the other, in the order of the list.
 //!
-//! The output of the first step that has not ended is written immediately. That of the steps after it waits in files. So sections do not
-//! overlap, and a secret of several lines stays in one piece, by which it is recognized.
+//! The output of the first step that has not ended is written immediately. The output of the steps after it waits in files. So sections do
+//! not overlap, and no other output comes between the lines of a secret, which could then not be recognized.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -15,7 +15,7 @@ use crate::style;
 
 /// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning.
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
-/// Size of the kind and the length of a record in a file.
+/// Size of the kind and the length of a record in bytes. They precede its content in the file.
 const HEADER_BYTES: usize = 5;
 
 /// Logs of steps that run at the same time.
@@ -46,7 +46,7 @@ struct TurnLog {
     step: usize,
 }
 
-/// Record of a file.
+/// Record in the file of a step that waits.
 #[derive(Clone, Copy)]
 enum Record<'r> {
     Write(Stream, &'r [u8]),
@@ -65,7 +65,7 @@ impl Turns {
         Arc::new(TurnLog { turns: Arc::clone(self), step })
     }
 
-    /// Ends the output of a step, and writes the output that waited for this. Every step must be ended.
+    /// Ends the output of a step, and writes the output of other steps that waited for this. Must be called for every step.
     pub(super) fn end(&self, step: usize) {
         let mut state = self.state.lock();
         if let Some(step) = state.steps.get_mut(step) {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn output_arrives_in_the_order_of_the_steps_and_that_of_the_first_immediately() {
+    fn output_arrives_in_the_order_of_the_steps_and_the_first_step_is_not_delayed() {
         let memory = Arc::new(MemoryLog::default());
         let dir = tempfile::tempdir().unwrap();
         let turns = Turns::new(Arc::<MemoryLog>::clone(&memory), dir.path().to_owned(), 3);

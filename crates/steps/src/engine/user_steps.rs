@@ -179,7 +179,7 @@ pub(super) struct Record {
     pub(super) nodes: Vec<StepNode>,
     /// Results for the results file. Empty if the file is not written.
     pub(super) results: Vec<StepResult>,
-    /// Call of the step itself. `None` if calls are not recorded, or if the step could not be loaded.
+    /// Call of the step itself. `None` means that calls are not recorded, or that the step could not be loaded.
     pub(super) call: Option<CallRecord>,
 }
 
@@ -197,7 +197,7 @@ pub(super) struct Frame<'f> {
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
-    /// Path of the step: the names of the steps from the outermost one to it. Empty for the list that contains all steps of a step file.
+    /// Path of the step: the names of the steps from the outermost one to this one. Empty for the list that contains all steps of a step file.
     pub(super) path: String,
 }
 
@@ -282,7 +282,7 @@ impl<'a> UserSteps<'a> {
         UserSteps { stop, ..self.clone() }
     }
 
-    /// Returns the state for steps that run at the same time as others, with a separate log. They see only their own exports from now on.
+    /// Returns the state for steps that run at the same time as others, with a separate log. From now on, neither sees the exports of the other.
     pub(super) fn beside_others(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), ..self.clone() }

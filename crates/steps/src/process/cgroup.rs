@@ -60,8 +60,8 @@ impl Cgroup {
 
     /// Opens the child cgroup with this number for processes to start in, and creates it if it does not exist.
     ///
-    /// The number must change after each kill: some kernels, such as 6.18, kill every process that is later cloned into a cgroup that
-    /// was killed once.
+    /// The number must change after each kill: some kernels, such as 6.18, kill every process that is later cloned into a cgroup whose
+    /// processes were killed.
     pub(super) fn open(&self, number: u64) -> io::Result<File> {
         let path = self.0.join(number.to_string());
         match File::open(&path) {

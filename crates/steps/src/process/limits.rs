@@ -67,7 +67,7 @@ pub enum LimitError {
 pub(super) struct JobLimits {
     /// Limits of all processes of the author. `None` means that there are none.
     all: Option<Arc<Limits>>,
-    /// Limits of steps by the rules that allow them and the steps that call them.
+    /// Limits of steps, by the positions of the rules that allow the calling steps and the step itself, outermost first.
     by_rules: HashMap<Vec<usize>, Arc<Limits>>,
 }
 
@@ -80,8 +80,9 @@ struct Limits {
     values: StepLimits,
     /// Cgroups that each process joins, besides those of `outer`.
     joined: Vec<Cgroup>,
-    /// Directories of the cgroups that limit CPU and memory. `None` means that this is not limited.
+    /// Directory of the cgroup that limits CPU time. `None` means that CPU time is not limited.
     cpu: Option<PathBuf>,
+    /// Directory of the cgroup that limits memory. `None` means that memory is not limited.
     memory: Option<PathBuf>,
     namespaces: Namespaces,
 }
@@ -175,7 +176,7 @@ impl Limits {
         Ok(path)
     }
 
-    /// Returns what a process needs to be limited, with the opened files of its cgroups. It joins the innermost cgroup last.
+    /// Returns the restrictions that enforce the limits, with the opened files of the cgroups. A process joins the innermost cgroup last.
     fn restrictions(&self) -> io::Result<Restrictions> {
         let open = |cgroup: &Cgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let mut join = match &self.outer {

@@ -3,7 +3,7 @@
 //! The process of each step leads its own process group. There are two ways to find the other processes of a job:
 //! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a tag
 //!   in their environment. A process that left its group, was orphaned *and* does not have the tag of a running job is still a
-//!   child of the agent. It is terminated when all jobs have ended that ran when it started.
+//!   child of the agent. It is terminated once all jobs that ran when it started have ended.
 //! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This requires
 //!   a writable subtree of a version 2 hierarchy.
 //!
@@ -194,7 +194,7 @@ pub struct Processes {
     terminations: AtomicU64,
     /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
     slot: Option<SlotCgroup>,
-    /// Limits of the operator. `None` means that there are none.
+    /// Limits of the operator. Empty if there are none.
     limits: Mutex<JobLimits>,
     environment: Vec<(OsString, OsString)>,
     recorder: ProcessRecorder,

@@ -205,8 +205,8 @@ impl Processes {
 
     /// Sets the limit of open files of a process.
     ///
-    /// The process is already running, but has hardly loaded its program. Setting the limit before its start would require a slower
-    /// way to start it.
+    /// The process is already running, but has only just begun to load its program. Setting the limit before its start would require a
+    /// slower way to start it.
     fn set_nofile_limit(&self, pid: i32) {
         let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
@@ -287,8 +287,8 @@ async fn wait_for_exec(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<
     }
 }
 
-/// Returns the standard input of a process with these bytes. The second value is the pipe to write them to, if they are not in it
-/// yet. `must_wait` means that the process must not read the bytes yet.
+/// Returns the standard input for a process that reads these bytes. The second value is the pipe to which they must still be written. `None`
+/// means that the input already contains them. `must_wait` means that the process must not read them yet.
 fn input(bytes: Option<&[u8]>, must_wait: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
     let Some(bytes) = bytes else { return Ok((File::open("/dev/null")?.into(), None)) };
     if !must_wait && let Ok(file) = in_memory(bytes) {

@@ -66,7 +66,7 @@ impl Processes {
         }
     }
 
-    /// Returns whether the job's cgroup is the one inside its slot. Its counters are read again, so it is removed later.
+    /// Returns whether the job's cgroup is the one inside its slot. That cgroup is removed later, because its counters are still needed.
     fn is_counted_in_cgroup(&self) -> bool {
         let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
         slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
@@ -114,7 +114,8 @@ impl Processes {
         if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
     }
 
-    /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Counts what they used.
+    /// Collects the exit status of the job's orphans as they exit, so that a long script does not fill the process table. Adds their usage to
+    /// the job's.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
         let mut exits = match signal(SignalKind::child()) {
             Ok(exits) if self.manager.is_subreaper => exits,
@@ -132,7 +133,7 @@ impl Processes {
         }
     }
 
-    /// Collects the exit status of orphans in the process groups of this job. Others may belong to another job, which counts what they used.
+    /// Collects the exit status of orphans in the process groups of this job. Others may belong to another job, which counts their usage.
     fn reap_own_orphans(&self) {
         let leaders = self.leaders.lock().clone();
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);

@@ -42,7 +42,7 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// Bytes read from storage.
     pub read_bytes: u64,
-    /// Bytes written to storage, also if the kernel has not yet flushed them.
+    /// Bytes written to storage, including those that the kernel has not flushed yet.
     pub written_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Sources of steps: what a server has under one name and version.
+//! Sources of steps: content that a server has under one name and version.
 
 use std::fmt;
 

@@ -24,7 +24,7 @@ async fn commit_is_downloaded_once_but_every_job_needs_access() {
     let sha = git(&fixture.work(), &["rev-parse", "HEAD"]);
     let reference = format!("http://{}/g/steps.git@{sha}", fixture.server.address);
     let (log, _) = fixture.run_list(json!([{"name": "a", "step": reference}]), &[]).await;
-    assert!(log.contains("the server answered 401"), "the cache must not replace the access: {log}");
+    assert!(log.contains("the server answered 401"), "the cache must not grant access: {log}");
 }
 
 #[tokio::test]

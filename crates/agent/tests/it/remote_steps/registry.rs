@@ -147,7 +147,7 @@ async fn credentials_of_the_job_are_used_for_their_registry() {
     let (log, _) = fixture.run_list(list.clone(), &[]).await;
     assert!(
         log.contains("denies access") && log.contains("; set DOCKER_AUTH_CONFIG"),
-        "the cache replaces no login: {log}"
+        "the cache does not replace the login: {log}"
     );
     let other = variable("DOCKER_AUTH_CONFIG", &login(&registry).value.replace(registry.host(), "127.0.0.1:9"));
     let (log, _) = fixture.run_list(list.clone(), &[other]).await;

@@ -13,7 +13,8 @@ pub(super) const LOCAL_HEADER_BYTES: usize = 30;
 pub(super) const STORED: u16 = 0;
 pub(super) const DEFLATE: u16 = 8;
 const ZSTD: u16 = 93;
-/// Logarithm of the maximum window of a decoder, whose memory the archive selects. No level without `--long` or `--ultra` has a larger one.
+/// Binary logarithm of the maximum window size of a decoder. The archive chooses the size, and with it the memory that the decoder uses.
+/// Compression uses larger windows only with `--long` or `--ultra`.
 const MAX_ZSTD_WINDOW_LOG: u32 = 23;
 
 /// Returns a reader of the unpacked content. Reading fails at the end if the checksum or the size differs from the header.
@@ -54,7 +55,7 @@ pub(super) fn content_offset(local_header: &[u8; LOCAL_HEADER_BYTES]) -> io::Res
     Ok(LOCAL_HEADER_BYTES as u64 + u64::from(name) + u64::from(extra))
 }
 
-/// Reader of the content of an entry, which is located when it is read first. Most callers skip the content of many entries.
+/// Reader of the content of an entry. It locates the content only at the first read, because most callers skip the content of many entries.
 pub(super) struct Lazy<'a, R> {
     source: Source<'a, R>,
     header: &'a Header,

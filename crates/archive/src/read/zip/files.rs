@@ -20,7 +20,7 @@ pub(crate) struct ZipFiles<'a> {
     archive: &'a File,
     meter: &'a Meter<'a>,
     inflate: Decompress,
-    /// Buffers that only grow. To clear them for each entry would take as long as to fill them.
+    /// Buffers that only grow. Clearing them for each entry would take as long as filling them.
     packed: Vec<u8>,
     unpacked: Vec<u8>,
 }

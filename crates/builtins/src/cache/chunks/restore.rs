@@ -17,13 +17,13 @@ use crate::context::Context;
 use crate::extraction::Extraction;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Number of attempts with an object store. The second attempt downloads the objects again that were damaged on this machine.
+/// Number of attempts with an object store. The second attempt downloads objects again whose copies on this machine were damaged.
 const ATTEMPTS: usize = 2;
 
 /// Restores the cache of a key. Returns whether the key has a cache.
 ///
 /// # Errors
-/// [`Failure`] if the cache is damaged or cannot be read. Each file then has its old content, has that of the cache, or was removed.
+/// [`Failure`] if the cache is damaged or cannot be read. Each file then has its old content or the content of the cache, or was removed.
 pub(in crate::cache) async fn restore(
     context: &Context,
     cache: &CacheEntry,

@@ -64,7 +64,8 @@ struct SaveRun<'a> {
 
 impl SaveRun<'_> {
     async fn run(&self, files: Vec<PathBuf>, chunks: &ChunkCache) -> Result<(), Failure> {
-        // The marks must be read first: an object that is marked later is not deleted before this save has set its reference.
+        // A marked object will be deleted as unused, so this save must not reuse it. The marks must be read first: an object that is
+        // marked later is not deleted before this save has set its reference.
         let mut marked: Vec<String> = self.store.marks().names().map(str::to_owned).collect();
         marked.extend(self.remote.iter().flat_map(|(remote, _)| remote.marked.iter().cloned()));
         let mut references = self.references(&chunks.level).await?;
@@ -174,7 +175,7 @@ impl SaveRun<'_> {
         };
         let (is_remote, stop, token) = (self.remote.is_some(), stopped(self.stop), self.stop.clone());
         blocking(self.context, "storing the cache", self.stop, move || {
-            // The object store has every object that a reference names.
+            // The object store contains every object that a reference names. This machine may have removed its copy.
             let is_usable = |pack: &Object| {
                 !marked.contains(&pack.name) && store.trusts(&pack.name) && (is_remote || store.has(pack))
             };

@@ -37,7 +37,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(300);
 const PART_FILES: usize = 1000;
 /// Explanation for the user if the server refuses access.
 const ACCESS: &str = "the job's token has no access to this repository";
-/// Flag of `git fetch` with which it fetches no tags.
+/// Names of the flag with which `git fetch` fetches no tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 /// Depth with which libgit2 fetches all commits into a shallow repository.
 const UNSHALLOW: i32 = i32::MAX;
@@ -146,7 +146,7 @@ impl CheckoutRun<'_> {
             let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
             self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
             match check_out_commit(&repository, sha, &|| self.is_stopped()) {
-                // An object of the mirror is missing, or has other content than its name says.
+                // An object of the mirror is missing, or its content does not match its name.
                 Err(error) if mirror::is_borrowing(project) && !self.is_stopped() => {
                     mirror::report_broken(self.context, error.message());
                     drop(repository);
@@ -169,8 +169,8 @@ impl CheckoutRun<'_> {
         Ok(())
     }
 
-    /// Returns a new repository with the objects and the refs of the machine's mirror. `None` means that the job has no view of a mirror, or
-    /// cannot use it.
+    /// Returns a new repository with the objects and the refs of the machine's mirror. `None` means that the job has no view of a mirror that
+    /// can be used.
     fn open_from_mirror(&self, project: &Path, sha: Oid) -> Option<Repository> {
         let view = Path::new(self.checkout.mirror.as_ref()?);
         let open = || -> Result<Option<Repository>, git2::Error> {
@@ -262,7 +262,7 @@ impl CheckoutRun<'_> {
         repository.remote_anonymous(url)?.fetch(&refspecs, Some(&mut self.fetch_options(repository, depth)), None)
     }
 
-    /// Returns whether GIT_FETCH_EXTRA_FLAGS has one of the names of a flag.
+    /// Returns whether GIT_FETCH_EXTRA_FLAGS contains a flag under either of its names.
     fn has_flag(&self, names: [&str; 2]) -> bool {
         self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()))
     }
@@ -307,12 +307,12 @@ fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> 
         repository.checkout_tree(commit.as_object(), Some(&mut options))?;
     }
     fail_if(is_stopped)?;
-    // This call removes the files that the commit does not have. The others are unchanged by now.
+    // This call removes the files that the commit does not have. The calls above have already written the others.
     repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
     fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
-    // If the commit has a file in place of a directory that an earlier job has removed, the calls above do not create the file. This one does,
-    // because now only a file of HEAD is missing.
+    // If an earlier job removed a directory and the commit has a file in its place, the calls above do not create the file. This call creates
+    // it, because the file belongs to HEAD by now and is merely missing.
     repository.checkout_head(Some(&mut checkout_options(is_stopped)))
 }
 

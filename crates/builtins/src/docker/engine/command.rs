@@ -30,8 +30,8 @@ impl CommandStream {
         let [program, arguments @ ..] = command else { return Err(io::Error::other("the command is empty")) };
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let named = |error| io::Error::other(format!("failed to run {}: {error}", program.to_string_lossy()));
-        let mut process = command.spawn().map_err(named)?;
+        let failed = |error| io::Error::other(format!("failed to run {}: {error}", program.to_string_lossy()));
+        let mut process = command.spawn().map_err(failed)?;
         let pipes = (process.stdin.take(), process.stdout.take(), process.stderr.take());
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
             return Err(io::Error::other("the command has no pipes"));
@@ -67,6 +67,7 @@ impl AsyncRead for CommandStream {
             this.has_received = true;
         } else if !this.has_received {
             let messages = ready!(Pin::new(&mut this.messages).poll(cx)).unwrap_or_default();
+            // The error is returned only once. Later reads report the end of the stream.
             this.has_received = true;
             return Poll::Ready(Err(io::Error::other(if messages.is_empty() {
                 "the command ended without a connection".to_owned()

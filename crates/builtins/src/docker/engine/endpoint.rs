@@ -21,7 +21,7 @@ const TLS_PORT: u16 = 2376;
 /// Address of an engine.
 #[derive(Debug, Clone)]
 pub(super) enum Endpoint {
-    /// Unix socket of this machine.
+    /// Unix socket on this machine.
     Unix(PathBuf),
     /// Host and port, without TLS.
     Tcp(String, u16),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_count_only_without_settings() {
+    fn variables_are_used_only_without_settings() {
         let variables = Variables { host: "tcp://from-variable:1".to_owned(), ..Variables::default() };
         let host = |host: &str| {
             let settings = DockerEngine { host: host.to_owned(), ..DockerEngine::default() };

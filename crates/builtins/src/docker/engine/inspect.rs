@@ -16,8 +16,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the engine's description of a container.
 ///
-/// Between the end of a container and its cleanup, Podman reports the state `stopped`, which Docker and the client do not have. If that does not
-/// change, the description has nothing but the exit code.
+/// Between the end of a container and its cleanup, Podman reports the state `stopped`, which Docker and the client do not know. If the state
+/// does not change in time, the returned description contains only the exit code.
 ///
 /// # Errors
 /// The error of the engine.
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_unknown_state_counts() {
+    fn only_the_state_stopped_is_recognized() {
         let parse = |json: &str| {
             let error = serde_json::from_str::<ContainerInspectResponse>(json).unwrap_err();
             ApiError::JsonDataError { message: error.to_string(), column: error.column() }

@@ -28,7 +28,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time after which an unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether an engine did not answer a call that creates something. The engine may still carry out the call.
+/// Record of whether an engine left a call that creates something without an answer. The engine may still carry out such a call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnansweredCreation(Arc<AtomicBool>);
 
@@ -46,7 +46,7 @@ impl UnansweredCreation {
     }
 }
 
-/// Notes a call that gets no answer: also one that is dropped because of a timeout.
+/// Records a call that gets no answer, even if the call is dropped because of a timeout.
 struct CreationGuard {
     unanswered: UnansweredCreation,
     is_answered: bool,
@@ -58,7 +58,7 @@ impl Drop for CreationGuard {
     }
 }
 
-/// Returns a client of the engine that `connector` reaches, and whether the engine left a call of this client without an answer.
+/// Returns a client of the engine that `connector` reaches, and the record of the client's unanswered calls.
 pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, UnansweredCreation), ApiError> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn creation_without_an_answer_is_noted() {
+    async fn creation_without_an_answer_is_recorded() {
         assert!(unanswered(async |stream| drop(stream)).await, "the connection broke");
         let (keep, kept) = tokio::sync::oneshot::channel();
         assert!(unanswered(async |stream| drop(keep.send(stream))).await, "the call timed out");

@@ -28,7 +28,7 @@ pub(super) struct CredentialError {
     source: HelperError,
 }
 
-/// Returns the text of the cause of an error, with a separator. Empty if there is no cause.
+/// Returns the cause of an error after a separator, or an empty text if there is no cause.
 fn cause(error: &HelperError) -> String {
     use std::error::Error as _;
     error.source().map(|cause| format!(": {cause}")).unwrap_or_default()
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_path_comes_first_and_of_equal_paths_the_first_entry() {
+    fn longest_path_comes_first_and_equal_paths_keep_their_order() {
         let entries = [
             entry("r.example", "host"),
             entry("r.example/group", "group"),
@@ -191,7 +191,7 @@ mod tests {
     async fn header_is_url_safe_and_has_the_token_instead_of_a_password() {
         let image = Reference::parse("r.example/app").unwrap();
         let mut with_password = entry("r.example", "u");
-        // In the standard alphabet of base64, this has `+` and `/`, and engines would ignore the credentials.
+        // In base64's standard alphabet, this password is encoded with `+` and `/`, and engines would ignore the credentials.
         with_password.password = "~?~?~?>>>".to_owned();
         let header = login(&with_password, &image, None).await.unwrap().unwrap().to_header();
         assert!(!header.contains(['+', '/']), "{header}");

@@ -26,7 +26,7 @@ pub(super) struct PullProgress {
     layers: BTreeMap<String, Layer>,
     /// Time of the last line, or of the start of the pull.
     last: Instant,
-    /// Last line. Empty means that there was none.
+    /// Last line. Empty means that no line was returned yet.
     line: String,
 }
 

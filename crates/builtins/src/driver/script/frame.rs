@@ -21,13 +21,13 @@ done <"$GITLAB_ENV"
 fi
 "#;
 
-/// Handling of the job's file variables by a script.
+/// What a script does with the job's file variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobFiles {
-    /// Writes the files, and sets the variables to their paths.
+    /// Writes the files, and sets the variables to the paths of the files.
     Write,
-    /// Only sets the variables to their paths.
-    Name,
+    /// Only sets the variables to the paths of the files.
+    PathsOnly,
 }
 
 /// Commands of a script.

@@ -67,7 +67,7 @@ pub(super) fn generate(
             artifacts::upload(&mut body, &target, &context.coordinator, &parse::<ArtifactsUploadList>(inputs)?);
         }
         Cleanup::BUILTIN => {
-            files = JobFiles::Name;
+            files = JobFiles::PathsOnly;
             cleanup::push(&mut body, &target, &parse::<Cleanup>(inputs)?, &context.variables.current());
         }
         other => return Err(Failure::System(format!("the custom executor has no script for the step `{other}`"))),

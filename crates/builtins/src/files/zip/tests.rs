@@ -123,7 +123,7 @@ fn files_that_vanish_or_cannot_be_packed_do_not_shift_the_others() {
 }
 
 #[test]
-fn archive_with_more_entries_than_16_bits_is_restored() {
+fn archive_with_more_than_65535_entries_is_readable() {
     let records = |count: u64| records::end(count, 100, 200);
     assert_eq!(records(65_534).len(), 22);
     assert_eq!(records(65_535).len(), 22 + 20 + 56);
