@@ -42,7 +42,7 @@ pub enum DurationError {
 /// Parses a duration.
 ///
 /// # Errors
-/// Returns [`DurationError`] with the word that is invalid.
+/// Returns [`DurationError`] if the text is not a duration, or if the duration is too long.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let lower = text.to_lowercase();
     if let Some(duration) = clock(lower.trim()) {
@@ -102,7 +102,7 @@ fn clock(text: &str) -> Option<f64> {
     })
 }
 
-/// Splits a text into numbers and words, also if they are not separated: `2h20min`.
+/// Splits a text into numbers and words, even if nothing separates them, as in `2h20min`.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut kind = None;

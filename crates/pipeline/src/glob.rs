@@ -2,7 +2,7 @@
 //! `include:local` (docs/spec/pipeline-yaml.md, section 1.1).
 //!
 //! `rules` use Ruby's `File.fnmatch` with PATHNAME, DOTMATCH and EXTGLOB. `include:local` uses wildcards in which `**`
-//! matches any text. Both are compiled once. Matching takes linear time.
+//! matches any text. Each pattern is compiled once. Matching takes linear time.
 //!
 //! Invariant: no pattern makes compiling or matching panic or run without bound.
 
@@ -49,7 +49,7 @@ impl Glob {
     /// Compiles a pattern of `changes` or `exists`. The pattern must match the whole path.
     ///
     /// `*` and `?` match within one directory, and `**/` matches across directories. `[a-z]`, `[!a]` and `{a,b}` have
-    /// their usual meaning. Names with a leading dot match like others.
+    /// their usual meaning. Names with a leading dot match like other names.
     ///
     /// # Errors
     /// Returns [`GlobError`] if the pattern is too large.
@@ -376,9 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn rejects_too_many_brace_alternatives() {
+    fn rejects_patterns_with_too_many_alternatives_or_bytes() {
+        // The braces expand to 2^8 and to 2^40 alternatives.
         assert!(Glob::new(&"{a,b}".repeat(8)).is_ok());
         assert!(Glob::new(&"{a,b}".repeat(40)).is_err());
+        // Braces that are not closed are literal text.
         assert!(Glob::new(&"{".repeat(4000)).is_ok());
         assert!(matches!(Glob::new(&"*".repeat(10_000)), Err(GlobError::TooLong(10_000))));
     }

@@ -20,7 +20,7 @@ pub struct JobFacts<'a> {
     pub group_name: &'a str,
     /// Name of the stage.
     pub stage: &'a str,
-    /// Index, starting at 1, and total of a parallel job.
+    /// Index of this instance of a parallel job, starting at 1, and the number of instances.
     pub node: Option<(u32, u32)>,
 }
 
@@ -44,7 +44,7 @@ pub fn job_predefined(job: JobFacts<'_>) -> Vec<Variable> {
 /// Returns the variables that the rules of a job can use (docs/spec/pipeline-yaml.md, section 3.2), with unexpanded
 /// values.
 ///
-/// `job` is `None` for `workflow:rules`. `yaml` contains the global and job variables in order of precedence.
+/// `job` is `None` for `workflow:rules`. `yaml` contains the global and job variables, lowest precedence first.
 /// `environment` is the name of the job's environment, with its variables expanded.
 #[must_use]
 pub fn rule_variables(
@@ -70,13 +70,13 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
 /// Protected variables need a protected ref, and variables with an environment scope need a matching environment. Of
 /// variables with the same name, the one with the most specific scope wins, then the last one.
 #[must_use]
-pub fn project_variables(all: &[ScopedVariable], protected: bool, environment: Option<&str>) -> Vec<Variable> {
+pub fn project_variables(all: &[ScopedVariable], ref_protected: bool, environment: Option<&str>) -> Vec<Variable> {
     let mut visible: Vec<(Specificity, &Variable)> = all
         .iter()
-        .filter(|scoped| protected || !scoped.protected)
+        .filter(|scoped| ref_protected || !scoped.protected)
         .filter_map(|scoped| Some((specificity(&scoped.environment_scope, environment)?, &scoped.variable)))
         .collect();
-    // The sort is stable, so that variables of equal specificity keep the order of their levels.
+    // The sort is stable, so that variables of equal specificity keep their order: instance, group, project.
     visible.sort_by_key(|(specificity, _)| *specificity);
     merge([visible.into_iter().map(|(_, variable)| variable.clone()).collect()])
 }
@@ -101,10 +101,10 @@ pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// How closely a scope matches an environment. Greater is closer.
+/// How closely a scope matches an environment: the kind of match, then the length of the scope. Greater is closer.
 type Specificity = (u8, usize);
 
-/// Returns `None` if the scope does not match. A job without an environment matches only the scope `*`.
+/// Returns how closely a scope matches an environment, or `None` if the scope does not match. A job without an environment matches only the scope `*`.
 fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     match environment {
         _ if scope == "*" || scope.is_empty() => Some((0, 0)),

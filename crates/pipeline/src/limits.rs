@@ -36,7 +36,8 @@ pub const MAX_INTERPOLATED_TEXT_BYTES: usize = 1024 * 1024;
 pub const MAX_INPUT_OPTIONS: usize = 50;
 /// Maximum size in bytes of all jobs of a pipeline, counting defaults and global variables for each instance.
 pub const MAX_JOBS_BYTES: usize = 256 * 1024 * 1024;
-/// Maximum compiled size in bytes of all regular expressions of a configuration. Each counts for at least 16 KiB.
+/// Maximum compiled size in bytes of all regular expressions of a configuration. Each of them counts as at least
+/// 16 KiB.
 pub const MAX_PATTERNS_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of inputs whose rules refer to each other in a chain.
 pub const MAX_INPUT_RULES_CHAIN: usize = 50;

@@ -41,7 +41,7 @@ const SOURCES: &[(&str, PipelineSource)] = &[
 ];
 
 impl RefPattern {
-    /// Parses an entry. An `@` separates the ref from the project. Inside a regular expression, write it as `\x40`.
+    /// Parses an entry. An `@` separates the ref from the project. Inside a regular expression, `@` must be written as `\x40`.
     ///
     /// # Errors
     /// Returns [`RegexpError`] if `/.../` is not valid in RE2.

@@ -61,14 +61,16 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
     }
 }
 
-/// First source line of a span with the columns to underline.
+/// First source line of a span.
 struct ShownLine<'a> {
     text: &'a str,
+    /// Offset in `text` of the first byte to underline.
     start: usize,
+    /// Offset in `text` after the last byte to underline.
     end: usize,
 }
 
-/// Returns `None` if the span does not fit the text, or if its line is too long to show.
+/// Returns the line to show for a span, or `None` if the span is outside the text or the line is too long.
 fn shown_line(source: &Source, span: Span) -> Option<ShownLine<'_>> {
     let (start, end) = (span.start as usize, span.end as usize);
     let line_start = source.text.get(..start)?.rfind('\n').map_or(0, |newline| newline + 1);

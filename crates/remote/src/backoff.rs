@@ -13,7 +13,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Starts with `first`. Both values are before jitter.
+    /// Creates a backoff whose delays start with `first` and double up to `max`. Both values are before jitter.
     #[must_use]
     pub fn new(first: Duration, max: Duration) -> Self {
         Self { delay: first.min(max), max }

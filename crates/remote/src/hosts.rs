@@ -111,7 +111,7 @@ impl KnownHosts {
         self.insert_pinned(machine, Keys { fingerprints: fingerprints.to_vec(), is_pinned: true, types: Vec::new() });
     }
 
-    /// Pins the accepted keys of a machine, which is asked for a key of these types first.
+    /// Pins the accepted keys of a machine. Connections then ask the machine for a key of one of these types.
     pub fn pin_keys(&self, machine: &str, keys: &[HostKey]) {
         let fingerprints = keys.iter().map(|key| key.fingerprint.clone()).collect();
         let types = keys.iter().map(|key| key.key_type.clone()).collect();
@@ -233,6 +233,6 @@ mod tests {
             hosts.forget(one);
         }
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines <= MAX_SURPLUS_LINES + 2, "{lines}");
+        assert!(lines <= MAX_SURPLUS_LINES + 2, "{lines} lines for one machine");
     }
 }

@@ -219,7 +219,7 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 /// # Errors
 /// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
-    retry::retry_new(target, hosts, grace, || dial(target, hosts)).await
+    retry::retry_new_machine(target, hosts, grace, || dial(target, hosts)).await
 }
 
 /// Same as [`dial`], through the session of another machine. Supports SSH only. Rejected credentials are retried for
@@ -233,7 +233,7 @@ pub async fn dial_through(
     hosts: &KnownHosts,
     grace: Duration,
 ) -> Result<Box<dyn Session>, DialError> {
-    retry::retry_new(target, hosts, grace, || dial_through_once(via, target, hosts)).await
+    retry::retry_new_machine(target, hosts, grace, || dial_through_once(via, target, hosts)).await
 }
 
 async fn dial_through_once(

@@ -172,7 +172,7 @@ impl Session for LocalSession {
             let source = std::io::Error::other("missing pipes");
             return Err(RunError::Local { operation: "failed to connect to sh", source });
         };
-        // The reader sees the end of the command. Dropping the stream kills the command.
+        // The stream ends when the command ends. Dropping the stream kills the command.
         Ok(Box::new(Program { stream: tokio::io::join(output, input), _child: child, _group: group }))
     }
 

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// Delay after the first attempt. It doubles up to [`MAX_DELAY`]. The Go implementation retries without delay (case C5).
+/// Delay after the first attempt. It doubles up to [`MAX_DELAY`] (case C5 of docs/spec/fleeting.md).
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(2);
 /// Timeout of the first attempt. One attempt must not take all the time, because booting machines may drop packets. The timeout doubles
@@ -58,7 +58,7 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
 }
 
 /// Implements [`super::dial_new`] with `attempt`.
-pub(super) async fn retry_new<T, F: Future<Output = Result<T, DialError>>>(
+pub(super) async fn retry_new_machine<T, F: Future<Output = Result<T, DialError>>>(
     target: &Target,
     hosts: &KnownHosts,
     grace: Duration,

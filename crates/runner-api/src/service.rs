@@ -143,6 +143,6 @@ pub trait RunnerService: Send + Sync + 'static {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError>;
-    /// `GET /jobs/:id/artifacts`: returns the archive of `job`. The token is that of a job that depends on it.
+    /// `GET /jobs/:id/artifacts`: returns the archive of `job`. `token` belongs to a job that depends on `job`.
     async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError>;
 }

@@ -113,8 +113,8 @@ pub struct UpdateRequest {
     /// Key by which a later job resumes the environment of this job. Since GitLab 19.4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_environment_key: Option<String>,
-    /// Muster's addition, sent only if the payload says that the coordinator accepts it: the result tree of the job as
-    /// JSON.
+    /// Muster's addition: the result tree of the job as JSON. Sent only if the payload of the job announces that the
+    /// coordinator accepts it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result_tree: Option<serde_json::Value>,
 }

@@ -19,7 +19,7 @@ pub enum VaultError {
     Option {
         /// Name of the variable.
         name: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: String,
     },
     /// A file that the manager's environment names cannot be used.

@@ -25,7 +25,7 @@ pub struct VaultOptions {
     pub ca_directory: Option<PathBuf>,
     /// Files with the certificate and the private key of the client.
     pub client_certificate: Option<(PathBuf, PathBuf)>,
-    /// Whether the certificate of the server is not verified.
+    /// Whether to skip the verification of the server's certificate.
     pub skip_verify: bool,
     /// Maximum time of one request. Defaults to 60 s.
     pub timeout: Duration,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_the_vault_client() {
+    fn options_are_read_from_the_variables_of_the_vault_client() {
         let read = options(&[(TIMEOUT, "90"), (MAX_RETRIES, "0"), (SKIP_VERIFY, "t"), (CA_FILE, "")]).unwrap();
         assert_eq!((read.timeout, read.max_retries, read.skip_verify), (Duration::from_secs(90), 0, true));
         assert_eq!(read.ca_file, None);

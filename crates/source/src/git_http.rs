@@ -154,7 +154,8 @@ impl GitServer {
         }
     }
 
-    /// Starts `git upload-pack`, which is killed when its handle is dropped.
+    /// Starts `git upload-pack`, which is killed when its handle is dropped. With `advertise`, the process only lists the refs
+    /// and gets no input.
     fn spawn(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
         let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
         if advertise {

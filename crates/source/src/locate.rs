@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use crate::SnapshotError;
 use crate::git::{Git, path_from_bytes};
 
-/// Arguments of `git rev-parse`. Each one after the first prints one line, except the two that change how later ones are
-/// printed: `--path-format` and `--symbolic-full-name`.
+/// Command line for git. Each argument after `rev-parse` prints one line, except `--path-format` and
+/// `--symbolic-full-name`, which only change how later arguments are printed.
 const LOCATE: [&str; 11] = [
     "rev-parse",
     "--is-bare-repository",
@@ -23,12 +23,19 @@ const LOCATE: [&str; 11] = [
 
 /// The repository that contains a directory.
 pub(super) struct Located {
+    /// Git directory of the worktree.
     pub(super) git_dir: PathBuf,
+    /// Git directory that all worktrees of the repository share.
     pub(super) common_dir: PathBuf,
+    /// `sha1` or `sha256`.
     pub(super) object_format: String,
+    /// Root directory of the worktree.
     pub(super) worktree: PathBuf,
+    /// ID of the commit of `HEAD`.
     pub(super) head: String,
+    /// ID of the tree of `HEAD`.
     pub(super) tree: String,
+    /// Current branch. `None` for a detached `HEAD`.
     pub(super) branch: Option<String>,
 }
 

@@ -50,8 +50,8 @@ pub trait Builtin<J>: Send + Sync {
         Ok(())
     }
 
-    /// Returns whether a killed agent left something of the step behind that [`Builtin::remove_leftovers`] removes. `temp_dir` is the
-    /// directory for the job's temporary files.
+    /// Returns whether a killed agent left something behind that [`Builtin::remove_leftovers`] must remove. `temp_dir` is the directory
+    /// for the job's temporary files.
     fn has_leftovers(&self, _temp_dir: &Path) -> bool {
         false
     }

@@ -90,12 +90,12 @@ fn delegated_outputs(text: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns the values in a file by name. A later line replaces an earlier one of the same name. If `debug` is set, errors quote the
+/// Returns the values in a file by name. A later line replaces an earlier one of the same name. If `quotes_file` is set, errors quote the
 /// line.
-fn values(text: &str, debug: bool) -> Result<Map<String, Value>, LineError> {
+fn values(text: &str, quotes_file: bool) -> Result<Map<String, Value>, LineError> {
     let mut values = Map::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-        let fail = |problem| LineError { line: index + 1, problem, text: debug.then(|| line.to_owned()) };
+        let fail = |problem| LineError { line: index + 1, problem, text: quotes_file.then(|| line.to_owned()) };
         let (name, value) = parse_line(line).map_err(fail)?;
         values.insert(name, value);
     }
@@ -122,13 +122,13 @@ fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
 }
 
 /// Returns the outputs in an output file, checked against what the step declares and completed with its defaults.
-pub(crate) fn outputs(text: &str, declared: &Outputs, debug: bool) -> Result<Map<String, Value>, ValueFileError> {
+pub(crate) fn outputs(text: &str, declared: &Outputs, quotes_file: bool) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
-        let data = debug.then(|| text.to_owned());
+        let data = quotes_file.then(|| text.to_owned());
         return delegated_outputs(text).map_err(|error| ValueFileError::StepResult { error, data });
     };
     let fail = |key: &String, error: OutputError| ValueFileError::Output(key.clone(), error);
-    let mut found = values(text, debug).map_err(ValueFileError::OutputLine)?;
+    let mut found = values(text, quotes_file).map_err(ValueFileError::OutputLine)?;
     if let Some(key) = found.keys().find(|key| !declared.contains_key(*key)) {
         return Err(fail(key, OutputError::Unexpected));
     }
@@ -148,8 +148,8 @@ pub(crate) fn outputs(text: &str, declared: &Outputs, debug: bool) -> Result<Map
 }
 
 /// Returns the environment variables in an export file.
-pub(crate) fn exports(text: &str, debug: bool) -> Result<Vec<(String, String)>, ValueFileError> {
-    let values = values(text, debug).map_err(ValueFileError::ExportLine)?;
+pub(crate) fn exports(text: &str, quotes_file: bool) -> Result<Vec<(String, String)>, ValueFileError> {
+    let values = values(text, quotes_file).map_err(ValueFileError::ExportLine)?;
     let text = |(key, value): (String, Value)| {
         let text = match &value {
             Value::Array(_) | Value::Object(_) => {

@@ -110,11 +110,11 @@ const MAX_NODES: usize = 100_000;
 /// Maximum depth of nested values.
 const MAX_DEPTH: usize = 64;
 
-/// Reads the first `documents` documents of a stream. Later documents are not parsed.
+/// Reads at most `max_documents` documents of a stream. Later documents are not parsed.
 ///
 /// # Errors
 /// The text is not valid YAML, or exceeds a limit. The error has the line.
-pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Node>, YamlError> {
+pub(crate) fn parse_documents(text: &str, max_documents: usize) -> Result<Vec<Node>, YamlError> {
     let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, line: 1 };
     let mut values = Vec::new();
     loop {
@@ -122,7 +122,7 @@ pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Node>,
             Event::DocumentStart(..) => {
                 let event = reader.next()?;
                 values.push(reader.value(event, 0)?);
-                if values.len() == documents {
+                if values.len() == max_documents {
                     return Ok(values);
                 }
             }
@@ -134,8 +134,11 @@ pub(crate) fn parse_documents(text: &str, documents: usize) -> Result<Vec<Node>,
 
 struct Reader<'a> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
+    /// Values by the IDs of their anchors, with the number of values that each contains.
     anchors: HashMap<usize, (Node, usize)>,
+    /// Number of values that were read, with aliases expanded.
     nodes: usize,
+    /// Line of the last event.
     line: usize,
 }
 

@@ -30,11 +30,14 @@ use muster_taskscaler::types::{GroupId, ResourceRequest, SlotRequest, StickyCont
 
 const INSTANCES: u32 = 5_000;
 const WAITING: usize = 20_000;
+/// The only instance group.
 const G: GroupId = GroupId(0);
 
 struct Fleet {
     engine: Engine,
+    /// Current time in milliseconds. Each event is one millisecond later than the one before.
     at: u64,
+    /// Number of the latest call that lists the instances.
     call: u64,
 }
 
@@ -73,6 +76,7 @@ impl Fleet {
     }
 }
 
+/// Returns all instances, as the plugin lists them.
 fn list() -> Vec<(InstanceId, InstanceState)> {
     (0..INSTANCES)
         .map(|n| (InstanceId::new(format!("projects/p/zones/z/instances/runner-{n:08}")), InstanceState::Running))

@@ -34,8 +34,11 @@ const LEARNING_DAYS: u64 = 7;
 #[derive(Debug, Clone)]
 struct PolicyResult {
     name: String,
+    /// 95th percentile of the waits of jobs in seconds.
     p95: f64,
+    /// Mean wait of jobs in seconds.
     mean: f64,
+    /// Cost of all instances.
     cost: f64,
 }
 
@@ -50,6 +53,7 @@ fn idle_target(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> IdleTarg
     IdleTarget { idle_count, idle_time, scale_factor, ..IdleTarget::default() }
 }
 
+/// Idle times of the fixed policies in seconds.
 const IDLE_TIMES: [u64; 5] = [15, 30, 60, 180, 300];
 
 /// Returns the fixed policies.

@@ -121,9 +121,7 @@ pub enum UnmanagedPolicy {
 }
 
 impl Config {
-    /// Creates the configuration of a single group with gitlab-runner's defaults.
-    ///
-    /// See docs/spec/fleeting.md 3.1 and 5.1.
+    /// Creates the configuration of a single group with gitlab-runner's defaults (docs/spec/fleeting.md, sections 3.1 and 5.1).
     #[must_use]
     pub fn new(group: GroupConfig) -> Self {
         Self {

@@ -49,7 +49,9 @@ const FIELDS: [Field; 5] = [
     Field { name: "month", min: 1, max: 12, names: &MONTHS },
     Field { name: "weekday", min: 0, max: 7, names: &WEEKDAYS },
 ];
+/// Bit of Sunday in the set of weekdays.
 const SUNDAY: u64 = 1;
+/// Bit of the value 7, which also means Sunday. Parsing replaces it with [`SUNDAY`].
 const SUNDAY_AS_7: u64 = 1 << 7;
 
 /// Error for text that is not a valid cron expression.

@@ -10,15 +10,15 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         Value::String(line) => Some(vec![line.to_string()]),
         Value::List(_) => lines(node, at, problems),
         _ => {
-            problems.report(node.span, at, expected_strings(&format!("it is {}", node.kind())));
+            problems.report(node.span, at, expected_strings_message(&format!("it is {}", node.kind())));
             None
         }
     }
 }
 
-/// Returns the message about a script with another type. `but` describes what it is or contains.
-fn expected_strings(but: &str) -> String {
-    format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {but}")
+/// Returns the message for a script that is not text or a list of texts. `actual` describes what it is or contains.
+fn expected_strings_message(actual: &str) -> String {
+    format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {actual}")
 }
 
 fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
@@ -30,7 +30,7 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
             continue;
         }
         is_valid = false;
-        let message = expected_strings(&format!("it contains {}", item.kind()));
+        let message = expected_strings_message(&format!("it contains {}", item.kind()));
         match item.value {
             Value::Map(_) => {
                 problems.report_with_help(

@@ -1,4 +1,4 @@
-//! The top level: distinguishes jobs from other keys, and parses all of them (docs/spec/pipeline-yaml.md, section 1.1).
+//! Parses the top level of a configuration: the keywords and the jobs (docs/spec/pipeline-yaml.md, section 1.1).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(crate) struct Config {
 /// Parses the merged tree. Returns what could be parsed, and the tree with defaults and without hidden keys.
 ///
 /// `complete` means that the configuration was loaded without errors. Otherwise parts may be missing, and errors that
-/// only result from that are not reported. `gaps` describes the missing parts.
+/// result only from missing parts are not reported. `gaps` describes what is missing.
 pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Problems) -> (Config, Node) {
     let empty = Map::default();
     let map = root.as_map().unwrap_or(&empty);

@@ -28,7 +28,8 @@ pub(crate) struct AutoCancelEntry {
 }
 
 impl AutoCancelEntry {
-    /// Uses the values of `workflow` (`fallback`) for keys that the matched rule (`self`) does not set.
+    /// Returns the settings of the matched rule (`self`). Keys that it does not set have the values of `workflow`
+    /// (`fallback`).
     pub(crate) fn with_fallback(self, fallback: Self) -> AutoCancel {
         AutoCancel {
             on_new_commit: self.on_new_commit.or(fallback.on_new_commit).unwrap_or_default(),

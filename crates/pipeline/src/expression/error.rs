@@ -60,7 +60,9 @@ impl ExpressionError {
         let length = match &self.kind {
             ExpressionErrorKind::UnknownLexeme(text) | ExpressionErrorKind::Unexpected(text) => text.len(),
             ExpressionErrorKind::Empty | ExpressionErrorKind::MissingValue | ExpressionErrorKind::TooManyTokens => 0,
+            // The opening `(` or `/`.
             ExpressionErrorKind::Unclosed | ExpressionErrorKind::Regexp(_) => 1,
+            // The operator `=~` or `!~`.
             ExpressionErrorKind::InvalidPatternValue(_) => 2,
         };
         self.offset..self.offset + length

@@ -56,7 +56,7 @@ pub(super) struct Lookup<'a> {
     pub(super) patterns: RefCell<&'a mut Patterns>,
 }
 
-/// Evaluates `node`. The value of `&&` and `||` is that of the operand that decides.
+/// Evaluates `node`. `&&` and `||` return the value of the last operand that was evaluated.
 pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
@@ -81,7 +81,7 @@ pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, Expres
     }
 }
 
-/// Evaluates `left =~ right`. Null on the left side is the empty text. Null on the right side never matches.
+/// Evaluates `left =~ right`. Null on the left side counts as the empty text. Null on the right side never matches.
 fn matches(left: &Value, right: &Node, offset: usize, lookup: &Lookup<'_>) -> Result<bool, ExpressionError> {
     let text = left.text().unwrap_or_default();
     if let Node::Pattern(regex) = right {

@@ -1,4 +1,4 @@
-//! Splits an expression into tokens. The alternatives are tried in GitLab's order.
+//! Splits an expression into tokens. Tries the kinds of tokens in the same order as GitLab.
 
 use regex::Regex;
 
@@ -12,7 +12,7 @@ use crate::regexp;
 pub(super) enum Mode {
     /// `rules:if`
     Variables,
-    /// `spec:inputs:rules`, with `$[[ inputs.id ]]` in addition.
+    /// `spec:inputs:rules`. The expression may also use `$[[ inputs.id ]]`.
     Inputs,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<
     }
 }
 
-/// Returns the token at the start of `text` and its length in bytes.
+/// Returns the token at the start of `text` and its length in bytes, or `None` if no token starts there.
 fn token(
     text: &str,
     mode: Mode,

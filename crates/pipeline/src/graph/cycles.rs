@@ -13,7 +13,7 @@ enum Mark {
 
 /// Returns a cycle among `count` nodes, if there is one. Each node depends on the next, and the last one on the first.
 ///
-/// Follows each link once, without recursion.
+/// `links` returns the nodes that a node depends on. Follows each link once, without recursion.
 pub(crate) fn find<I: Iterator<Item = usize>>(count: usize, links: impl Fn(usize) -> I) -> Option<Vec<usize>> {
     let mut marks = vec![Mark::Unvisited; count];
     for start in 0..count {
@@ -52,7 +52,7 @@ fn set(marks: &mut [Mark], node: usize, mark: Mark) {
 }
 
 /// Creates the error for a cycle of `needs`.
-pub(crate) fn cycle_message(span: Option<Span>, names: &[&str]) -> Diagnostic {
+pub(crate) fn cycle_error(span: Option<Span>, names: &[&str]) -> Diagnostic {
     let mut cycle = names.to_vec();
     cycle.extend(names.first());
     let message = format!("the pipeline has circular dependencies: {}", cycle.join(" needs "));

@@ -79,7 +79,7 @@ impl Linker<'_> {
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
         let lists: Vec<Option<&Needs>> = std::iter::once(self.job.needs.as_ref()).chain(rule_needs).collect();
         let dependencies = self.dependencies(problems);
-        self.producers(problems);
+        self.check_producers(problems);
         let instances = self.instances.get(self.group.clone()).unwrap_or_default();
         if !lists.iter().flatten().any(|needs| uses_matrix(needs)) {
             // All instances have the same links.
@@ -227,7 +227,7 @@ impl Linker<'_> {
     }
 
     /// Checks the jobs of `trigger:include:job`.
-    fn producers(&self, problems: &mut Problems) {
+    fn check_producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
                 let _ = self.dependency(producer, problems);

@@ -18,7 +18,7 @@ use crate::config::parallel::Cell;
 use crate::config::parsing::Problems;
 use crate::node::Span;
 
-pub(crate) use cycles::{cycle_message, find as find_cycle};
+pub(crate) use cycles::{cycle_error, find as find_cycle};
 
 /// Maximum number of jobs of a pipeline, including instances of parallel jobs.
 const MAX_JOBS: usize = 50_000;
@@ -131,7 +131,7 @@ impl Graph {
             cycle.iter().filter_map(|&index| self.instances.get(index)).map(|instance| &*instance.name).collect();
         let first = cycle.first().and_then(|&index| self.entry(config, index));
         let span = first.and_then(|job| job.needs.as_ref()).map(|needs| needs.span);
-        problems.push(cycle_message(span, &names));
+        problems.push(cycle_error(span, &names));
     }
 
     /// Returns the job that an instance was created from.

@@ -148,7 +148,9 @@ fn truncate(arguments: &str) -> Result<Function, BlockError> {
         &[Some(offset), Some(length)] => Ok(Function::Truncate { offset, length }),
         _ => Err(BlockError::new(
             "`truncate` takes two integers",
-            Some("write `truncate(offset,length)`, with offset and length in characters, starting at 0".to_owned()),
+            Some(
+                "write `truncate(offset,length)`, both in characters; the first character has the offset 0".to_owned(),
+            ),
         )),
     }
 }

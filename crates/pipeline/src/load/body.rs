@@ -16,7 +16,8 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns the body of a file with its blocks replaced.
+    /// Returns the body of a file with its blocks replaced. Reports errors, and returns `None` if the header or the inputs
+    /// have any.
     pub(super) fn interpolated(&mut self, file: &File, given: &[GivenInput], at: Option<Span>) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
@@ -85,7 +86,7 @@ impl Loader<'_> {
     }
 
     /// Reports the first block in a file without a header. `$[[ component.… ]]` is an error. `$[[ inputs.… ]]` causes a
-    /// warning: GitLab does not replace it, which is rarely intended.
+    /// warning, because GitLab does not replace it and the author probably expects that it does.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();

@@ -107,7 +107,7 @@ impl Kind {
     }
 }
 
-/// Parses the first document of a file with `spec`.
+/// Parses a header: the first document of a file, if it contains `spec`.
 pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Header {
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
@@ -180,7 +180,7 @@ fn declaration(
 }
 
 impl Declaration {
-    /// Checks the type of a value, the options and the pattern.
+    /// Checks that a value has the declared type, is one of `options`, and matches the declared pattern.
     ///
     /// # Errors
     /// Returns the reason as the rest of a sentence whose subject is the value.

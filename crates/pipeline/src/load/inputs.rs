@@ -46,7 +46,7 @@ struct Resolution<'a> {
     file: &'a str,
     declarations: &'a [Declaration],
     given: &'a [GivenInput],
-    /// Position of the include entry.
+    /// Position of the include entry. `None` if the file is not included by another file.
     at: Option<Span>,
     values: Values,
     /// Inputs whose rules are being evaluated.
@@ -152,7 +152,8 @@ impl Resolution<'_> {
         });
     }
 
-    /// Returns the options and the default of the first matching rule, or those of the input if no rule matches.
+    /// Returns the options and the default of the first matching rule, or those of the input if no rule matches. Reports an
+    /// error and returns `None` if the rules depend on the input itself or on too many other inputs.
     fn options_and_default<'d>(
         &mut self,
         declaration: &'d Declaration,

@@ -106,7 +106,7 @@ impl Interpolator<'_> {
         }
     }
 
-    /// Returns the value of a text with blocks. Returns `None` if it has no blocks, or only blocks that are not replaced.
+    /// Returns the value of a text with its blocks replaced. Returns `None` if no block is replaced, or after an error.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
         if !text.contains(block::OPEN) || *self.remaining_bytes == 0 {
             return None;
@@ -339,5 +339,5 @@ fn posix_escape(text: &str) -> String {
     escaped
 }
 
-/// Position of values that are only used in messages.
+/// Position of temporary nodes, which no message shows.
 const NO_SPAN: Span = Span { source: crate::node::SourceId(0), line: 1, column: 1, start: 0, end: 0 };

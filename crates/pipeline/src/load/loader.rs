@@ -42,7 +42,8 @@ pub(super) struct Loader<'a> {
     /// Chain of includes that leads to the current file: the target and inputs of each file, to detect cycles. `None` means
     /// that the inputs are too long to compare.
     stack: Vec<(IncludeTarget, Option<String>)>,
-    included: usize,
+    /// Number of files that were included so far, with repetitions.
+    include_count: usize,
     is_over_limit: bool,
     pub(super) budget: Budget,
     pub(super) remaining_interpolation_bytes: usize,
@@ -64,7 +65,7 @@ impl<'a> Loader<'a> {
             run_inputs: HashMap::new(),
             skipped: HashSet::new(),
             stack: Vec::new(),
-            included: 0,
+            include_count: 0,
             is_over_limit: false,
             budget: Budget::new(limits.merged_nodes),
             remaining_interpolation_bytes: MAX_INTERPOLATION_BYTES,
@@ -73,7 +74,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a configuration from the text of its root file.
-    pub(super) fn root(mut self, bytes: &[u8]) -> Loaded {
+    pub(super) fn load_root(mut self, bytes: &[u8]) -> Loaded {
         let name = self.context.config_path.clone();
         self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, inputs_as_text(&[])));
         let blank_message = format!("please provide content of `{name}`");
@@ -88,7 +89,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Loads a child pipeline.
-    pub(super) fn child(mut self, entries: &[ChildSource]) -> Loaded {
+    pub(super) fn load_child(mut self, entries: &[ChildSource]) -> Loaded {
         if entries.len() > MAX_CHILD_INCLUDES {
             let message = format!("trigger:include config is too long (maximum is {MAX_CHILD_INCLUDES})");
             self.diagnostics.push(Diagnostic::error(None, message));
@@ -146,6 +147,7 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Resolves `extends` and `!reference` in the merged files, and hides masked values in the diagnostics.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
@@ -224,7 +226,7 @@ impl<'a> Loader<'a> {
             selected.push((entry, targets));
         }
         let mut targets = selected.iter().filter_map(|(_, targets)| targets.as_ref()).flatten();
-        let remaining = self.limits.includes.saturating_sub(self.included);
+        let remaining = self.limits.includes.saturating_sub(self.include_count);
         let new: Vec<IncludeTarget> = (targets.by_ref().take(remaining))
             .filter(|(target, _)| !self.files.contains_key(target))
             .map(|(target, _)| target.clone())
@@ -269,8 +271,8 @@ impl<'a> Loader<'a> {
         given: &[GivenInput],
         depth: usize,
     ) -> Option<Map> {
-        self.included += 1;
-        if self.included > self.limits.includes {
+        self.include_count += 1;
+        if self.include_count > self.limits.includes {
             self.is_over_limit = true;
             let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
             self.diagnostics

@@ -88,7 +88,7 @@ pub enum IncludeOutcome {
     Merged(SourceId),
     /// The rules of the entry excluded it.
     ExcludedByRules,
-    /// The file could not be read, which a diagnostic reports.
+    /// The file could not be read, or its inputs are invalid. A diagnostic reports the error.
     Failed,
     /// The file cannot be reached from this machine and was skipped with a warning
     /// ([`Context::stubs_includes`]).
@@ -107,12 +107,12 @@ pub struct Parent {
 /// Loads a configuration from the text of its root file.
 #[must_use]
 pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loaded {
-    loader::Loader::new(context, sources, Limits::default()).root(root_text)
+    loader::Loader::new(context, sources, Limits::default()).load_root(root_text)
 }
 
 /// Loads a child pipeline from one to three texts or include entries (docs/spec/pipeline-yaml.md, section 1.9), which
 /// are merged in order.
 #[must_use]
 pub fn load_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Loaded {
-    loader::Loader::new(context, sources, Limits::default()).child(entries)
+    loader::Loader::new(context, sources, Limits::default()).load_child(entries)
 }

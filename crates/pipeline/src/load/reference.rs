@@ -42,8 +42,10 @@ struct Resolver<'a> {
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
 
-/// Returns `root` with every reference replaced. A reference that cannot be resolved is reported, unless the cause is a
-/// missing file. It is removed from lists, and becomes null elsewhere.
+/// Returns `root` with every reference replaced, or `None` if it has no references.
+///
+/// A reference that cannot be resolved is reported, unless the cause is a missing file. In a list, such a reference is
+/// removed. Elsewhere, it becomes null.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,

@@ -14,8 +14,8 @@ use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 /// Minimum length in bytes of masked values to hide. Shorter values would match parts of other words.
 const MIN_SECRET_BYTES: usize = 4;
 
-/// Predefined, project and pipeline variables by name. Later variables replace earlier ones. YAML variables are not included, because they
-/// are read after files are included.
+/// Predefined, project and pipeline variables by name. Pipeline variables have the highest precedence. There are no YAML
+/// variables, because they are read after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,

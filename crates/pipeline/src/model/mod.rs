@@ -86,8 +86,8 @@ pub struct Job {
     pub needs: Option<Vec<Need>>,
     /// `dependencies` as full job names. `None` selects the default set of jobs.
     pub dependencies: Option<Vec<String>>,
-    /// Variables in order of precedence: inherited global ones, `workflow:rules`, job, matrix, rule. Each name occurs
-    /// once, with the value that wins.
+    /// Variables, lowest precedence first: inherited global variables, then those of `workflow:rules`, of the job, of the
+    /// matrix and of the rule. Each name occurs once, with the value that wins.
     pub variables: Vec<Variable>,
     /// Names and values of the `parallel:matrix` cell.
     pub matrix: Vec<(String, String)>,
@@ -163,11 +163,11 @@ pub enum AllowFailure {
 pub struct Retry {
     /// Maximum number of retries, from 0 to 2.
     pub max: u32,
-    /// Failure reasons to retry. Empty if `when` is missing or `always`; the latter sets [`Retry::always`].
+    /// Failure reasons to retry. Empty if `when` is missing or is `always`.
     pub when: Vec<FailureReason>,
     /// Exit codes to retry.
     pub exit_codes: Vec<i32>,
-    /// True if every failure is retried.
+    /// True if every failure is retried: `when` is `always`, or neither `when` nor `exit_codes` is set.
     pub always: bool,
 }
 

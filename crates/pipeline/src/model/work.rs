@@ -101,7 +101,7 @@ pub struct Artifacts {
     pub expose_as: Option<String>,
     /// `access`, or its equivalent if the job has `public`.
     pub access: String,
-    /// Report types of the payload with their paths. `coverage_report` has become `cobertura` or `jacoco`.
+    /// Report types of the payload with their paths. `coverage_report` is already replaced by `cobertura` or `jacoco`.
     pub reports: Vec<(String, Vec<String>)>,
 }
 

@@ -1,4 +1,4 @@
-//! Computes cache keys that depend on files (section "Cache keys" of docs/spec/pipeline-yaml.md, section 6).
+//! Computes cache keys that depend on files (docs/spec/pipeline-yaml.md, section 6).
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -15,6 +15,7 @@ const NO_FILES: &str = "default";
 /// Computes keys. The digest of each set of files is computed once.
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
+    /// Digests by files. The flag is true for the digest of commits, and false for the digest of blobs.
     digests: HashMap<(Vec<String>, bool), String>,
 }
 

@@ -38,8 +38,8 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// Returns all expanded jobs as excluded. `workflow` contains the decisions about `workflow:rules`, because of which no pipeline
-    /// is created.
+    /// Returns all expanded jobs as excluded, if `workflow:rules` prevent the pipeline. `workflow` contains the decisions
+    /// about these rules.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,
@@ -56,7 +56,7 @@ impl Seeder<'_> {
     }
 
     /// Evaluates the expanded job with this index in the graph.
-    pub(crate) fn instance(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
+    pub(crate) fn evaluate(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
         let mut decisions = self.evaluator.trace.origins(entry, &instance.cell, instance.node);

@@ -30,7 +30,7 @@ use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
 use crate::seed::rule_evaluator::RuleEvaluator;
 
-/// Result for an event. It is valid only if no errors were reported to the collector of problems.
+/// Result for an event. Valid only if no errors were reported to [`Problems`].
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// The event creates a pipeline.
@@ -71,11 +71,11 @@ pub(crate) fn seed(
         Seeder { config, graph, base: &base, evaluator: &evaluator, variables: &variables, workflow: matched.decision };
     let mut keys = CacheKeys::default();
     let seeded: Vec<Seeded> =
-        (0..graph.instances.len()).filter_map(|index| seeder.instance(index, &mut keys, problems)).collect();
+        (0..graph.instances.len()).filter_map(|index| seeder.evaluate(index, &mut keys, problems)).collect();
     let (jobs, excluded) = needs::resolve(config, graph, &trace, seeded, problems);
 
     if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
-        let decisions = only_edge_stages(&jobs);
+        let decisions = edge_stage_decisions(&jobs);
         return Outcome::NotCreated(NotCreated { reason: NotCreatedReason::NoJobs, decisions, excluded });
     }
     let base_cancel = config.workflow.auto_cancel;
@@ -126,8 +126,8 @@ fn workflow<'a>(
     Ok(Matched { rule: Some(rule), decision })
 }
 
-/// Returns decisions which explain that jobs in `.pre` and `.post` alone create no pipeline.
-fn only_edge_stages(jobs: &[crate::model::Job]) -> Vec<Decision> {
+/// Returns decisions that explain why jobs in `.pre` and `.post` alone create no pipeline.
+fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,
         text: format!(

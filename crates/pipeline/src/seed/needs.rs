@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::config::needs::{NeedTarget, Needs};
 use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
-use crate::graph::{ExpandedJob, Graph, Link, cycle_message, find_cycle};
+use crate::graph::{ExpandedJob, Graph, Link, cycle_error, find_cycle};
 use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
@@ -134,7 +134,7 @@ impl Resolver<'_> {
         if let Some(cycle) = find_cycle(self.graph.instances.len(), links) {
             let names: Vec<&str> = cycle.iter().map(|&index| self.name(index)).collect();
             let span = cycle.first().and_then(|&index| self.graph.entry(self.config, index)).map(|entry| entry.span);
-            problems.push(cycle_message(span, &names));
+            problems.push(cycle_error(span, &names));
         }
     }
 }

@@ -29,6 +29,7 @@ struct Built {
 /// A list or map that is not finished.
 struct Frame {
     collection: Collection,
+    /// ID of the anchor. 0 means that the collection has no anchor.
     anchor: usize,
     span: Span,
     nodes: usize,
@@ -36,8 +37,16 @@ struct Frame {
 }
 
 enum Collection {
-    List { items: Vec<Node>, is_reference: bool },
-    Map { map: Map, merged: HashSet<Arc<str>>, key: Key },
+    List {
+        items: Vec<Node>,
+        is_reference: bool,
+    },
+    /// A map, the keys that `<<` added to it, and the key whose value comes next.
+    Map {
+        map: Map,
+        merged: HashSet<Arc<str>>,
+        key: Key,
+    },
 }
 
 /// A key whose value has not been read.
@@ -269,7 +278,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Returns the end of a collection: that of its closing bracket or of its last value.
+/// Returns the end of a collection: the end of its closing bracket, or of its last value if it has no brackets.
 fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
     if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
 }

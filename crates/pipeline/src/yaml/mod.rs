@@ -73,7 +73,7 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
     builder.finish()
 }
 
-/// Returns the options with which the parser accepts the same texts as libyaml.
+/// Returns the options that make the parser follow libyaml.
 fn grammar(limits: &Limits) -> Options {
     let mut options = Options::default();
     options.strict_indentation = false;

@@ -131,6 +131,7 @@ enum Outcome {
     Bool(bool),
 }
 
+/// Values of the variables `V0` to `V3`. `None` means that the variable is not defined.
 const VARIABLES: [Option<&str>; 4] = [None, Some(""), Some("main"), Some("true")];
 
 impl Tree {

@@ -58,25 +58,26 @@ fn c057_identifiers_must_be_in_the_order_of_the_needed_job() {
     assert_fails(&b, "b job: undefined need: a: [2, m]");
 }
 
-/// Returns two jobs. `a` has a matrix over `OS`. `b`, with the keys `consumer`, needs the cell of `a` that `value` selects.
-fn pairs(consumer: &str, value: &str) -> String {
+/// Returns two jobs. `a` has a matrix over `OS`. `b` needs the cell of `a` that the block with `value` selects. `keys` are
+/// additional keys of `b`.
+fn need_with_block(keys: &str, value: &str) -> String {
     format!(
         "{{a: {{S, stage: build, parallel: {{matrix: [{{OS: [l, w]}}]}}}}, \
-         b: {{S, {consumer} needs: [{{job: a, parallel: {{matrix: [{{OS: ['$[[ {value} ]]']}}]}}}}]}}}}"
+         b: {{S, {keys} needs: [{{job: a, parallel: {{matrix: [{{OS: ['$[[ {value} ]]']}}]}}}}]}}}}"
     )
 }
 
 #[test]
 fn c058_need_can_use_the_values_of_its_own_cell() {
-    let case = Case::new(&pairs("parallel: {matrix: [{OS: [l, w]}]},", "matrix.OS"));
+    let case = Case::new(&need_with_block("parallel: {matrix: [{OS: [l, w]}]},", "matrix.OS"));
     assert_eq!(needs(&case.job("b: [l]")), Some(vec!["a: [l]".into()]));
     assert_eq!(needs(&case.job("b: [w]")), Some(vec!["a: [w]".into()]));
 }
 
 #[test]
 fn c059_matrix_block_requires_a_matrix_job() {
-    assert_fails(&pairs("", "matrix.OS"), "only in a job with `parallel:matrix`");
-    assert_fails(&pairs("parallel: {matrix: [{OS: [l, w]}]},", "matrix.CPU"), "`CPU` is not an identifier");
+    assert_fails(&need_with_block("", "matrix.OS"), "only in a job with `parallel:matrix`");
+    assert_fails(&need_with_block("parallel: {matrix: [{OS: [l, w]}]},", "matrix.CPU"), "`CPU` is not an identifier");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use crate::case::describe;
 use crate::harness::{TestProject, assert_rejected, errors, merged, project, warnings};
 
+/// A file with the job `a`.
 const A: &str = "a: {script: [x]}\n";
 
 /// Returns the names of the visible jobs, in order.

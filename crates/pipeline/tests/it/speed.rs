@@ -53,7 +53,8 @@ fn many_jobs_are_compiled_fast() {
     eprintln!("5,000 jobs, {} lines: {elapsed:?}", text.lines().count());
 }
 
-/// 200 instances that each need 200 instances are rejected before they become millions of links.
+/// 150 jobs with 200 instances each are rejected before 300 million links are created. Each instance needs the 10,000
+/// instances of 50 other jobs.
 #[test]
 fn needs_between_parallel_jobs_are_bounded() {
     let mut text = String::new();

@@ -54,7 +54,7 @@ impl std::fmt::Debug for SessionInner {
 enum RequestError {
     /// The credentials were rejected.
     Auth,
-    /// Another machine responded.
+    /// The certificate differs from the known certificate of the machine.
     Certificate(CertificateMismatch),
     /// The server reported a fault.
     Fault(Fault),

@@ -164,7 +164,7 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     if code == Some(OPERATION_TIMED_OUT) {
         return Err(Fault::NoOutputYet);
     }
-    // The message of the provider is more specific than the reason.
+    // `Message` comes from the provider and is more specific than `Text`, the general reason.
     let message = ["Message", "Text"].iter().find_map(|name| {
         let pieces = find(&document, name)?.descendants().filter(|node| node.is_text());
         let text: String = pieces.filter_map(|node| node.text()).collect();

@@ -20,10 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ssh_server::target;
 
-/// State of the server: shells, and unread output of their commands.
+/// State of the server.
 #[derive(Default)]
 pub(crate) struct Machine {
+    /// Number of shells that were created so far.
     created: u32,
+    /// Existing shells by ID, each with its command once the command is started.
     shells: HashMap<String, Option<Command>>,
     /// Number of "timed out" responses before the first output.
     timeouts: u32,

@@ -19,6 +19,7 @@ use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Maximum time without progress in a download.
 const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
+/// Maximum number of redirects of a download.
 const MAX_REDIRECTS: usize = 5;
 
 /// Timeouts of an upload (`[runners.artifact]`).

@@ -21,7 +21,7 @@ pub enum ClientError {
         /// Message from the coordinator.
         message: String,
     },
-    /// Unreachable, too slow, overloaded, or an error of the server: the call may succeed later.
+    /// The coordinator is unreachable, too slow or overloaded, or has an internal error. The call may succeed later.
     #[error("{call}: {message}")]
     Transient {
         /// Name of the call.

@@ -145,7 +145,7 @@ async fn endless_payload_is_reported_as_too_long() {
         tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await;
     let (id, why) = decode_failure(result.unwrap());
     assert!(id == JobId(7) && why.contains("exceeds 64 MiB"), "{id} {why}");
-    assert!(server.await.unwrap() < 128, "the client stops reading");
+    assert!(server.await.unwrap() < 128, "the client must stop reading soon after 64 MiB");
 }
 
 #[tokio::test]

@@ -112,7 +112,7 @@ impl Client {
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         const CALL: &str = "job request";
         let response = self.send_job_request(CALL, request, progress).await?;
-        progress.answered();
+        progress.mark_answered();
         let last_update = reply::text_header(response.headers(), "x-gitlab-last-update");
         let announced = reply::text_header(response.headers(), IDEMPOTENCY_HEADER);
         let repeats = announced.is_some_and(|value| value == IDEMPOTENCY_HONORED);

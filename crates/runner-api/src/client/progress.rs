@@ -51,7 +51,8 @@ impl Progress {
         *self.0.lock() == Stage::Answered
     }
 
-    pub(super) fn answered(&self) {
+    /// Records that the response headers have arrived.
+    pub(super) fn mark_answered(&self) {
         *self.0.lock() = Stage::Answered;
     }
 

@@ -25,7 +25,7 @@ const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 pub struct JobOffer {
     /// The job, if there is one.
     pub job: Option<Box<JobPayload>>,
-    /// Text of the answer with the job. Empty without a job, and if the answer is incomplete.
+    /// Text of the response with the job. Empty if there is no job, or if the response is incomplete.
     pub text: String,
     /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
     /// 2.3).
@@ -72,7 +72,8 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// Returns the job of a 201, and the text of the answer. The job is assigned, so a partial payload is used if its ID and token can be read.
+/// Returns the job of a 201, and the text of the response. A partial payload is used if its ID and token can be read,
+/// because the job is already assigned.
 pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(JobPayload, String), ClientError> {
     if response.status() != StatusCode::CREATED {
         return Err(refusal(call, response).await);

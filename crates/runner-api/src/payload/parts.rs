@@ -246,7 +246,7 @@ pub struct Dependency {
     /// ID of the job that produced the artifacts.
     #[serde(deserialize_with = "null_default")]
     pub id: i64,
-    /// Token for the download: that of the downloading job.
+    /// Token for the download. It is the token of the downloading job.
     #[serde(deserialize_with = "null_default")]
     pub token: String,
     /// Name of the job that produced the artifacts.

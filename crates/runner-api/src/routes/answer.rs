@@ -63,7 +63,8 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Sets `Job-Status`. With `canceled` and `failed` a runner stops the job, with `canceling` it stops it gracefully.
+/// Sets `Job-Status`. A runner stops the job immediately if the status is `canceled` or `failed`, and gracefully if the
+/// status is `canceling`.
 pub(super) fn set_status(headers: &mut HeaderMap, status: JobStatus) {
     headers.insert(JOB_STATUS, HeaderValue::from_static(status.as_str()));
 }

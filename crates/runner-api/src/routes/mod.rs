@@ -79,9 +79,9 @@ fn decode<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
         .map_err(|error| Refusal(ServiceError::BadRequest(format!("invalid request body: {error}"))))
 }
 
-/// Returns the token in the body, or in the header `name`.
-fn token_from(body: String, headers: &HeaderMap, name: &str) -> String {
-    if body.is_empty() { header_text(headers, name).unwrap_or_default().to_owned() } else { body }
+/// Returns `body_token`, the token in the body. If it is empty, returns the token in the header `name`.
+fn token_from(body_token: String, headers: &HeaderMap, name: &str) -> String {
+    if body_token.is_empty() { header_text(headers, name).unwrap_or_default().to_owned() } else { body_token }
 }
 
 /// Returns a header as text. Treats an invalid header as missing.

@@ -95,12 +95,19 @@ impl Job {
 struct State {
     queue: VecDeque<JobId>,
     jobs: BTreeMap<JobId, Job>,
+    /// Assigned jobs by idempotency key.
     keys: HashMap<String, JobId>,
+    /// Faults of the next calls, in order.
     faults: HashMap<Call, VecDeque<Fault>>,
+    /// Number of job requests so far.
     requests: usize,
+    /// Number of job requests that are held now.
     waiting: usize,
+    /// Maximum of `waiting` so far.
     max_waiting: usize,
+    /// Whether all job requests are rejected.
     refuses_runners: bool,
+    /// Whether an assigned job waits until its manager accepts it.
     two_phase: bool,
     runners: runners::Runners,
     front: gitlab::Front,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_job::Secret;
 use muster_secret_store::{Engine, VaultError, VaultOptions, VaultSecret, VaultServer, VaultSession};
 
-/// Returns options without retries. For a test that changes that, the delay before a retry is short.
+/// Returns options without retries. If a test enables retries, the delay before a retry is short.
 pub(crate) fn options() -> VaultOptions {
     VaultOptions { max_retries: 0, retry_delay: Duration::from_millis(1), ..VaultOptions::default() }
 }

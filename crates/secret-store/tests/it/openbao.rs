@@ -63,6 +63,7 @@ async fn refusals_of_the_server_name_the_remedy_and_no_token() {
         texts.push(format!("{name}: {error}").replace(&server.url, "https://vault.example"));
     }
     let text = texts.join("\n");
+    // Tokens of OpenBao begin with `s.`.
     assert!(!text.contains(&token) && !text.contains("s."), "{text}");
     insta::assert_snapshot!(text);
 }

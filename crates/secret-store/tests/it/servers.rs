@@ -111,7 +111,7 @@ async fn login_is_shared_by_the_secrets_of_one_job() {
 }
 
 #[tokio::test]
-async fn answers_that_are_not_those_of_vault_are_errors() {
+async fn answers_that_vault_never_sends_are_errors() {
     let long = format!("{{\"data\": \"{}\"}}", "x".repeat(5 * 1024 * 1024));
     let html = answer("200 OK", "", "<html>Sign in</html>");
     let control = answer("400 Bad Request", "", &format!("{{\"errors\": [\"a\\u001b[31m\\nb{}\"]}}", "x".repeat(9000)));

@@ -52,7 +52,7 @@ pub enum ExtensionError {
     },
 }
 
-fn expected(key: &'static str, expected: &'static str) -> ExtensionError {
+fn invalid_value(key: &'static str, expected: &'static str) -> ExtensionError {
     ExtensionError::Value { key, expected }
 }
 
@@ -75,16 +75,18 @@ impl Extension {
                 "retry" => (parsed.policy.attempts, parsed.retry_delay) = retry(value)?,
                 "timeout" => {
                     let timeout = duration(value).filter(|timeout| !timeout.is_zero());
-                    let timeout = timeout.ok_or_else(|| expected("timeout", "a duration, such as `90s` or `1h30m`"))?;
+                    let timeout =
+                        timeout.ok_or_else(|| invalid_value("timeout", "a duration, such as `90s` or `1h30m`"))?;
                     parsed.policy.timeout_ms = milliseconds(timeout).max(1);
                 }
                 "allow_failure" => {
-                    let value = boolean(value).ok_or_else(|| expected("allow_failure", "true or false"))?;
+                    let value = boolean(value).ok_or_else(|| invalid_value("allow_failure", "true or false"))?;
                     parsed.policy.allow_failure = value;
                 }
                 "section" => {
                     let title = value.as_str().filter(|title| is_title(title));
-                    parsed.policy.title = title.ok_or_else(|| expected("section", "a title of one line"))?.to_owned();
+                    parsed.policy.title =
+                        title.ok_or_else(|| invalid_value("section", "a title of one line"))?.to_owned();
                 }
                 "parallel" => parsed.parallel = parallel(value)?,
                 "matrix" => parsed.matrix = matrix(value)?,
@@ -120,7 +122,7 @@ fn condition(node: &Node) -> Result<Value, ExtensionError> {
     boolean(node)
         .map(Value::Bool)
         .or_else(expression)
-        .ok_or_else(|| expected("if", "one expression, such as `${{ vars.CI_COMMIT_BRANCH == \"main\" }}`"))
+        .ok_or_else(|| invalid_value("if", "one expression, such as `${{ vars.CI_COMMIT_BRANCH == \"main\" }}`"))
 }
 
 /// Returns whether a text is one expression. Two expressions would become a text, which is true as a condition.
@@ -134,14 +136,18 @@ fn when(node: &Node) -> Result<When, ExtensionError> {
         Some("on_success") => Ok(When::OnSuccess),
         Some("on_failure") => Ok(When::OnFailure),
         Some("always") => Ok(When::Always),
-        _ => Err(expected("when", "one of on_success, on_failure, always")),
+        _ => Err(invalid_value("when", "one of on_success, on_failure, always")),
     }
 }
 
 /// Returns the maximum number of attempts, and the delay before the second one.
 fn retry(node: &Node) -> Result<(u32, Option<Duration>), ExtensionError> {
-    let invalid =
-        || expected("retry", "a number from 0 to 9, or a mapping of `max` and `delay`, such as `{max: 2, delay: 10s}`");
+    let invalid = || {
+        invalid_value(
+            "retry",
+            "a number from 0 to 9, or a mapping of `max` and `delay`, such as `{max: 2, delay: 10s}`",
+        )
+    };
     let (max, delay) = match node {
         Node::Map(fields) => {
             if fields.keys().any(|key| key != "max" && key != "delay") {
@@ -162,13 +168,14 @@ fn parallel(node: &Node) -> Result<Option<usize>, ExtensionError> {
         (Some(true), _) => Some(MAX_PARALLEL),
         (None, count) => count.filter(|count| (1..=MAX_PARALLEL).contains(count)),
     };
-    let max = max.ok_or_else(|| expected("parallel", "true, false, or a number from 1 to 32"))?;
+    let max = max.ok_or_else(|| invalid_value("parallel", "true, false, or a number from 1 to 32"))?;
     Ok(usize::try_from(max).ok())
 }
 
 fn matrix(node: &Node) -> Result<Vec<Map<String, Value>>, ExtensionError> {
-    let invalid =
-        || expected("matrix", "a mapping of names to lists, such as `{os: [linux, mac]}`, or a list of such mappings");
+    let invalid = || {
+        invalid_value("matrix", "a mapping of names to lists, such as `{os: [linux, mac]}`, or a list of such mappings")
+    };
     let mapping = |node: &Node| {
         let fields = node.as_map().filter(|fields| !fields.is_empty()).ok_or_else(invalid)?;
         fields

@@ -128,7 +128,7 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
     Ok(StepEntry { env: env(entry, names)?, name, inputs, call, extension })
 }
 
-/// Returns an entry that calls the step that runs a GitHub action. The caller sets the name of the entry.
+/// Returns an entry that runs a GitHub action. It has only a call and inputs, and the caller sets the other fields.
 fn action(text: String, inputs: Value) -> StepEntry {
     let (url, rev) = ACTION_RUNNER;
     let (dir, file) = (String::new(), String::new());

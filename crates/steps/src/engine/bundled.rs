@@ -1,4 +1,4 @@
-//! Steps that come with the agent: the one that fetches an image, and those of the port [`BundledSteps`](crate::bundled::BundledSteps).
+//! Steps that come with the agent: the step that fetches an image, and the steps of the port [`BundledSteps`](crate::bundled::BundledSteps).
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value, json};
@@ -65,7 +65,7 @@ fn fetch_spec() -> Spec {
     Spec { inputs, outputs: Outputs::Declared(named(&["fetched_step_path", "ref"])) }
 }
 
-/// Fetches an image, as a reference to a step in it does: under the policy and the lock file.
+/// Fetches an image. The policy and the lock file apply as they do to a reference to a step in the image.
 async fn fetch(steps: &UserSteps<'_>, inputs: &Map<String, Value>) -> Result<Map<String, Value>, StepError> {
     let text = |name: &str| inputs.get(name).map(to_text).unwrap_or_default();
     let location = Location::Oci {

@@ -54,9 +54,13 @@ pub(super) struct Invocation<'i> {
 pub(super) struct Details {
     /// Environment without the `env` of the file.
     pub(super) call_env: IndexMap<String, String>,
+    /// Environment with the `env` of the file.
     pub(super) env: IndexMap<String, String>,
+    /// Result of the process. `None` if the step did not start one.
     pub(super) exec: Option<ExecResult>,
+    /// Variables that the step exported.
     pub(super) exports: IndexMap<String, String>,
+    /// Results of the steps that the step called.
     pub(super) inner: Record,
 }
 
@@ -425,7 +429,7 @@ fn fake_file(fake: &FakeStep) -> StepFile {
     StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
 }
 
-/// Loads the first of the files that exists.
+/// Loads the first file of these `names` that exists in `dir`.
 pub(super) async fn load(dir: &Path, names: &[String]) -> Result<StepFile, StepError> {
     let mut result = Err(StepError::Step(format!("failed to load: {:?} has no step file", dir.display())));
     for name in names {

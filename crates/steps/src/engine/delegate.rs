@@ -38,6 +38,8 @@ const CANCEL_RETRY_DELAY: Duration = Duration::from_secs(1);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<J: Job> Engine<J> {
+    /// Creates the environment of `target`, runs `steps` at its agent, and removes the environment. Adds the nodes of the steps to
+    /// `nodes`.
     pub(super) async fn delegate(
         &self,
         step: &Step<J>,

@@ -136,12 +136,12 @@ impl UserSteps<'_> {
         exported: &mut IndexMap<String, String>,
     ) -> Result<Map<String, Value>, StepError> {
         // An error that quotes the file could contain a sensitive value, which is not known before the file is read.
-        let debug = self.settings.is_debug && !file.spec.outputs.have_sensitive();
+        let quotes_file = self.settings.is_debug && !file.spec.outputs.have_sensitive();
         let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
         let output = self.read_value_file("output file", files.output.path()).await?;
-        let outputs = lines::outputs(&output, &file.spec.outputs, debug).map_err(invalid)?;
+        let outputs = lines::outputs(&output, &file.spec.outputs, quotes_file).map_err(invalid)?;
         let export = self.read_value_file("export file", files.export.path()).await?;
-        exported.extend(lines::exports(&export, debug).map_err(invalid)?);
+        exported.extend(lines::exports(&export, quotes_file).map_err(invalid)?);
         self.exports.lock().extend(exported.clone());
         Ok(outputs)
     }

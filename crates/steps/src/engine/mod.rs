@@ -151,7 +151,7 @@ pub struct JobCancellation {
 pub struct Engine<J> {
     job: Arc<J>,
     /// Whether section markers are written around the log of each step.
-    sections: bool,
+    has_section_markers: bool,
     /// First and longest delay between two attempts.
     retry_backoff: (Duration, Duration),
     /// Timeout of the job. Zero means no timeout.
@@ -179,7 +179,7 @@ impl<J: Job> Engine<J> {
         };
         let timeout = Duration::from_millis(plan.timeout_ms);
         let deadline = if timeout.is_zero() { None } else { start.after(timeout) };
-        Self { job, sections: plan.trace_sections, retry_backoff, timeout, deadline }
+        Self { job, has_section_markers: plan.trace_sections, retry_backoff, timeout, deadline }
     }
 
     /// Returns the time when the job's timeout expires. `None` means that it has no timeout.

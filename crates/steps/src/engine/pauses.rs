@@ -32,13 +32,13 @@ impl<J: Job> Engine<J> {
         };
         match PausePoint::enter(debugger, &step.name, failure, call).await {
             // Boxed, so that the future takes memory only in jobs with a debugger.
-            Some(point) => Box::pin(self.paused(point, stop)).await,
+            Some(point) => Box::pin(self.serve_debugger(point, stop)).await,
             None => Verdict::Continue,
         }
     }
 
     /// Serves the debugger until the pause ends.
-    async fn paused(&self, mut point: PausePoint, stop: &StopToken) -> Verdict {
+    async fn serve_debugger(&self, mut point: PausePoint, stop: &StopToken) -> Verdict {
         loop {
             match point.next(stop).await {
                 PauseEvent::End(verdict) => return verdict,
@@ -135,13 +135,13 @@ impl PausableStep<'_> {
         };
         match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call).await {
             // Boxed, so that the future takes memory only in jobs with a debugger.
-            Some(point) => Box::pin(self.paused(point)).await,
+            Some(point) => Box::pin(self.serve_debugger(point)).await,
             None => Verdict::Continue,
         }
     }
 
     /// Serves the debugger until the pause ends.
-    async fn paused(&self, mut point: PausePoint) -> Verdict {
+    async fn serve_debugger(&self, mut point: PausePoint) -> Verdict {
         let Self { steps, frame, .. } = *self;
         loop {
             match point.next(steps.stop).await {

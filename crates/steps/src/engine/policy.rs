@@ -101,11 +101,11 @@ impl<J: Job> Engine<J> {
     }
 
     fn open_section(&self, name: &str, title: &str) {
-        open_section(&*self.job.log(), self.sections, name, title);
+        open_section(&*self.job.log(), self.has_section_markers, name, title);
     }
 
     pub(super) fn close_section(&self, name: &str, title: &str) {
-        close_section(&*self.job.log(), self.sections, name, title);
+        close_section(&*self.job.log(), self.has_section_markers, name, title);
     }
 
     /// Runs `work`, and stops it at the job's deadline, at the step's timeout, or at a cancel.
@@ -134,7 +134,7 @@ impl<J: Job> Engine<J> {
                 None => std::future::pending().await,
             }
         };
-        match run_until(stop, wait_until_moved(debugger, deadline), canceled, work).await {
+        match run_until(stop, wait_until_postponed(debugger, deadline), canceled, work).await {
             (Err(Failure::Stopped(TerminationCause::TimedOut)), true) if step_expires_first => {
                 Err(Failure::StepTimeout(step_timeout_message(step)))
             }
@@ -180,7 +180,7 @@ impl<J: Job> Engine<J> {
         // The lock file in the job's repository does not apply to steps of the operator.
         user_steps.obeys_lock_file = !step.policy.by_operator;
         user_steps.retry_backoff = self.retry_backoff;
-        user_steps.has_section_markers = self.sections;
+        user_steps.has_section_markers = self.has_section_markers;
         let result = match &step.call {
             Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
             Call::StepFile(file) => user_steps.run_file("", file, nodes).await,
@@ -206,7 +206,7 @@ impl Attempts {
         Self { max: max.clamp(1, MAX_ATTEMPTS), number: 1, delay, max_delay }
     }
 
-    /// Waits before the next attempt, after it was announced. Returns false after the last attempt, and if the step was stopped.
+    /// Announces the next attempt and waits before it. Returns false after the last attempt, and if the step was stopped.
     ///
     /// # Errors
     /// The cause of a stop during the delay.
@@ -231,7 +231,7 @@ pub(super) fn retry_warning(step: &str, failure: &dyn std::fmt::Display) -> Stri
 }
 
 /// Waits until a deadline, which the debugger postpones by the time for which the job is paused.
-pub(super) async fn wait_until_moved(debugger: Option<&Arc<Debugger>>, deadline: Option<Instant>) {
+pub(super) async fn wait_until_postponed(debugger: Option<&Arc<Debugger>>, deadline: Option<Instant>) {
     match (debugger, deadline) {
         (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
         _ => wait_until(deadline).await,

@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 use super::debug::StepState;
 use super::inputs::expression_error;
 use super::matrix::{StepRun, outputs_of, paths, runs_of};
-use super::policy::{Attempts, close_section, open_section, retry_warning, run_until, wait_until_moved};
+use super::policy::{Attempts, close_section, open_section, retry_warning, run_until, wait_until_postponed};
 use super::results::StepResult;
 use super::turns::Turns;
 use super::user_steps::{Frame, Record, StepError, UserSteps};
@@ -39,7 +39,7 @@ const MIN_STACK: usize = 512 * 1024;
 /// Size of an additional stack in bytes.
 const NEW_STACK: usize = 2 * 1024 * 1024;
 
-/// Sequence of steps that runs.
+/// Sequence of steps while it runs.
 pub(super) struct Sequence<'s> {
     steps: &'s UserSteps<'s>,
     frame: Frame<'s>,
@@ -123,7 +123,7 @@ impl<'s> Sequence<'s> {
             }
         }
         if self.failure.is_some() && !has_failed_before {
-            // One of the steps could not be started, so none of the group is.
+            // One of the steps could not be started, so no step of the group is started.
             runs.clear();
         }
         let limit = group.iter().filter_map(|(entry, _)| entry.extension.parallel).min();
@@ -300,7 +300,7 @@ async fn run_attempts(
         let work = async {
             loop {
                 *record = Record::default();
-                // The function is recursive.
+                // Boxed, because this function is recursive.
                 let attempt = on_growing_stack(Box::pin(own.run_entry(run.entry, &run.path, frame, record)));
                 let error = match attempt.await {
                     Ok(outputs) => return Ok(outputs),
@@ -317,7 +317,7 @@ async fn run_attempts(
         };
         let timeout = Duration::from_millis(extension.policy.timeout_ms);
         let deadline = if timeout.is_zero() { None } else { Instant::now().checked_add(timeout) };
-        let expired = wait_until_moved(steps.debugger, deadline);
+        let expired = wait_until_postponed(steps.debugger, deadline);
         match run_until(&stop, expired, std::future::pending(), work).await {
             (Err(error), true) if is_stop(&error) && steps.stop.cause().is_none() => Err(StepError::Timeout(timeout)),
             (result, _) => result,

@@ -54,7 +54,7 @@ enum Record<'r> {
 }
 
 impl Turns {
-    /// Returns the logs of a number of steps, which write to `inner`.
+    /// Creates the logs of this number of steps. Their output is written to `inner`.
     pub(super) fn new(inner: Arc<dyn Log>, temp_dir: PathBuf, steps: usize) -> Arc<Self> {
         let steps = std::iter::repeat_with(Waiting::default).take(steps).collect();
         Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, steps }) })

@@ -71,6 +71,8 @@ impl UsedSteps {
         Ok(dir)
     }
 
+    /// Adds the remote steps that a list uses. `depth` is the number of steps that contain the list, and `is_remote` means that the list
+    /// is in a fetched source.
     async fn add_at(
         &mut self,
         entries: &[StepEntry],

@@ -143,6 +143,7 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Expressi
     })
 }
 
+/// Returns whether a value counts as true in a condition.
 pub(crate) fn truthy(value: &Value) -> bool {
     match value {
         Value::Null => false,

@@ -88,7 +88,7 @@ fn string(rest: &str, at: usize) -> Result<(Token, usize), ExpressionError> {
             return Ok((Token::Text(parts), index + 1));
         }
         if double && tail.starts_with("${{") {
-            let length = template::close(tail).ok_or_else(|| syntax("expected `}}`", at + index))?;
+            let length = template::expression_length(tail).ok_or_else(|| syntax("expected `}}`", at + index))?;
             parts.push(Part::Literal(std::mem::take(&mut literal)));
             parts.push(Part::Expression(tail.get(3..length - 2).unwrap_or_default().to_owned()));
             index += length;

@@ -200,7 +200,7 @@ impl Parser {
         }
     }
 
-    fn list(&mut self, end: &str, trailing: bool) -> Result<Vec<Node>, ExpressionError> {
+    fn list(&mut self, end: &str, allows_trailing_comma: bool) -> Result<Vec<Node>, ExpressionError> {
         let mut items = Vec::new();
         if self.take(end) {
             return Ok(items);
@@ -211,7 +211,7 @@ impl Parser {
                 return Ok(items);
             }
             self.expect(",")?;
-            if trailing && self.take(end) {
+            if allows_trailing_comma && self.take(end) {
                 return Ok(items);
             }
         }

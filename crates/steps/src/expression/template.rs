@@ -75,7 +75,7 @@ fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
             continue;
         }
         literal.push_str(before);
-        let length = close(from).ok_or_else(|| ExpressionError::NotClosed(from.to_owned()))?;
+        let length = expression_length(from).ok_or_else(|| ExpressionError::NotClosed(from.to_owned()))?;
         if !literal.is_empty() {
             parts.push(Part::Literal(std::mem::take(&mut literal)));
         }
@@ -92,7 +92,7 @@ fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
 /// Returns the length of the expression at the start of `text`, with its `${{` and `}}`. `None` means that it is not closed.
 ///
 /// A `}}` inside a string, or one that closes braces of the expression, does not end it.
-pub(super) fn close(text: &str) -> Option<usize> {
+pub(super) fn expression_length(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut quote = None;
     let mut braces = 0_usize;

@@ -74,9 +74,9 @@ pub(super) struct JobLimits {
 /// Limits that are ready for processes.
 #[derive(Debug, Default)]
 struct Limits {
-    /// Limits that this one includes. `None` means none.
+    /// Limits that apply in addition: those of the calling step, or of the job. `None` means that there are none.
     outer: Option<Arc<Limits>>,
-    /// Values of the limits, with those of `outer`.
+    /// Values of the limits, combined with the values of `outer`.
     values: StepLimits,
     /// Cgroups that each process joins, besides those of `outer`.
     joined: Vec<Cgroup>,
@@ -88,7 +88,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Prepares the limits, inside of those of `outer`. `job` is the version 2 cgroup of the job.
+    /// Prepares limits that apply in addition to `outer`. `job` is the version 2 cgroup of the job.
     fn prepare(limits: &StepLimits, job: Option<&Cgroup>, outer: Option<Arc<Self>>) -> Result<Self, LimitError> {
         let mut prepared = Self {
             values: outer.as_ref().map_or_else(|| limits.clone(), |outer| limits.and(&outer.values)),
@@ -160,7 +160,7 @@ impl Limits {
             }
             return Ok(job.path().to_owned());
         }
-        // Limits of a rule are inside those of the job, so that both hold.
+        // The cgroup of a rule is inside the cgroup of the job, so that both limits apply.
         let outer = if controller == "cpu" { &self.cpu } else { &self.memory };
         let parent = match outer {
             Some(outer) => outer.clone(),
@@ -204,7 +204,7 @@ impl JobLimits {
         }
         let calling = rules.split_last().map_or(&[][..], |(_, calling)| calling);
         let outer = self.by_rules.get(calling).or(self.all.as_ref()).cloned();
-        // Rules are always inside of the limits of the job, although these may be empty.
+        // The limits of a rule always have outer limits: the limits of the job, which may be empty.
         let outer = outer.unwrap_or_default();
         self.by_rules.insert(rules.to_vec(), Arc::new(Limits::prepare(limits, job, Some(outer))?));
         Ok(())

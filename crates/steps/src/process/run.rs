@@ -232,6 +232,8 @@ impl Processes {
         Ok(status)
     }
 
+    /// Waits until the process has ended, or terminates the processes of the job when `stop` is stopped. Polls `feed`, which writes the
+    /// input of the process, at the same time.
     async fn watch(
         &self,
         child: &mut Child,

@@ -77,9 +77,9 @@ pub struct UsageCounters {
     pub memory_bytes: Option<u64>,
     /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is that of the largest process.
     pub by_processes: bool,
-    /// Bytes that processes of the job read from storage. The processes are counted, not the cgroup.
+    /// Bytes that processes of the job read from storage. The kernel counts them for each process, not for the cgroup.
     pub read_bytes: Option<u64>,
-    /// Bytes that processes of the job wrote to storage. The processes are counted, not the cgroup.
+    /// Bytes that processes of the job wrote to storage. The kernel counts them for each process, not for the cgroup.
     pub written_bytes: Option<u64>,
     /// Time that processes of the job waited for resources.
     pub stalled: PressureStall,
@@ -125,6 +125,7 @@ pub(super) struct SlotCgroup {
 #[derive(Debug)]
 struct Hierarchy {
     job: Cgroup,
+    /// Whether the hierarchy has version 2.
     unified: bool,
 }
 
@@ -228,6 +229,7 @@ impl SlotCgroup {
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     path: PathBuf,
+    /// Whether the hierarchy has version 2.
     unified: bool,
 }
 

@@ -190,6 +190,8 @@ struct Child {
     maps: [(*const c_char, usize); 3],
 }
 
+/// Starts a child of this process in the cgroup and the namespaces. The child executes its program. Returns its process ID.
+///
 /// # Safety
 /// The pointers of `child` must be valid, and its lists must end with a null pointer.
 unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {

@@ -2,6 +2,7 @@
 
 use super::harness::Project;
 
+/// Step that prints its directory.
 const WHERE: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
 
 /// Runs a reference in the step file `base/step.yml` of a project with steps in several places, and returns the directory of the step

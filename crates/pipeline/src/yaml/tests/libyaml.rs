@@ -11,6 +11,7 @@ use serde_json::Value as Json;
 use super::{errors, parsed, resolve_plain, shown};
 use crate::node::{Map, Node};
 
+/// Number of texts to generate.
 const TEXTS: usize = 6000;
 
 /// Errors of this parser for texts that libyaml accepts.
@@ -92,7 +93,7 @@ const PIECES: &[&str] = &[
     "k: [\n\"a\",\n]\n",
 ];
 
-/// Valid files, of which some texts are changed copies.
+/// Valid files. Some of the generated texts are changed copies of them.
 const FILES: &[&str] = &[
     "a:\n  script: [\n    \"echo 1\"\n  ]\n",
     "job:\n  script:\n  - \"a\n  b\"\n",

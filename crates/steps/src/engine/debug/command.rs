@@ -61,7 +61,7 @@ pub(in crate::engine) struct CommandContext<'a> {
 
 /// Runs a command to its end, or until its client disconnects or `stop` is stopped.
 ///
-/// The processes of the command end with it. Those of the job are not affected.
+/// The processes of the command end with the command. The processes of the job are not affected.
 ///
 /// `sensitive` masks the sensitive values of the steps.
 pub(in crate::engine) async fn run_command(
@@ -127,6 +127,7 @@ struct OutputLog {
 #[derive(Debug)]
 struct OutputState {
     masker: Masker,
+    /// Number of bytes that were sent.
     bytes: usize,
 }
 

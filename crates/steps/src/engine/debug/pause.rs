@@ -86,7 +86,7 @@ impl PausePoint {
             biased;
             cause = stop.stopped() => return PauseEvent::End(Verdict::Stopped(cause)),
             request = self.requests.recv() => request,
-            () = abandoned(&self.debugger) => {
+            () = wait_until_abandoned(&self.debugger) => {
                 tracing::info!("no debugger attached in time, continuing the paused job");
                 return PauseEvent::End(Verdict::Continue);
             }
@@ -116,7 +116,7 @@ impl Drop for PausePoint {
 }
 
 /// Waits until no client has been attached for [`Debugger::attach_timeout`].
-async fn abandoned(debugger: &Debugger) {
+async fn wait_until_abandoned(debugger: &Debugger) {
     let mut changes = debugger.changes.subscribe();
     let is_attached = || debugger.state.lock().attached > 0;
     loop {
