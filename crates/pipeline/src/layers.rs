@@ -59,7 +59,7 @@ pub fn rule_variables(
     merge([job, predefined, yaml.to_vec(), user, project, context.pipeline_variables.clone()])
 }
 
-/// Splits predefined variables into those about the user and the others.
+/// Splits predefined variables into the variables about the user and the other variables.
 #[must_use]
 pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
     predefined.iter().cloned().partition(|variable| variable.key.starts_with(USER_PREFIX))
@@ -67,8 +67,9 @@ pub fn split_user(predefined: &[Variable]) -> (Vec<Variable>, Vec<Variable>) {
 
 /// Returns the instance, group and project variables that are visible to a job.
 ///
-/// Protected variables need a protected ref, and variables with an environment scope need a matching environment. Of
-/// variables with the same name, the one with the most specific scope wins, then the last one.
+/// Protected variables need a protected ref, and variables with an environment scope need a matching environment. If
+/// several variables have the same name, the variable with the most specific scope wins. Among equal scopes, the last
+/// variable wins.
 #[must_use]
 pub fn project_variables(all: &[ScopedVariable], ref_protected: bool, environment: Option<&str>) -> Vec<Variable> {
     let mut visible: Vec<(Specificity, &Variable)> = all
@@ -104,7 +105,9 @@ pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
 /// How closely a scope matches an environment: the kind of match, then the length of the scope. Greater is closer.
 type Specificity = (u8, usize);
 
-/// Returns how closely a scope matches an environment, or `None` if the scope does not match. A job without an environment matches only the scope `*`.
+/// Returns how closely a scope matches an environment, or `None` if the scope does not match.
+///
+/// A job without an environment matches only the scope `*`.
 fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     match environment {
         _ if scope == "*" || scope.is_empty() => Some((0, 0)),

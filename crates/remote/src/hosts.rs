@@ -13,7 +13,7 @@ use crate::sys;
 
 /// Known host keys of machines; for HTTPS, their certificates.
 ///
-/// If keys are pinned, only those are accepted. Otherwise the key of the first connection is trusted, and other keys are
+/// If keys are pinned, only pinned keys are accepted. Otherwise the key of the first connection is trusted, and other keys are
 /// rejected from then on.
 #[derive(Debug, Clone, Default)]
 pub struct KnownHosts(Arc<Mutex<Hosts>>);

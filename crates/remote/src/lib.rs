@@ -109,7 +109,7 @@ pub enum DialError {
         /// Error of the library.
         cause: String,
     },
-    /// The host key differs from the pinned key, or from that of the first connection.
+    /// The host key differs from the pinned key, or from the key of the first connection.
     #[error(
         "the host key of {address} is {found}, expected {known}; another machine may use this address; no credentials were sent"
     )]
@@ -212,9 +212,9 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
 
 /// Same as [`dial`], for a machine that was just created.
 ///
-/// Its SSH server may start before the user's key is installed, or before its own host key is generated. Therefore
-/// rejected credentials are retried for `grace`, and so is a host key that differs from that of the first connection.
-/// A host key that differs from a pinned key is not retried.
+/// The SSH server of such a machine may start before the user's key is installed, or before its own host key is generated.
+/// Therefore, the connection is retried for `grace` if the credentials are rejected, or if the host key differs from the
+/// key of the first connection. It is not retried if the host key differs from a pinned key.
 ///
 /// # Errors
 /// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.

@@ -32,8 +32,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// Returns the `host:port` to connect to. The port is the one in the address, else the target's, else the
-    /// protocol's default port.
+    /// Returns the `host:port` to connect to. A port in the address takes precedence over the target's port. If neither is
+    /// set, uses the default port of the protocol.
     #[must_use]
     pub fn host_and_port(&self) -> String {
         let address = self.address.as_str();

@@ -19,7 +19,7 @@ const MAX_RETRIES: &str = "VAULT_MAX_RETRIES";
 /// Options of the connection to servers.
 #[derive(Debug, Clone)]
 pub struct VaultOptions {
-    /// File with certificates of authorities to trust, in addition to those of the machine.
+    /// File with certificates of authorities to trust, in addition to the machine's certificates.
     pub ca_file: Option<PathBuf>,
     /// Directory of such files. Ignored if `ca_file` is set.
     pub ca_directory: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct VaultOptions {
     pub timeout: Duration,
     /// Number of times that a request is repeated if the server is not available. Defaults to 2.
     pub max_retries: u32,
-    /// Pause before the first repetition. It doubles with each further one. Defaults to 1 s.
+    /// Pause before a request is repeated for the first time. It doubles before each further repetition. Defaults to 1 s.
     pub retry_delay: Duration,
 }
 

@@ -93,7 +93,7 @@ impl Transport {
         Ok(target)
     }
 
-    /// Sends a request. Follows one redirect, with which a standby server names the active one.
+    /// Sends a request. Follows one redirect, because a standby server redirects to the active server.
     async fn send_once(
         &self,
         method: &Method,

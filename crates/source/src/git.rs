@@ -64,7 +64,7 @@ impl Git {
 
     /// Returns a command that connects to servers, with the user's settings for SSH, password prompts and proxies.
     ///
-    /// `login` is a URL prefix and the `user:password` for it. It does not appear in the arguments of a process.
+    /// `login` is a URL prefix and the `user:password` for it. Neither appears in the arguments of a process.
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("GIT_TERMINAL_PROMPT");

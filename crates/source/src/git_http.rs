@@ -118,7 +118,7 @@ async fn upload_pack(
         Err(error) => return failed(&error),
     };
     let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    // git reads the whole request before it writes, so this cannot deadlock. git may close its input early, which is not an error.
+    // git reads the whole request before it writes, so this cannot deadlock. It is not an error if git closes its input early.
     if let Err(error) = stdin.write_all(&request).await {
         tracing::debug!(%error, "git upload-pack closed its input");
     }

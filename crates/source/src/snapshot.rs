@@ -98,7 +98,7 @@ impl Snapshot {
             .with("GIT_OBJECT_DIRECTORY", store.join("objects"));
         let writer = reader.clone().with("GIT_INDEX_FILE", index.as_os_str());
 
-        // Each call is a process. Independent ones run in parallel.
+        // Each call starts a process. Independent processes run in parallel.
         let (head, entries, tree) = std::thread::scope(|scope| {
             let head = scope.spawn(|| read_commit(&reader));
             add_all(&writer)?;

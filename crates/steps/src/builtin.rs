@@ -65,7 +65,7 @@ pub trait Builtin<J>: Send + Sync {
     }
 }
 
-/// Built-in step with its inputs that creates an environment with a second agent, at which the steps inside this step run.
+/// Built-in step with its inputs that creates an environment with a second agent. The steps inside this step run there.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
     /// Creates the environment.
@@ -201,7 +201,7 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it, except those that run at another agent.
+    /// Returns the built-in steps among this step and the steps inside it, except the steps that run at another agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {

@@ -98,7 +98,7 @@ impl Failure {
         }
     }
 
-    /// Converts the failure of a command to that of a command in a container.
+    /// Converts the failure of a command to the failure of a command in a container.
     #[must_use]
     pub fn in_container(self) -> Self {
         match self {

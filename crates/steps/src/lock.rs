@@ -1,4 +1,4 @@
-//! The lock file of a repository's remote steps, which pins the digest of each.
+//! The lock file of a repository. It pins the digest of each remote step that the repository uses.
 
 use serde::{Deserialize, Serialize};
 

@@ -3,7 +3,7 @@
 //!     cargo run --release -p muster-taskscaler --example forecast [SEED ...]
 //!
 //! Each seed has 12 days of jobs, of which the last 5 are measured. The 300 fixed policies are a grid of day hours, idle slots by
-//! day and by night, idle times and scale factors. Those that no other fixed policy beats in both wait and cost form the Pareto
+//! day and by night, idle times and scale factors. The policies that no other fixed policy beats in both wait and cost form the Pareto
 //! curve. A forecast beats a point of this curve if it is better in cost or wait, and not worse in the other.
 
 #![expect(

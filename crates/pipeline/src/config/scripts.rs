@@ -46,7 +46,7 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
     is_valid.then_some(all)
 }
 
-/// Parses `script` of a job, which cannot be blank.
+/// Parses `script` of a job. The script cannot be blank.
 pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let lines = script(node, at, problems)?;
     if lines.iter().all(|line| line.trim().is_empty()) {

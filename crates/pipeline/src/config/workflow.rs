@@ -20,7 +20,7 @@ pub(crate) struct Workflow {
     pub(crate) auto_cancel: AutoCancelEntry,
 }
 
-/// `auto_cancel` as written. The keys of a rule override those of `workflow`.
+/// `auto_cancel` as written. The keys of a rule override the keys of `workflow`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AutoCancelEntry {
     on_new_commit: Option<OnNewCommit>,

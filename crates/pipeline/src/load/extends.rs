@@ -119,7 +119,7 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
             )
             .related(entry.key_span, format!("`{name}` is defined here")),
         ),
-        // The parent may be in a file that could not be read, which has been reported.
+        // The parent may be in a file that could not be read. That error has been reported.
         None if gaps.has_missing_file => {}
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));

@@ -38,7 +38,7 @@ pub(super) enum GivenValue {
     Input(InputValue),
 }
 
-/// Values of the declared inputs. `None` for inputs without a valid value, which have been reported.
+/// Values of the declared inputs. `None` for inputs without a valid value. Their errors have been reported.
 pub(super) type Values = HashMap<Arc<str>, Option<Node>>;
 
 /// State of the resolution for a file.
@@ -152,8 +152,8 @@ impl Resolution<'_> {
         });
     }
 
-    /// Returns the options and the default of the first matching rule, or those of the input if no rule matches. Reports an
-    /// error and returns `None` if the rules depend on the input itself or on too many other inputs.
+    /// Returns the options and the default of the first matching rule, or of the input itself if no rule matches. Reports
+    /// an error and returns `None` if the rules depend on the input itself or on too many other inputs.
     fn options_and_default<'d>(
         &mut self,
         declaration: &'d Declaration,

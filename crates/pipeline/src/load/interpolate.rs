@@ -35,10 +35,10 @@ pub(super) struct Interpolator<'a> {
     pub(super) limits: &'a Limits,
     /// Nesting depth of the current value.
     pub(super) depth: usize,
-    /// True if a value was nested too deeply, which has been reported. The file cannot be used then.
+    /// True if a value was nested too deeply. The error has been reported, and the file cannot be used.
     pub(super) is_too_deep: bool,
-    /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded, which has
-    /// been reported.
+    /// Bytes that interpolation may still produce in this compilation. 0 means that the limit was exceeded and
+    /// the error was reported.
     pub(super) remaining_bytes: &'a mut usize,
     /// Number of values that the compilation may still create.
     pub(super) budget: &'a mut Budget,
@@ -260,7 +260,7 @@ impl Interpolator<'_> {
         })
     }
 
-    /// Returns the position of a block in a scalar, or that of the scalar if the block cannot be located.
+    /// Returns the position of a block in a scalar, or the position of the scalar if the block cannot be located.
     fn block_span(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
         if number >= MAX_BLOCKS_WITH_SPAN {

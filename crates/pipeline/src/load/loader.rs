@@ -32,7 +32,7 @@ pub(super) struct Loader<'a> {
     pub(super) diagnostics: Vec<Diagnostic>,
     descriptions: BTreeMap<String, String>,
     includes: Vec<IncludeRecord>,
-    /// Files by target. `None` for files that could not be read, which has been reported.
+    /// Files by target. `None` for files that could not be read. Their errors have been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
     /// Inputs of the run request that a file declares. True means that the root file declares the input, so that other
     /// files do not get it.

@@ -36,7 +36,7 @@ struct Resolver<'a> {
     budget: &'a mut Budget,
     gaps: &'a mut Gaps,
     diagnostics: &'a mut Vec<Diagnostic>,
-    /// Targets by path. `None` for targets that cannot be resolved, which has been reported.
+    /// Targets by path. `None` for targets that cannot be resolved. Their errors have been reported.
     targets: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
     /// References that lead to the current one.
     stack: Vec<(Arc<Vec<String>>, Span)>,

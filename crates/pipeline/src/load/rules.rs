@@ -1,5 +1,5 @@
-//! `include:rules` (docs/spec/pipeline-yaml.md, section 1.1). They are parsed and evaluated like the rules of jobs.
-//! They can use only variables from outside the configuration, and `exists` searches the tree of the including file.
+//! The rules of an include entry (docs/spec/pipeline-yaml.md, section 1.1). They are parsed and evaluated like the rules of
+//! jobs. They can use only variables from outside the configuration, and `exists` searches the tree of the including file.
 
 use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::{Base, Scope};

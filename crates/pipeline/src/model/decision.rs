@@ -77,7 +77,7 @@ pub struct NotCreated {
     pub reason: NotCreatedReason,
     /// Evaluated rules of `workflow`.
     pub decisions: Vec<Decision>,
-    /// Jobs that their own rules or those of `workflow` excluded.
+    /// Jobs that their own rules or the rules of `workflow` excluded.
     pub excluded: Vec<ExcludedJob>,
 }
 

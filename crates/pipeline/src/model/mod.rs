@@ -24,7 +24,7 @@ pub struct Pipeline {
     pub name: Option<String>,
     /// All stages in order, from `.pre` to `.post`, including stages without jobs.
     pub stages: Vec<String>,
-    /// Global YAML variables and those of the matching `workflow:rules` entry. Bridges forward them.
+    /// Global YAML variables and the variables of the matching `workflow:rules` entry. Bridges forward them.
     pub variables: Vec<Variable>,
     /// Events that cancel the pipeline before it finishes.
     pub auto_cancel: AutoCancel,

@@ -28,7 +28,7 @@ pub struct ScriptWork {
     pub image: Option<Image>,
     /// `services`
     pub services: Vec<Image>,
-    /// `cache`. The keys lack the suffix for protected refs, which GitLab also adds later.
+    /// `cache`. The keys lack the suffix for protected refs. As on GitLab, it is added later.
     pub cache: Vec<Cache>,
     /// `artifacts`
     pub artifacts: Option<Artifacts>,

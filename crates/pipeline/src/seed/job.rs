@@ -31,7 +31,7 @@ pub(crate) struct Seeder<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) base: &'a Base<'a>,
     pub(crate) evaluator: &'a RuleEvaluator<'a>,
-    /// Global variables, including those of the matched rule of `workflow`.
+    /// Global variables, including the variables of the matched rule of `workflow`.
     pub(crate) variables: &'a [Variable],
     /// Decision about the matched rule of `workflow`.
     pub(crate) workflow: Option<Decision>,

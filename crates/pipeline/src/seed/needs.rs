@@ -54,7 +54,7 @@ impl Resolver<'_> {
         self.graph.instances.get(index).map_or("", |instance| &instance.name)
     }
 
-    /// Returns the needs that apply to an instance, as written and as links: those of the matched rule, or of the job.
+    /// Returns the needs that apply to an instance, as written and as links: the needs of the matched rule, or of the job.
     fn effective_needs<'s>(
         &'s self,
         instance: &'s ExpandedJob,

@@ -5,12 +5,12 @@ use crate::conditions::scope::Scope;
 use crate::config::only::RefPolicy;
 use crate::config::parsing::Problems;
 
-/// Returns true if `only` includes a job, which requires that all of its keys match.
+/// Returns true if `only` includes a job: all keys of `only` must match.
 pub(crate) fn includes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().all(|matches| matches)
 }
 
-/// Returns true if `except` excludes a job, for which one matching key is enough.
+/// Returns true if `except` excludes a job: one matching key is enough.
 pub(crate) fn excludes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().any(|matches| matches)
 }

@@ -119,7 +119,7 @@ pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
 
 /// Returns `allow_failure` of a job with its matched rule.
 ///
-/// The rule's value takes precedence over that of the job. If neither is set, a job that is manual by its own `when`
+/// The value of the rule takes precedence over the value of the job. If neither is set, a job that is manual by its own `when`
 /// may fail. A job that only a rule makes manual may not fail, so that it blocks the pipeline.
 pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
     let from_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };

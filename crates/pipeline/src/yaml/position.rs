@@ -29,7 +29,7 @@ impl Positions {
         }
     }
 
-    /// Returns the span that corresponds to a span of the parser. It begins with the tag, if there is one.
+    /// Returns the span that corresponds to a span of the parser. The result begins with the tag, if there is one.
     pub(super) fn span(&self, span: &granit_parser::Span) -> Span {
         self.between(&span.tag_start().unwrap_or(span.start), &span.end)
     }

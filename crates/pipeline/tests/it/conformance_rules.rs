@@ -58,14 +58,14 @@ fn c137_job_without_a_matching_rule_is_excluded() {
 }
 
 #[test]
-fn c138_variables_of_a_rule_override_those_of_the_job() {
+fn c138_variables_of_a_rule_override_variables_of_the_job() {
     let yaml = "a: {S, variables: {X: j}, rules: [{if: $CI_COMMIT_BRANCH, variables: {X: r, Y: r}}]}";
     let a = job(yaml, "a");
     assert_eq!((value(&a, "X").as_deref(), value(&a, "Y").as_deref()), (Some("r"), Some("r")));
 }
 
 #[test]
-fn c139_allow_failure_of_a_rule_overrides_that_of_the_job() {
+fn c139_allow_failure_of_a_rule_overrides_allow_failure_of_the_job() {
     let a = job("a: {S, allow_failure: true, rules: [{when: on_success, allow_failure: false}]}", "a");
     assert_eq!(a.allow_failure, AllowFailure::No);
 }
@@ -142,7 +142,7 @@ fn c146_all_clauses_of_a_rule_must_match() {
 }
 
 #[test]
-fn c147_needs_of_a_rule_replace_those_of_the_job() {
+fn c147_needs_of_a_rule_replace_needs_of_the_job() {
     let yaml = "{p: {S, stage: build}, q: {S, stage: build}, \
                 a: {S, needs: [p], rules: [{if: $CI_COMMIT_BRANCH, needs: [q]}]}}";
     assert_eq!(needs(&job(yaml, "a")), Some(vec!["q".into()]));

@@ -18,7 +18,7 @@ impl ProcessGroup {
         command.process_group(0)
     }
 
-    /// Returns the group of a child that has not been waited for. The ID of the group is that of the child. No other
+    /// Returns the group of a child that has not been waited for. The ID of the group is the ID of the child. No other
     /// process can get this ID before the child is reaped, or while descendants are in the group.
     #[must_use]
     pub fn of(child: &Child) -> Self {

@@ -21,7 +21,7 @@ pub(super) struct CertificateMismatch {
     pub(super) known: String,
 }
 
-/// Accepts only the known certificate of a machine. If none is known, accepts any certificate, which is then known.
+/// Accepts only the known certificate of a machine. If none is known, accepts any certificate and remembers it.
 #[derive(Debug)]
 pub(super) struct PinnedCertificate {
     machine: String,

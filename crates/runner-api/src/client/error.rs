@@ -113,7 +113,7 @@ impl ClientError {
         matches!(self, Self::Transient { code: Some(404), .. })
     }
 
-    /// Returns true for 403: the token is not, or no longer, that of a runner.
+    /// Returns true for 403: the token does not belong to a runner, or no longer does.
     #[must_use]
     pub fn is_unknown_token(&self) -> bool {
         matches!(self, Self::Forbidden { code: 403, .. })

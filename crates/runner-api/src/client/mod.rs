@@ -1,7 +1,7 @@
 //! Client of the runner API, for managers and their agents.
 //!
 //! Each method is one HTTP call with a timeout. No method retries: callers decide with [`crate::retry`]. A [`Client`]
-//! is a pool of connections, which is recreated when its certificates change. Clones share it.
+//! is a pool of connections, which is recreated when its certificates change. Clones share the pool.
 
 mod artifacts;
 mod connect_error;

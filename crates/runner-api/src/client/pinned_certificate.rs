@@ -1,5 +1,5 @@
-//! Accepts a coordinator's self-signed certificate that is configured as trusted. `openssl req -x509` marks such
-//! certificates as those of an authority (CA:TRUE).
+//! Accepts a coordinator's self-signed certificate that is configured as trusted. `openssl req -x509` marks such a
+//! certificate as the certificate of an authority (CA:TRUE).
 //!
 //! The default verification rejects a CA certificate as the certificate of a server. Go, and therefore
 //! gitlab-runner, accepts it if it is configured. This verifier does the same for exactly that certificate, if it is

@@ -56,7 +56,7 @@ impl Progress {
         *self.0.lock() = Stage::Answered;
     }
 
-    /// Returns the body of the request, which records when it is sent. A redirect sends it again.
+    /// Returns the body of the request. The body records the time when it is sent. A redirect sends it again.
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {

@@ -57,7 +57,7 @@ pub(super) fn refused(response: &Response) -> Option<String> {
     ))
 }
 
-/// Returns the URL as a user would configure it. Its other parts may be secret.
+/// Returns the URL as a user would configure it. The other parts of the URL may be secret.
 fn configured_url(url: &Url) -> String {
     let prefix = url.path().split_once(API).map_or("", |(prefix, _)| prefix);
     format!("{}{prefix}", url.origin().ascii_serialization())

@@ -21,7 +21,7 @@ const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "remove everything exce
 /// `tls-ca-file`, `tls-cert-file` and `tls-key-file` of a runner, in PEM format.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates that are trusted in addition to those of the system.
+    /// Certificates that are trusted in addition to the system's certificates.
     pub ca: Option<PathBuf>,
     /// Certificate of the client.
     pub certificate: Option<PathBuf>,
@@ -98,8 +98,9 @@ impl TlsFiles {
     }
 }
 
-/// Returns a builder of a client that trusts what [`super::Client`] trusts: the system's certificates and those of the
-/// files. If the system has no certificates, as in many container images, those that Mozilla trusts are used instead.
+/// Returns a builder of a client that trusts the same certificates as [`super::Client`]: the certificates of the system and
+/// of the files. If the system has no certificates, as in many container images, the client trusts the certificates that
+/// Mozilla trusts.
 ///
 /// # Errors
 /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names it.

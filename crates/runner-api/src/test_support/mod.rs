@@ -207,7 +207,7 @@ impl MemoryCoordinator {
         self.change(|state| state.two_phase = true);
     }
 
-    /// Revokes the assignment of a job that was not accepted. Its token is rejected from now on.
+    /// Revokes the assignment of a job that was not accepted. The token of the job is rejected from now on.
     pub fn take_back(&self, id: JobId) {
         self.change(|state| {
             state.keys.retain(|_, assigned| *assigned != id);

@@ -15,7 +15,7 @@ pub(crate) fn options() -> VaultOptions {
     VaultOptions { max_retries: 0, retry_delay: Duration::from_millis(1), ..VaultOptions::default() }
 }
 
-/// Returns the secret in field `password` at path `app` of an engine. It is read with the ID token `jwt` and the role `ci`.
+/// Returns the secret in field `password` at path `app` of an engine. Jobs read it with the ID token `jwt` and the role `ci`.
 pub(crate) fn secret(url: &str, jwt: &str, engine: &str, mount: &str) -> VaultSecret {
     VaultSecret {
         server: VaultServer {

@@ -6,7 +6,7 @@
 //!                        stop, timeout --> Stop, then the environment is removed
 //! ```
 //!
-//! This engine is the client of the second agent, just as the manager is the client of the first. It reconnects if the connection
+//! This engine is the client of the second agent, just as the manager is the client of the first. The engine reconnects if the connection
 //! breaks. The step fails if the agent does not answer for [`OpenTarget::silence_timeout`] or its environment is lost. The step is never run
 //! again, because the user's code may have run already (invariant J2).
 

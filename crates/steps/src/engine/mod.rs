@@ -256,7 +256,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Returns the names of the steps and the steps inside them, without step files, whose steps have their own paths.
+/// Returns the names of the steps and of the steps inside them. Omits step files, because their steps have their own paths.
 fn names<J>(steps: &[Step<J>]) -> Vec<String> {
     let mut found = Vec::new();
     for step in steps.iter().filter(|step| !step.is_idle() && !matches!(step.call, Call::StepFile(_))) {

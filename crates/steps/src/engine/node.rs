@@ -36,7 +36,8 @@ impl StartTime {
         self.at.checked_add(duration)
     }
 
-    /// Returns the node of a step that has just ended. `own` is the usage of its processes, without those of the steps inside it.
+    /// Returns the node of a step that has just ended. `own` is the usage of its processes, without the processes of the steps
+    /// inside it.
     #[must_use]
     pub fn node(&self, name: &str, end: StepEnd, own: Usage, steps: Vec<StepNode>) -> StepNode {
         let StepEnd { status, exit_code, message, cause } = end;
@@ -57,7 +58,7 @@ impl StartTime {
     }
 }
 
-/// Returns the usage of a step together with that of the steps inside it. `None` means that none of them started a process.
+/// Returns the usage of a step, including the steps inside it. `None` means that none of these steps started a process.
 fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
     let own = (own.processes > 0).then(|| StepUsage {
         cpu_ms: Some(milliseconds(own.cpu)),

@@ -267,21 +267,20 @@ pub(super) async fn run_until<T>(
     }
 }
 
-/// Writes the start of a section and its title to the log. `is_marked` means that the log has section markers. A step without a title has no
-/// section.
-pub(super) fn open_section(log: &dyn Log, is_marked: bool, name: &str, title: &str) {
+/// Writes the start of a section and its title to the log. A step without a title has no section.
+pub(super) fn open_section(log: &dyn Log, has_section_markers: bool, name: &str, title: &str) {
     if title.is_empty() {
         return;
     }
-    if is_marked {
+    if has_section_markers {
         log.write(Stream::Runner, style::section_start(name).as_bytes());
     }
     log.write(Stream::Runner, style::title(title).as_bytes());
 }
 
 /// Writes the end of a section to the log.
-pub(super) fn close_section(log: &dyn Log, is_marked: bool, name: &str, title: &str) {
-    if is_marked && !title.is_empty() {
+pub(super) fn close_section(log: &dyn Log, has_section_markers: bool, name: &str, title: &str) {
+    if has_section_markers && !title.is_empty() {
         log.write(Stream::Runner, style::section_end(name).as_bytes());
     }
 }

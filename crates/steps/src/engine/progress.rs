@@ -1,4 +1,4 @@
-//! Progress of a job between two steps, which determines the steps that may still run.
+//! Progress of a job between two steps. It determines which steps may still run.
 
 use muster_agent_api::plan::When;
 use muster_job::TerminationCause;

@@ -54,7 +54,8 @@ type PathEntry<'e> = (&'e StepEntry, String);
 struct EndedStep {
     node: StepNode,
     results: Vec<StepResult>,
-    /// Outputs of the step, or its failure. A step that was skipped, or that failed and was allowed to, has no outputs.
+    /// Outputs of the step, or its failure. A skipped step has no outputs, and neither has a failed step with
+    /// `allow_failure`.
     result: Result<Map<String, Value>, StepError>,
 }
 
@@ -187,7 +188,7 @@ impl<'s> Sequence<'s> {
         all
     }
 
-    /// Runs steps at the same time. After a failure, those that have started run to their end, and the others are skipped.
+    /// Runs steps at the same time. After a failure, steps that have started run to their end, and the others are skipped.
     async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<EndedStep> {
         let steps = self.steps;
         steps.log.flush();
@@ -200,7 +201,7 @@ impl<'s> Sequence<'s> {
         }
         let mut all: Vec<_> = stream::iter(waiting).buffer_unordered(limit).collect().await;
         all.sort_by_key(|(index, ..)| *index);
-        // If steps export variables of the same name, the last one in the list takes effect, not the one that ended last.
+        // If steps export variables of the same name, the last step in the list takes effect, not the step that ended last.
         let mut exports = steps.exports.lock();
         for (_, _, own) in &all {
             let own = own.lock();

@@ -1,7 +1,7 @@
 //! Log of steps that run at the same time: the log of the job gets their output one step after the other, in the order of the list.
 //!
 //! The output of the first step that has not ended is written immediately. The output of the steps after it waits in files. So sections do
-//! not overlap, and no other output comes between the lines of a secret, which could then not be recognized.
+//! not overlap, and no other output comes between the lines of a secret. Masking could not recognize such a secret.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -15,7 +15,7 @@ use crate::style;
 
 /// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning.
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
-/// Size of the kind and the length of a record in bytes. They precede its content in the file.
+/// Size in bytes of the header of a record in the file: the kind and the length of its content.
 const HEADER_BYTES: usize = 5;
 
 /// Logs of steps that run at the same time.

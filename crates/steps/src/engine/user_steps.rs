@@ -187,7 +187,7 @@ pub(super) struct Record {
 pub(super) struct Frame<'f> {
     /// Directory that local references are relative to.
     pub(super) dir: &'f Path,
-    /// Variables that take precedence over exports: those of layers 3 to 5.
+    /// Variables that take precedence over exports: the variables of layers 3 to 5.
     pub(super) env: IndexMap<String, String>,
     pub(super) inputs: Map<String, Value>,
     /// Outputs of the earlier steps of the same sequence, by their names.

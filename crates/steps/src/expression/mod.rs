@@ -1,5 +1,5 @@
-//! Expressions of step files, `${{ ... }}`, in two dialects (docs/spec/steps.md, section 3): the language Moa, which also accepts the
-//! lookups of its predecessor, and that predecessor alone.
+//! Expressions of step files, `${{ ... }}`, in two dialects (docs/spec/steps.md, section 3). The current dialect is the language Moa, and
+//! also accepts the lookups of Moa's predecessor. The legacy dialect accepts only these lookups.
 //!
 //! Values are JSON values, and numbers are doubles. The parser limits the depth. Evaluation always terminates, because the language
 //! has no loops.
@@ -54,7 +54,7 @@ impl Scope {
     }
 }
 
-/// Error of an expression. The messages are those of GitLab's step-runner.
+/// Error of an expression. The messages are the same as in GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// A `${{` has no matching `}}`.

@@ -27,7 +27,7 @@ fn json(value: &Value) -> String {
     }
 }
 
-/// Quotes a string as Go's JSON encoder does, which also escapes characters that are special in HTML.
+/// Quotes a string as Go's JSON encoder does. The encoder also escapes characters that are special in HTML.
 fn go_string(text: &str) -> String {
     let quoted = Value::String(text.to_owned()).to_string();
     quoted
@@ -38,7 +38,7 @@ fn go_string(text: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// Formats a number as Go's JSON encoder does, which uses an exponent below 1e-6 and from 1e21.
+/// Formats a number as Go's JSON encoder does. The encoder uses an exponent below 1e-6 and from 1e21.
 fn go_number(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();

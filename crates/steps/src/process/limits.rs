@@ -1,7 +1,7 @@
 //! Operator's limits for the processes that run commands and steps of the job's author, enforced by the kernel.
 //!
 //! ```text
-//! CPU, memory   cgroup version 1: a cgroup for the job, beside that of the agent; version 2: the cgroup of the job
+//! CPU, memory   cgroup version 1: a cgroup for the job, beside the cgroup of the agent; version 2: the cgroup of the job
 //! network       a network namespace for each process, with nothing but its own loopback interface
 //! file size     RLIMIT_FSIZE
 //! ```
@@ -78,7 +78,7 @@ struct Limits {
     outer: Option<Arc<Limits>>,
     /// Values of the limits, combined with the values of `outer`.
     values: StepLimits,
-    /// Cgroups that each process joins, besides those of `outer`.
+    /// Cgroups that each process joins, in addition to the cgroups of `outer`.
     joined: Vec<Cgroup>,
     /// Directory of the cgroup that limits CPU time. `None` means that CPU time is not limited.
     cpu: Option<PathBuf>,
@@ -98,7 +98,7 @@ impl Limits {
             outer,
             joined: Vec::new(),
         };
-        // In a version 2 hierarchy, the limits of a rule are in a cgroup inside that of the job.
+        // In a version 2 hierarchy, the limits of a rule are in a cgroup inside the cgroup of the job.
         let inner = match (job, &prepared.outer) {
             (Some(job), Some(_)) if limits.cpu_milli.or(limits.memory_bytes.map(|_| 0)).is_some() => {
                 let number = LIMITED_JOBS.fetch_add(1, Ordering::Relaxed);
@@ -197,7 +197,7 @@ impl Limits {
 }
 
 impl JobLimits {
-    /// Prepares the limits of a step in addition to those of the steps that call it, unless that was done before.
+    /// Prepares the limits of a step in addition to the limits of the steps that call it, unless that was done before.
     fn prepare_rules(&mut self, rules: &[usize], limits: &StepLimits, job: Option<&Cgroup>) -> Result<(), LimitError> {
         if self.by_rules.contains_key(rules) {
             return Ok(());
@@ -229,7 +229,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Checks whether the kernel permits the limits of a rule, in addition to those of [`Processes::set_limits`].
+    /// Checks whether the kernel permits the limits of a rule, in addition to the limits of [`Processes::set_limits`].
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
@@ -237,7 +237,7 @@ impl Processes {
         self.limits.lock().prepare_rules(&[rule], limits, self.cgroup.as_ref())
     }
 
-    /// Runs work whose processes also have the limits of the rule at this position, in addition to those of the work around it.
+    /// Runs work whose processes also have the limits of the rule at this position, in addition to the limits of the work around it.
     ///
     /// # Errors
     /// [`LimitError`] if the kernel does not permit a limit. The work was not started then.
@@ -302,7 +302,7 @@ fn version_1_parent(controller: &str) -> Option<PathBuf> {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         controllers.split(',').any(|name| name == controller).then_some(path)
     })?;
-    // The mount may show only a part of the hierarchy, such as that of a container.
+    // The mount may show only a part of the hierarchy, such as the part of a container.
     let own = own.strip_prefix(root.trim_end_matches('/')).unwrap_or(own);
     let path = Path::new(mount).join(own.trim_start_matches('/'));
     Some(if path.is_dir() { path } else { PathBuf::from(mount) })

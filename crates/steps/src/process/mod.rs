@@ -269,7 +269,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Adds the usage of a process that has ended, or is about to be terminated, to that of the job and of the current step.
+    /// Adds the usage of a process that has ended, or is about to be terminated, to the usage of the job and of the current step.
     fn count(&self, usage: Usage) {
         self.usage.lock().add(usage);
         usage::add_to_step(usage);

@@ -43,7 +43,7 @@ pub enum SlotError {
     /// No hierarchy controls CPU, memory or I/O.
     #[error("the system has no cgroups")]
     NoCgroups,
-    /// No hierarchy permits the cgroup. The error is that of the first one.
+    /// No hierarchy permits the cgroup. Contains the error of the first hierarchy.
     #[error("failed to create the cgroup {}: {source}", path.display())]
     NotPermitted {
         /// Path of the cgroup.
@@ -75,7 +75,7 @@ pub struct UsageCounters {
     pub cpu: Option<Duration>,
     /// Peak memory in bytes. If a cgroup counted it, it includes the page cache.
     pub memory_bytes: Option<u64>,
-    /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is that of the largest process.
+    /// Whether the numbers come from single processes, because no cgroup counts them. Then the memory is the peak of the largest process.
     pub by_processes: bool,
     /// Bytes that processes of the job read from storage. The kernel counts them for each process, not for the cgroup.
     pub read_bytes: Option<u64>,

@@ -223,8 +223,8 @@ unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
 
 /// Executes the program in the child.
 ///
-/// Other threads of the parent may have held locks, which are never released in the child. Therefore it makes only async-signal-safe
-/// calls and allocates no memory.
+/// Other threads of the parent may have held locks, which are never released in the child. Therefore this function makes only
+/// async-signal-safe calls and allocates no memory.
 ///
 /// # Safety
 /// As for [`clone_into`].

@@ -60,7 +60,7 @@ pub(super) fn usage_of_ended(pid: i32) -> Option<Usage> {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the call writes two structures of the types that the kernel expects. The C library does not offer its fifth argument.
-    // Zeros are valid values of both, if the kernel does not write one of them.
+    // If the kernel does not write one of them, its bytes are zero, which is a valid value.
     let (result, info, usage) = unsafe {
         let result = libc::syscall(libc::SYS_waitid, libc::P_PID, id, info.as_mut_ptr(), options, usage.as_mut_ptr());
         (result, info.assume_init(), usage.assume_init())

@@ -66,7 +66,7 @@ impl Processes {
         }
     }
 
-    /// Returns whether the job's cgroup is the one inside its slot. That cgroup is removed later, because its counters are still needed.
+    /// Returns whether the job's cgroup is inside the cgroup of its slot. Such a cgroup is removed later, because its counters are still needed.
     fn is_counted_in_cgroup(&self) -> bool {
         let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
         slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
@@ -79,7 +79,7 @@ impl Processes {
         !self.manager.is_subreaper || !self.leaders.lock().is_empty() || !self.orphans().is_empty() || is_contained()
     }
 
-    /// Returns all processes of the job: those in its cgroup, and those found by process group, tag or descent.
+    /// Returns all processes of the job: the processes in its cgroup, and those found by process group, tag or descent.
     ///
     /// The cgroup alone is not enough, because a process that may write to the cgroup file system can leave it.
     pub(super) fn members(&self) -> Vec<i32> {
@@ -133,11 +133,12 @@ impl Processes {
         }
     }
 
-    /// Collects the exit status of orphans in the process groups of this job. Others may belong to another job, which counts their usage.
+    /// Collects the exit status of orphans in the process groups of this job. Other orphans may belong to another job, which
+    /// counts their usage.
     fn reap_own_orphans(&self) {
         let leaders = self.leaders.lock().clone();
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
-        // Children in the agent's own process group were not started for a job, and their group is not that of a leader.
+        // Children in the agent's own process group were not started for a job, and no leader of the job is in that group.
         for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
             let usage = Usage::current(process.pid);
             let Some(pid) = Pid::from_raw(process.pid) else { continue };
@@ -237,7 +238,7 @@ pub(super) async fn terminate_all(members: impl Fn() -> Vec<i32>, grace: Duratio
                     process.signal(signal);
                 }
             }
-            // One process is awaited at a time: all must end, and the next call of `members` finds new ones.
+            // This waits for one process at a time: all must end, and the next call of `members` finds new processes.
             let Some(process) = watched.values().next() else {
                 // Processes that cannot be watched have already ended. The list is read again after other tasks had a chance to run.
                 tokio::task::yield_now().await;

@@ -345,7 +345,7 @@ async fn job_can_start_processes_after_termination() {
     }
 }
 
-/// Returns a command that leaves a process behind, which is orphaned, has its own session, and has only this environment.
+/// Returns a command that leaves an orphan behind. The orphan has its own session, and only this environment.
 fn hidden_process(environment: &str) -> Command {
     shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &"))
 }

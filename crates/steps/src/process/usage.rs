@@ -25,7 +25,7 @@ pub async fn measured<F: Future>(work: F) -> (F::Output, Usage) {
     (output, usage)
 }
 
-/// Adds the usage of a process that has ended to that of the current step.
+/// Adds the usage of a process that has ended to the usage of the current step.
 pub(super) fn add_to_step(usage: Usage) {
     // Processes that belong to no step, such as a second agent, run in a separate task.
     let _ = STEP_USAGE.try_with(|step| step.lock().add(usage));

@@ -42,7 +42,7 @@ impl Source {
         }
     }
 
-    /// Returns the password in the URL of the source, which must not appear in a message.
+    /// Returns the password in the URL of the source. The password must not appear in a message.
     pub(crate) fn password(&self) -> Option<&str> {
         let Self::Git { url, .. } = self else { return None };
         let authority = url.split_once("://")?.1.split('/').next()?;

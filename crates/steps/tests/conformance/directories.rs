@@ -13,7 +13,7 @@ fn project(project: Project, work_dir: &str) -> Project {
 const ITEM: &str = "- {name: p, step: ./dir/pwd}";
 
 #[tokio::test]
-async fn c082_working_directory_is_that_of_the_job() {
+async fn c082_working_directory_is_the_directory_of_the_job() {
     let project = Project::new().step("dir/pwd", "{}\n---\nexec: {command: [pwd]}");
     let expected = fs::canonicalize(project.path()).unwrap();
     assert_eq!(project.run(ITEM).await.log(), format!("{}\n", expected.display()));

@@ -158,7 +158,7 @@ async fn c069_output_file_may_be_the_result_of_a_step() {
 }
 
 #[tokio::test]
-async fn c070_outputs_of_an_inner_step_become_those_of_the_sequence() {
+async fn c070_outputs_of_an_inner_step_become_outputs_of_the_sequence() {
     let inner = "spec: {outputs: delegate}\n---\nrun: [{name: e, step: ../w, inputs: {line: '{\"name\":\"n\",\"value\":9}'}}]\n\
                  delegate: e\noutputs: {ignored: 1}";
     let outer =

@@ -65,7 +65,7 @@ impl PausePoint {
         let turn = Arc::clone(&debugger.pausing).lock_owned().await;
         let mask = |text: &str| debugger.secrets.mask(text);
         let call = call().masked(&mask);
-        // One request can wait while a command runs. Further ones are refused.
+        // One request can wait while a command runs. Further requests are refused.
         let (sender, requests) = mpsc::channel(1);
         debugger.update(|state| {
             state.last_pause += 1;

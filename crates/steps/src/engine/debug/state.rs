@@ -278,7 +278,7 @@ impl Debugger {
         });
     }
 
-    /// Returns whether the job pauses at this point. Clears a request to pause at the next step, which this point fulfills.
+    /// Returns whether the job pauses at this point. Clears a request to pause at the next step, because this point fulfills it.
     pub(super) fn is_hit(&self, path: &str, is_after: bool, has_failed: bool) -> bool {
         let mut state = self.state.lock();
         let is_hit = |breakpoint: &Breakpoint| {
