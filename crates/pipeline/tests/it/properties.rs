@@ -136,8 +136,8 @@ fn configuration() -> impl Strategy<Value = String> {
         .prop_map(|jobs| jobs.iter().map(|(name, job)| format!("{name}: {job}\n")).collect::<String>())
 }
 
-/// Checks that the result is a pipeline, a reason why there is none, or errors, and only one of them. Also checks that the
-/// positions of diagnostics are in known sources, and that the jobs of the pipeline are consistent.
+/// Checks that the result is exactly one of three: a pipeline, the reason why none was created, or errors. Also checks that
+/// the positions of diagnostics are in known sources, and that the jobs of the pipeline are consistent.
 pub(crate) fn check_consistency(compiled: &Compiled) -> Result<(), TestCaseError> {
     let outcomes = [compiled.pipeline.is_some(), compiled.not_created.is_some(), compiled.has_errors()];
     prop_assert_eq!(outcomes.iter().filter(|outcome| **outcome).count(), 1, "{:#?}", compiled);
