@@ -199,7 +199,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Returns the pending jobs that no runner can run, with the reasons (case C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (docs/spec/pipeline-yaml.md, case C198).
     fn stuck_jobs(&self) -> Vec<StuckJob> {
         let stuck = self.queue.jobs().into_iter().filter_map(|job| {
             let name = self.state.jobs.get(&job)?.name.clone();

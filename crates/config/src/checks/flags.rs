@@ -105,8 +105,8 @@ pub(super) fn check(check: &mut Check<'_>) {
             check.add(problem.of(runner.index, &runner.name).at(&node.key));
         }
     }
-    metrics(check);
-    suspension(check);
+    check_metrics(check);
+    check_suspension(check);
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
@@ -121,7 +121,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 }
 
 /// Checks the flag for metrics with many series (check C110).
-fn metrics(check: &mut Check<'_>) {
+fn check_metrics(check: &mut Check<'_>) {
     const MANY_RUNNERS: usize = 10;
     let is_enabled = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
     let runners: Vec<_> = check.runners.iter().filter(|runner| is_enabled(&runner.table)).collect();
@@ -134,7 +134,7 @@ fn metrics(check: &mut Check<'_>) {
 }
 
 /// Checks the flag for suspended environments (checks C009, C097).
-fn suspension(check: &mut Check<'_>) {
+fn check_suspension(check: &mut Check<'_>) {
     const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
     const HELP: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \
                          and max_instances of at least 2";

@@ -4,10 +4,10 @@ use super::super::problem::Problem;
 use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {
-    concurrent(check);
-    long_polling(check);
-    excess(check);
-    request_rate(check);
+    check_concurrent(check);
+    check_long_polling(check);
+    check_excess(check);
+    check_request_rate(check);
 }
 
 /// Returns `concurrent`, which is 1 if it is not set.
@@ -15,7 +15,7 @@ pub(super) fn concurrent_of(check: &Check<'_>) -> i64 {
     check.tree.int("concurrent").unwrap_or(1)
 }
 
-fn concurrent(check: &mut Check<'_>) {
+fn check_concurrent(check: &mut Check<'_>) {
     let Some(node) = check.tree.node("concurrent") else { return };
     let concurrent = concurrent_of(check);
     if concurrent < 1 {
@@ -32,7 +32,7 @@ fn concurrent(check: &mut Check<'_>) {
 ///
 /// In gitlab-runner, a held request occupies a worker, and other runners may wait for it. In Muster, runners take turns. These checks
 /// are about what happens if gitlab-runner uses this file. Problems that Muster has, too, are warnings; the others are information.
-fn long_polling(check: &mut Check<'_>) {
+fn check_long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();
     let node = check.tree.node("concurrent");
@@ -65,7 +65,7 @@ fn long_polling(check: &mut Check<'_>) {
     }
 }
 
-fn excess(check: &mut Check<'_>) {
+fn check_excess(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     for runner in check.runners {
         for key in ["limit", "request_concurrency"] {
@@ -79,7 +79,7 @@ fn excess(check: &mut Check<'_>) {
     }
 }
 
-fn request_rate(check: &mut Check<'_>) {
+fn check_request_rate(check: &mut Check<'_>) {
     /// Number of requests per second above which a server answers 429 with its default limits for runners.
     const MAX_REQUESTS_PER_SECOND: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };

@@ -35,6 +35,7 @@ pub(super) struct Driver {
     pub(super) defaults: &'static [(&'static str, &'static str)],
     /// How to create the group.
     pub(super) advice: &'static [&'static str],
+    /// Options of the driver, with their targets.
     pub(super) options: &'static [(&'static str, OptionTarget)],
 }
 
