@@ -365,8 +365,8 @@ timeout = "3m"
         assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
-    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have separate keys, so
-    /// that changing one changes none of the others.
+    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have
+    /// separate keys. A change of one key affects no other concern.
     #[test]
     fn each_of_five_concerns_can_be_changed_alone() {
         let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\

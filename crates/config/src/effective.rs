@@ -85,7 +85,7 @@ impl Values<'_> {
             let full = if path.is_empty() { entry.name().to_owned() } else { format!("{path}.{}", entry.name()) };
             match (entry, table.node(entry.name())) {
                 (Entry::Key(key), node) => self.add_key(key, full, node, runner),
-                // The values of runners are added after those of the global section.
+                // The values of runners are added after the values of the global section.
                 _ if full == "runners" => {}
                 (Entry::Table(inner), Some(Node { value: Value::Tables(tables), .. })) => {
                     for table in tables {

@@ -1,4 +1,5 @@
-//! Converts `[runners.machine]`, the settings of `docker+machine`, to those of instances from the plugin `docker-machine` (requirement R025).
+//! Converts `[runners.machine]`, the settings of `docker+machine`, to settings of instances from the plugin `docker-machine` (requirement
+//! R025).
 //!
 //! A machine runs one job, so a number of machines is also a number of instances. If `IdleScaleFactor` is set, `IdleCount` is the
 //! maximum number of idle machines, and `IdleCountMin` the minimum. `[runners.autoscaler]` calls the maximum `scale_factor_limit`, and

@@ -6,7 +6,7 @@
 //! [table] or [[array of tables]] | reload | status
 //! key | kind [unit] | default | meaning | overrides: live, jobs, restart, supported, unsupported: reason, secret
 //!
-//! [table] like other.table       (the same keys and nested tables; the status is that of the enclosing table)
+//! [table] like other.table       (the same keys and nested tables, with the status of the enclosing table)
 //! ```
 //!
 //! The facts come from gitlab-runner's public documentation and source, release 19.4.
@@ -133,7 +133,7 @@ pub struct Key {
     pub kind: Kind,
     /// Unit of a number. Empty if the value has no unit.
     pub unit: &'static str,
-    /// Description of the default. Empty if there is none.
+    /// Description of the default. Empty if the key has no default.
     pub default: &'static str,
     /// Purpose of the key.
     pub meaning: &'static str,

@@ -4,8 +4,8 @@
 //! config.toml --config--> Settings --reload--> new Settings (jobs keep the RunnerSettings with which they were received)
 //! ```
 //!
-//! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the one with which the job was received until the job ends,
-//! even across a restart, because `state.log` stores it. It is therefore a format on disk: a new field needs a default.
+//! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the settings with which the job was received until the job ends,
+//! even across a restart, because `state.log` stores them. They are therefore a format on disk: a new field needs a default.
 
 mod artifact;
 mod autoscaler;
@@ -82,9 +82,7 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Minimum time that a job request stays open before it is canceled, for example in favor of a runner without an open request.
     pub min_hold: Duration,
-    /// Minimum time that a job request without a queue version stays open before it is canceled.
-    ///
-    /// No front end holds such a request. The first request of a runner is one.
+    /// The same minimum for requests that no front end holds, because they have no queue version (a runner's first request).
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -301,7 +299,7 @@ pub struct RunnerSettings {
     /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
-    /// URL whose scheme and host replace those of repository URLs. Only git uses it.
+    /// URL whose scheme and host replace the scheme and host of repository URLs. Only git uses it.
     #[serde(default)]
     pub clone_url: Option<String>,
     /// Variables of every job.

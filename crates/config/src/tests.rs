@@ -254,7 +254,9 @@ fn instance_executor_supports_every_shell_option() {
         if names.next() != Some("runners") || names.next().is_some_and(|name| executor_tables.contains(&name)) {
             continue;
         }
-        for key in table.keys.iter().filter(|key| key.status == KeySupport::Supported && !identity_keys.contains(&key.name)) {
+        for key in
+            table.keys.iter().filter(|key| key.status == KeySupport::Supported && !identity_keys.contains(&key.name))
+        {
             let (name, value) = (key.name, sample(key.name, key.kind));
             let header = if table.path == "runners" { String::new() } else { format!("[{}]\n", table.path) };
             let with = |executor: &str| {

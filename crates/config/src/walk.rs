@@ -140,9 +140,13 @@ impl Walk {
             let key = map.get_key_value(name).and_then(|(key, _)| key.span()).unwrap_or_else(|| span.clone());
             match item.as_value().ok_or_else(|| found(item)).and_then(|value| convert(kind, value, &span)) {
                 Ok(value) => table.push(name, Node { value, span, key }),
-                Err(found) => {
-                    self.report_wrong_kind(&format!("{path}.{}", shown_name(name)), &span, kind.description(), found, item)
-                }
+                Err(found) => self.report_wrong_kind(
+                    &format!("{path}.{}", shown_name(name)),
+                    &span,
+                    kind.description(),
+                    found,
+                    item,
+                ),
             }
         }
         let span = table.header.clone();

@@ -78,7 +78,7 @@ impl Actor {
                 let now = self.now();
                 let result = self.state.registry.register(*request, &self.options, now);
                 if result.is_ok() {
-                    self.queue.touch();
+                    self.queue.change_version();
                 }
                 self.service_reply(reply, result);
             }
@@ -185,7 +185,7 @@ impl Actor {
     /// Creates a runner.
     fn create_runner(&mut self, settings: NewRunner) -> RunnerCredentials {
         let now = self.now();
-        self.queue.touch();
+        self.queue.change_version();
         self.state.registry.create(settings, false, &self.options, now)
     }
 

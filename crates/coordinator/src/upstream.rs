@@ -131,7 +131,7 @@ impl UpstreamResolver<'_> {
 
     /// Adds the archive and the variables of `producer`.
     ///
-    /// An archive that has expired or was deleted is an error if the job lists the producer (case C187).
+    /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187).
     fn add_producer(
         &self,
         upstream: &mut UpstreamOutputs,

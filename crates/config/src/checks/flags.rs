@@ -1,4 +1,4 @@
-//! Checks of feature flags (checks C009, C012, C097, C110). The names are those of GitLab Runner 19.4.
+//! Checks of feature flags (checks C009, C012, C097, C110). The flags are the ones of GitLab Runner 19.4.
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};

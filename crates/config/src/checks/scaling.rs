@@ -37,7 +37,7 @@ fn check_values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Returns the values that the scaler rejects (check C088), except those of keys that end with one of `except`.
+/// Returns the values that the scaler rejects (check C088), except the values of keys that end with one of `except`.
 pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
     problems.into_iter().filter(|problem| !except.iter().any(|except| problem.key.ends_with(except))).map(|problem| {

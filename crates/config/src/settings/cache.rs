@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheSettings {
-    /// Store of the caches. `None` means that each machine has its own caches.
+    /// Store of the caches. `None` means that each machine has separate caches.
     pub store: Option<CacheStoreSettings>,
     /// Prefix of the names of objects.
     pub path: String,

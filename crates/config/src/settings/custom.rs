@@ -28,7 +28,7 @@ pub struct CustomSettings {
 pub struct CustomProgram {
     /// Path of the program.
     pub program: String,
-    /// Arguments before those that a stage adds.
+    /// Arguments of every call. The arguments that a stage adds follow them.
     pub args: Vec<String>,
     /// Maximum run time. `None` means that only the timeouts of the job apply.
     pub timeout: Option<Duration>,

@@ -87,7 +87,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     if let Some(path) = table.str("policy").filter(|_| may_read) {
         match policy::read(Path::new(path)) {
             Ok(file) => {
-                // The steps of the policy surround those of the entry, which another operator may have written.
+                // The steps of the policy surround the steps of the entry, because another operator may have written the entry.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
                 settings.policy = Some(file.policy);
@@ -166,7 +166,11 @@ fn checked(
     (steps, problems)
 }
 
-fn checked_step(step: StepSource, position: Position, required_by_default: bool) -> Result<OperatorStep, (String, String)> {
+fn checked_step(
+    step: StepSource,
+    position: Position,
+    required_by_default: bool,
+) -> Result<OperatorStep, (String, String)> {
     let StepSource { name, script, step, inputs, env, timeout, required } = step;
     let invalid = |message: String, help: &str| Err((message, help.to_owned()));
     let is_identifier = |text: &str| {
