@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_has_the_names_of_both_adapters_of_gitlab_runner() {
+    fn each_encryption_has_two_names_as_in_gitlab_runner() {
         let key = || Some("arn:key".to_owned());
         for (name, expected) in [
             ("S3", Some(S3Encryption::S3)),

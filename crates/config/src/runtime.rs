@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn c026_registration_flags_with_authentication_token() {
+    fn c026_registration_flags_with_authentication_token_are_reported() {
         let output = registration_flags("glrt-secret", &["--locked"]).unwrap();
         assert!(output.to_string().contains("--locked is set on the server") && !output.to_string().contains("secret"));
         assert!(registration_flags("glrt-secret", &[]).is_none());
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn c040_stop_that_aborts_jobs() {
+    fn c040_stop_that_aborts_jobs_is_reported() {
         assert!(
             forced_stop("SIGTERM", 3, seconds(30)).unwrap().message.contains("SIGTERM: 3 jobs are aborted within 30 s")
         );
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn c042_stage_timeout_above_job_timeout() {
+    fn c042_stage_timeout_above_job_timeout_is_reported() {
         assert!(
             stage_timeout("prepare_timeout", seconds(7200), seconds(3600))
                 .unwrap()
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn c053_pull_policy_that_is_not_allowed() {
+    fn c053_pull_policy_that_is_not_allowed_is_reported() {
         assert!(
             pull_policy("never", &[], &["always"])
                 .unwrap()

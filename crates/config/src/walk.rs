@@ -64,7 +64,7 @@ impl Walk {
         tree
     }
 
-    fn add_nested(&mut self, path: &str, array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
+    fn add_nested(&mut self, path: &str, is_array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let span = item.span().unwrap_or_else(|| name.span.clone());
         let last = path.rsplit_once('.').map_or(path, |(_, last)| last);
         let tables: Option<Vec<Table>> = match item {
@@ -82,7 +82,7 @@ impl Walk {
             }
             _ => None,
         };
-        let value = match (array, tables, item.as_table_like()) {
+        let value = match (is_array, tables, item.as_table_like()) {
             (true, Some(tables), _) => Value::Tables(tables),
             // As in gitlab-runner, a table may stand for an array with one table.
             (true, None, Some(table)) => Value::Tables(vec![self.table(path, table, span.clone())]),

@@ -131,7 +131,7 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Deletes the files of `expired`, except the files of jobs with an upload in progress.
+    /// Deletes the files of `expired`, except the files of jobs whose lock is held, for example by an upload.
     fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
         let mut unused = Vec::new();

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn c050_jobs_that_can_gain_root() {
+    fn c050_settings_with_which_jobs_gain_root_are_reported() {
         assert!(found("C050", &docker("privileged = true")).contains("jobs can gain root"));
         found("C050", &docker("volumes = [\"/cache\", \"/var/run/docker.sock:/var/run/docker.sock\"]"));
         clean("C050", &docker("privileged = true\nallowed_privileged_images = [\"builder:*\"]"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn c052_private_images_of_other_projects() {
+    fn c052_policies_that_share_private_images_are_reported() {
         found("C052", &docker("pull_policy = \"if-not-present\""));
         found("C052", &docker("pull_policy = [\"always\", \"never\"]"));
         clean("C052", &docker("pull_policy = \"always\""));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn c055_helper_image_of_other_version() {
+    fn c055_helper_image_of_other_version_is_reported() {
         let text = docker("helper_image = \"registry.example/helper:x86_64-v1.0\"");
         found_with("C055", &text, |facts| facts.version = "19.4.0".to_owned());
         clean_with("C055", &text, |facts| facts.version = "1.0".to_owned());
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn c056_volumes_kept_after_jobs() {
+    fn c056_keeping_volumes_after_jobs_is_reported() {
         found("C056", &docker("volume_keep = true"));
         clean("C056", &docker("volume_keep = false"));
     }
 
     #[test]
-    fn c057_settings_that_fail_every_job() {
+    fn c057_settings_that_fail_every_job_are_reported() {
         let missing = found("C057", "[[runners]]\nname = \"a\"\nexecutor = \"docker-autoscaler\"\n");
         assert!(missing.contains("executor `docker-autoscaler` without [runners.docker]"), "{missing}");
         let invalid = found("C057", &docker("memory = \"5 apples\"\ndns = [\"192.0.2.1\", \"resolver\"]"));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn c058_cache_dir_without_volume() {
+    fn c058_cache_dir_must_be_on_a_volume() {
         let text = |directory: &str, volumes: &str| {
             format!("[[runners]]\ncache_dir = \"{directory}\"\n[runners.docker]\nvolumes = [{volumes}]\n")
         };
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn c060_incomplete_storage_settings() {
+    fn c060_incomplete_storage_settings_are_reported() {
         assert!(
             found("C060", &cache("Type = \"s3\"\n[runners.cache.s3]\nServerAddress = \"x\""))
                 .contains("BucketName is missing")

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn c101_unverified_or_unknown_host_keys() {
+    fn c101_unverified_or_unknown_host_keys_are_reported() {
         found("C101", &runner("ssh", "[runners.ssh]\ndisable_strict_host_key_checking = true"));
         let home = tempfile::tempdir().unwrap();
         let text = runner("ssh", "[runners.ssh]\nhost = \"h\"");

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn c027_system_id_of_other_machine() {
+    fn c027_system_id_of_other_machine_is_reported() {
         let other_machine = |facts: &mut super::super::super::facts::HostFacts| {
             facts.other_machine_system_id = Some("s_0123456789ab".to_owned());
         };
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn c033_tokens_readable_by_others() {
+    fn c033_tokens_readable_by_others_are_reported() {
         let text = "[[runners]]\ntoken = \"t\"\n";
         assert!(found_with("C033", text, |facts| facts.mode = Some(0o644)).contains("mode 0644"));
         clean_with("C033", text, |facts| facts.mode = Some(0o600));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn c037_public_metrics_and_debug_logs() {
+    fn c037_public_metrics_and_debug_logs_are_reported() {
         for address in [":9252", "0.0.0.0:9252", "10.0.0.1:9252", "9252"] {
             assert!(found("C037", &format!("listen_address = \"{address}\"")).contains("without authentication"));
         }

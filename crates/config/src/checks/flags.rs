@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn c012_removed_and_unknown_feature_flags() {
+    fn c012_removed_and_unknown_feature_flags_are_reported() {
         assert!(found("C012", &flags("FF_USE_NATIVE_STEPS = true")).contains("was removed in GitLab Runner 18.6"));
         assert!(found("C012", &flags("FF_TIMESTAMP = true")).contains("did you mean FF_TIMESTAMPS?"));
         clean("C012", &flags("FF_TIMESTAMPS = false"));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn c110_many_runners_export_stage_metrics() {
+    fn c110_stage_metrics_of_ten_runners_are_reported() {
         let one = flags("FF_EXPORT_HIGH_CARDINALITY_METRICS = true");
         assert!(found("C110", &one.repeat(10)).contains("10 runners each add"));
         clean("C110", &one.repeat(9));

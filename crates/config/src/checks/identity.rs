@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn c021_whitespace_and_invalid_urls() {
+    fn c021_whitespace_and_invalid_urls_are_reported() {
         assert!(found("C021", &runner(URL, "t\\n", "")).contains("token has whitespace"));
         assert!(found("C021", &runner(" https://gitlab.example", "t", "")).contains("url has whitespace"));
         assert!(found("C021", &runner("gitlab.example", "t", "")).contains("not a valid http or https URL"));
@@ -198,13 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn c024_url_with_ci_suffix() {
+    fn c024_url_with_ci_suffix_is_reported() {
         found("C024", &runner("https://gitlab.example/ci", "t", ""));
         clean("C024", &runner(URL, "t", ""));
     }
 
     #[test]
-    fn c025_two_runners_share_a_token() {
+    fn c025_two_runners_must_not_share_a_token() {
         let output = found(
             "C025",
             &format!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn c028_expiring_token_in_read_only_file() {
+    fn c028_expiring_token_in_read_only_file_is_reported() {
         let text = runner(URL, "t", "token_expires_at = 2027-03-01T00:00:00Z");
         let output = found_with("C028", &text, |facts| facts.writable = false);
         assert!(output.contains("error") && output.contains("expires on 2027-03-01"), "{output}");

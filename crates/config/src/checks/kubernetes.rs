@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn c091_no_namespace() {
+    fn c091_missing_namespace_is_reported() {
         found("C091", &kubernetes("", ""));
         clean("C091", &kubernetes("", "namespace = \"ci\""));
         clean("C091", &kubernetes("", "namespace_per_job = true"));

@@ -120,20 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn c002_more_runners_than_job_slots() {
+    fn c002_more_runners_than_job_slots_are_reported() {
         assert!(found("C002", &format!("concurrent = 2\n{}", runners(3, ""))).contains("concurrent to at least 3"));
         clean("C002", &format!("concurrent = 3\n{}", runners(3, "")));
         clean("C002", "concurrent = 0");
     }
 
     #[test]
-    fn c003_one_request_at_a_time() {
+    fn c003_one_request_at_a_time_is_reported() {
         assert!(found("C003", &format!("concurrent = 8\n{}", runners(1, ""))).contains("info"));
         clean("C003", &format!("concurrent = 8\n{}", runners(1, "request_concurrency = 2")));
     }
 
     #[test]
-    fn c004_few_jobs_and_one_request() {
+    fn c004_one_request_with_limit_below_3_is_reported() {
         found("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 2")));
         clean("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 2\nrequest_concurrency = 2")));
         clean("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 3")));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn c007_many_runners_and_a_small_interval() {
+    fn c007_small_interval_with_many_runners_is_reported() {
         assert!(found_with("C007", &format!("check_interval = 1\n{}", runners(20, "")), |_| ()).contains("50 ms"));
         clean("C007", &format!("check_interval = 3\n{}", runners(20, "")));
         clean("C007", &format!("check_interval = {}\n{}", i64::MAX, runners(20, "")));

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn c086_plugin_that_cannot_be_run() {
+    fn c086_missing_plugin_is_reported() {
         let find = |facts: &mut super::super::super::HostFacts| {
             facts.find_plugin = Some(|plugin| {
                 if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotInstalled(format!("plugin {plugin}: not here"))) }

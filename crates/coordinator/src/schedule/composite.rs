@@ -16,7 +16,7 @@ pub(super) enum StatusClass {
     FailedAllowed,
     Canceling,
     Canceled,
-    /// Canceled with `allow_failure`: also a warning.
+    /// Canceled with `allow_failure`. Like `FailedAllowed`, it does not affect the composite status.
     CanceledAllowed,
     Skipped,
     /// Waiting for a manual start. Later jobs wait for it, too.
