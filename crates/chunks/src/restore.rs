@@ -331,7 +331,7 @@ impl<'a> ChunkReader<'a> {
 
     fn try_load(&mut self, chunk: &Chunk) -> io::Result<()> {
         self.packed.resize(chunk.packed as usize, 0);
-        let read = match self.spool.and_then(|spool| spool.place(chunk)) {
+        let read = match self.spool.and_then(|spool| spool.locate(chunk)) {
             Some((file, at)) => read_at(file, &mut self.packed, at)?,
             None => {
                 if !self.open.contains_key(&chunk.pack) {

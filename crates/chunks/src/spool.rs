@@ -1,4 +1,4 @@
-//! Parts of packs that were downloaded, because the directory does not have the packs.
+//! Parts of packs that were downloaded because the local store does not have the whole packs.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -9,14 +9,14 @@ use crate::reference::Object;
 
 /// Maximum number of unneeded bytes between two chunks that are downloaded together.
 const MAX_GAP: u64 = 32 * 1024;
-/// Maximum number of ranges of a pack. Beyond it, the whole pack is downloaded.
+/// Maximum number of ranges to download from a pack. If more are needed, the whole pack is downloaded.
 const MAX_RANGES: usize = 32;
 
-/// Parts of packs in one file.
+/// Downloaded parts of packs, all in one file.
 #[derive(Debug)]
 pub struct Spool {
     file: File,
-    /// Ranges of each pack by their start, each with its end and its position in `file`.
+    /// Ranges of each pack: the start of a range, then its end and the position of its bytes in `file`.
     ranges: HashMap<u32, BTreeMap<u64, (u64, u64)>>,
 }
 
@@ -27,13 +27,13 @@ impl Spool {
         Self { file, ranges: HashMap::new() }
     }
 
-    /// Adds a range of a pack whose bytes begin at the position `at` of the file.
+    /// Adds a range of a pack. The bytes of the range begin at the position `at` of the file.
     pub fn add(&mut self, pack: u32, range: &Range<u64>, at: u64) {
         self.ranges.entry(pack).or_default().insert(range.start, (range.end, at));
     }
 
-    /// Returns the place of a chunk in the file. `None` if its range was not downloaded.
-    pub(crate) fn place(&self, chunk: &Chunk) -> Option<(&File, u64)> {
+    /// Returns the file and the position of a chunk in it. `None` if the chunk was not downloaded.
+    pub(crate) fn locate(&self, chunk: &Chunk) -> Option<(&File, u64)> {
         let (start, (end, at)) = self.ranges.get(&chunk.pack)?.range(..=chunk.offset).next_back()?;
         (chunk.offset + u64::from(chunk.packed) <= *end).then(|| (&self.file, at + chunk.offset - start))
     }
@@ -62,7 +62,7 @@ fn length(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// Returns the downloads for the missing chunks of an index. `has` returns whether the directory has a pack.
+/// Returns the downloads for the missing chunks of an index. `has` returns whether the local store has a pack.
 pub fn downloads(index: &Index, missing: &[bool], has: impl Fn(&Object) -> bool) -> Vec<Download> {
     let mut needed: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
     for (chunk, _) in index.chunks.iter().zip(missing).filter(|(_, missing)| **missing) {
@@ -71,7 +71,8 @@ pub fn downloads(index: &Index, missing: &[bool], has: impl Fn(&Object) -> bool)
     let packs = needed.into_iter().filter_map(|(number, ranges)| {
         let pack = index.packs.get(number as usize).filter(|pack| !has(pack))?.clone();
         let ranges = joined(ranges);
-        // A whole pack is kept in the directory for the next job, so it is worth more than its parts.
+        // A whole pack is stored for later jobs, and ranges are used only once. So a pack is downloaded whole even if
+        // only half of it is needed.
         let is_whole = ranges.len() > MAX_RANGES || length(&ranges) * 2 >= pack.size;
         Some(Download { pack, number, ranges: if is_whole { Vec::new() } else { ranges } })
     });

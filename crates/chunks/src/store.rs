@@ -72,14 +72,14 @@ impl Store {
         (is_inside && !key.is_empty()).then(|| self.keys().join(key).join(REFERENCE))
     }
 
-    /// Returns whether the directory has an object of this size.
+    /// Returns whether the store has this object, with this size.
     #[must_use]
     pub fn has(&self, object: &Object) -> bool {
         let found = self.object(&object.name).symlink_metadata();
         found.is_ok_and(|found| found.is_file() && found.len() == object.size)
     }
 
-    /// Returns the reference of a key. `None` if the key has none.
+    /// Returns the reference of a key. `None` if the key has no reference.
     ///
     /// # Errors
     /// [`ChunkError`]
@@ -93,10 +93,10 @@ impl Store {
         Ok(Some(reference))
     }
 
-    /// Sets the reference of its key, atomically.
+    /// Replaces the reference of the key that `reference` names, atomically.
     ///
     /// # Errors
-    /// [`ChunkError::Write`]
+    /// [`ChunkError::Write`], or [`ChunkError::Damaged`] if the key leads out of the directory.
     pub fn set_reference(&self, reference: &Reference) -> Result<(), ChunkError> {
         let path = self.reference_path(&reference.key);
         let path = path.ok_or_else(|| ChunkError::damaged(format!("`{}` is not a valid key", reference.key)))?;
@@ -106,7 +106,7 @@ impl Store {
     /// Reads the index that a reference names.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`] also if the directory does not have it.
+    /// [`ChunkError::Damaged`] also if the index does not exist.
     pub fn index(&self, reference: &Reference, limits: &Limits) -> Result<Index, ChunkError> {
         let object = read(&self.object(&reference.index.name), MAX_INDEX_BYTES)?;
         let object = object.ok_or_else(|| ChunkError::damaged("its index does not exist"))?;
@@ -156,7 +156,7 @@ impl Store {
         }
     }
 
-    /// Records that the object store has damaged bytes of an object, so that no save of this machine uses the object again.
+    /// Records that an object is damaged in the remote store, so that no save of this machine uses it again.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -180,7 +180,7 @@ impl Store {
         Ok(references.into_iter().take(max).map(|(reference, ..)| reference).collect())
     }
 
-    /// Returns the references of all keys, with the times of the last saves. Damaged ones are left out.
+    /// Returns the reference of each key, its path, and the time of its last save. Damaged references are left out.
     ///
     /// # Errors
     /// [`ChunkError::Read`]
@@ -224,7 +224,7 @@ pub fn directories(cache_dir: &Path) -> Vec<Store> {
             continue;
         }
         walk.skip_current_dir();
-        // A job may have replaced a directory with a link to another one, whose files must not be deleted.
+        // A job may have replaced a directory with a link to another directory. The files there must not be deleted.
         let is_directory = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
         let levels = fs::read_dir(found.path()).into_iter().flatten().flatten();
         let levels = levels.filter(|level| is_directory(&level.path()) && is_directory(&level.path().join("objects")));

@@ -22,7 +22,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let (plugin, plugin_config) = (owned("plugin").unwrap_or_default(), opaque_table(table, "plugin_config"));
     let plugin_config = plugin_config.unwrap_or_default();
     let connector = table.table("connector_config").map(connector).unwrap_or_default();
-    // A group without its own value uses the runner's.
+    // A group uses the runner's value of each key that it does not set.
     let group = |group: &Table| GroupSettings {
         name: group.str("name").unwrap_or_default().to_owned(),
         plugin: group.str("plugin").unwrap_or(&plugin).to_owned(),
@@ -46,7 +46,9 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     })
 }
 
-/// Returns the settings of a `[[runners]]` entry for jobs that run on instances. Default settings for other executors.
+/// Returns the settings of a `[[runners]]` entry for jobs that run on instances.
+///
+/// Returns the default settings if the executor does not use instances.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();
@@ -363,8 +365,8 @@ timeout = "3m"
         assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
-    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have separate keys, so
-    /// that changing one changes none of the others.
+    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have
+    /// separate keys. A change of one key affects no other concern.
     #[test]
     fn each_of_five_concerns_can_be_changed_alone() {
         let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\
@@ -393,10 +395,10 @@ timeout = "3m"
             ("\"pack\"", "\"spread\""),
             ("\"bash\"", "\"sh\""),
         ];
-        for (index, (one, other)) in swaps.into_iter().enumerate() {
-            let after = concerns(&base.replace(one, other));
+        for (index, (old, new)) in swaps.into_iter().enumerate() {
+            let after = concerns(&base.replace(old, new));
             let changed: Vec<usize> = (0..before.len()).filter(|concern| before[*concern] != after[*concern]).collect();
-            assert_eq!(changed, [index], "{other}");
+            assert_eq!(changed, [index], "{new}");
         }
     }
 }

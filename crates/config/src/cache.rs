@@ -11,8 +11,8 @@ use crate::settings::{
 };
 
 /// Default of `ChunksGcGrace`.
-const GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// Address of Amazon's server in gitlab-runner's documentation. It means the server of the bucket's region.
+const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+/// Address of Amazon's server in gitlab-runner's documentation. It selects the server of the bucket's region.
 const AMAZON: &str = "s3.amazonaws.com";
 
 /// Returns the settings of a runner's caches.
@@ -34,7 +34,7 @@ pub(super) fn read(runner: &Table) -> CacheSettings {
         chunks: cache.bool("Chunks").unwrap_or_default(),
         collection: cache.time("ChunksGcInterval").map(|interval| ChunkCollectionSettings {
             interval,
-            grace: cache.time("ChunksGcGrace").unwrap_or(GRACE),
+            grace: cache.time("ChunksGcGrace").unwrap_or(DEFAULT_GRACE),
             max_age: cache.time("ChunksMaxAge"),
         }),
     }
@@ -82,7 +82,7 @@ pub(super) fn has_access_key(s3: &Table) -> bool {
     }
 }
 
-/// Returns the encryption of objects. `None` if none is set, or an unknown one, which check C060 reports.
+/// Returns the encryption of objects. `None` if it is not set or unknown. Check C060 reports an unknown encryption.
 fn encryption(s3: &Table) -> Option<S3Encryption> {
     let key = || text(s3, "ServerSideEncryptionKeyID");
     match s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase().as_str() {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_has_the_names_of_both_adapters_of_gitlab_runner() {
+    fn each_encryption_has_two_names_as_in_gitlab_runner() {
         let key = || Some("arn:key".to_owned());
         for (name, expected) in [
             ("S3", Some(S3Encryption::S3)),

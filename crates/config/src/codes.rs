@@ -3,13 +3,13 @@
 //! A code is the number of a check. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers
 //! C001 to C250.
 //!
-//! C001 to C110 are the most common mistakes of users, as the documentation lists them. C000, C006, C008, C009, C019, C057, C084 to C088,
-//! C111 and C112 are Muster's own. Some codes have no check:
+//! Most codes from C001 to C110 stand for common mistakes with gitlab-runner. C000, C006, C008, C009, C019, C057, C084 to C088, C111 and
+//! C112 stand for problems that only Muster reports. Some codes have no check:
 //!
 //! - C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an instance share one session.
 //! - C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
-//! - C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not have
-//!   yet.
+//! - C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not
+//!   collect yet.
 
 use Severity::{Error, Fatal, Info, Warning};
 
@@ -18,7 +18,7 @@ use Severity::{Error, Fatal, Info, Warning};
 pub enum Severity {
     /// The configuration cannot be used. Nothing starts, and a reload keeps the previous configuration.
     Fatal,
-    /// A part of the configuration cannot work, so that runner or setting is disabled.
+    /// A runner or a setting cannot work, so it is disabled. The rest of the configuration is used.
     Error,
     /// The configuration works, but probably not as intended.
     Warning,
@@ -80,7 +80,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C038", Warning, "`[session_server]` has an address that users cannot reach"),
     ("C040", Warning, "The shutdown aborts running jobs instead of waiting for them"),
     ("C041", Warning, "`shutdown_timeout` is too short for cleaning up"),
-    ("C042", Warning, "Stage timeout exceeds the job timeout"),
+    ("C042", Warning, "Stage timeout has no effect"),
     ("C050", Warning, "Jobs can gain root on the host"),
     ("C052", Warning, "Jobs can use private images of others"),
     ("C053", Warning, "Pull policy of a job is not allowed"),

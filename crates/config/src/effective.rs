@@ -59,7 +59,7 @@ pub struct Effective {
 #[must_use]
 pub fn effective(config: &Config, facts: &HostFacts) -> Vec<Effective> {
     let mut values = Values { config, found: Vec::new() };
-    values.table(&config.tree, "", None);
+    values.add_table(&config.tree, "", None);
     for value in &mut values.found {
         let variable = OVERRIDES.iter().find(|(key, _)| *key == value.key).map(|(_, variable)| *variable);
         if let Some((variable, set)) =
@@ -69,7 +69,7 @@ pub fn effective(config: &Config, facts: &HostFacts) -> Vec<Effective> {
         }
     }
     for runner in &config.runners {
-        values.table(&runner.table, "runners", Some(runner));
+        values.add_table(&runner.table, "runners", Some(runner));
     }
     values.found
 }
@@ -80,30 +80,30 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
-    fn table(&mut self, table: &Table, path: &str, runner: Option<&Runner>) {
+    fn add_table(&mut self, table: &Table, path: &str, runner: Option<&Runner>) {
         for entry in schema().entries(path) {
             let full = if path.is_empty() { entry.name().to_owned() } else { format!("{path}.{}", entry.name()) };
             match (entry, table.node(entry.name())) {
-                (Entry::Key(key), node) => self.key(key, full, node, runner),
-                // Runners follow after the global section.
+                (Entry::Key(key), node) => self.add_key(key, full, node, runner),
+                // The values of runners are added after the values of the global section.
                 _ if full == "runners" => {}
                 (Entry::Table(inner), Some(Node { value: Value::Tables(tables), .. })) => {
                     for table in tables {
-                        self.table(table, &inner.path, runner);
+                        self.add_table(table, &inner.path, runner);
                     }
                 }
                 (Entry::Table(inner), Some(Node { value: Value::Table(table), .. })) => {
-                    self.table(table, &inner.path, runner)
+                    self.add_table(table, &inner.path, runner)
                 }
                 (Entry::Table(inner), _) if !inner.array && inner.status == KeySupport::Supported => {
-                    self.table(&Table::default(), &inner.path, runner);
+                    self.add_table(&Table::default(), &inner.path, runner);
                 }
                 _ => {}
             }
         }
     }
 
-    fn key(&mut self, key: &Key, full: String, node: Option<&Node>, runner: Option<&Runner>) {
+    fn add_key(&mut self, key: &Key, full: String, node: Option<&Node>, runner: Option<&Runner>) {
         let without_effect = match key.status {
             KeySupport::Unsupported(reason) => Some(reason),
             KeySupport::Supported => None,

@@ -153,7 +153,7 @@ fn unpack(table: &Table) -> UnpackSettings {
 }
 
 /// Default of `max_age` of `[runners.git_mirror]`.
-const MIRROR_MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
+const DEFAULT_MIRROR_MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Returns the settings of `[runners.git_mirror]`.
 fn git_mirror(table: &Table) -> GitMirrorSettings {
@@ -161,12 +161,12 @@ fn git_mirror(table: &Table) -> GitMirrorSettings {
     GitMirrorSettings {
         enabled: mirror.bool("enabled").unwrap_or_default(),
         dir: mirror.str("dir").filter(|dir| !dir.is_empty()).map(PathBuf::from),
-        max_age: mirror.time("max_age").unwrap_or(MIRROR_MAX_AGE),
+        max_age: mirror.time("max_age").unwrap_or(DEFAULT_MIRROR_MAX_AGE),
     }
 }
 
-/// Returns the runner's TLS files: those of `tls-ca-file`, `tls-cert-file` and `tls-key-file`, or else files that are named after
-/// the host.
+/// Returns the runner's TLS files: the files that `tls-ca-file`, `tls-cert-file` and `tls-key-file` name, or else files that are
+/// named after the host.
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
         (Some(path), ..) => Some(PathBuf::from(path)),

@@ -3,10 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Default port.
-const PORT: u16 = 9252;
+const DEFAULT_PORT: u16 = 9252;
 
-/// `host:port`, `host` or `:port`. Without a host it means every address of the machine.
+/// `host:port`, `host` or `:port`. Without a host, metrics are served on every address of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListenAddress {
     host: String,
@@ -32,7 +31,7 @@ impl FromStr for ListenAddress {
                 None => (trimmed, None),
             },
         };
-        let port = port.map_or(Ok(PORT), |port| port.parse().map_err(|_| invalid()))?;
+        let port = port.map_or(Ok(DEFAULT_PORT), |port| port.parse().map_err(|_| invalid()))?;
         let allowed = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
         if trimmed.is_empty() || !host.chars().all(allowed) {
             return Err(invalid());
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn default_port_is_9252() {
+    fn host_and_port_are_optional() {
         let read = |text: &str| text.parse::<ListenAddress>().map(|address| address.to_string()).unwrap();
         assert_eq!(read("127.0.0.1:1234"), "127.0.0.1:1234");
         assert_eq!(read("localhost"), "localhost:9252");

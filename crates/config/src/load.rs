@@ -147,7 +147,7 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
 fn toml_problems(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
     /// Maximum number of errors to report. One mistake can cause many, and the first ones explain it.
     const MAX_ERRORS: usize = 10;
-    // The parser for editing returns only one error, while this one returns all.
+    // `toml_edit` returns only one error, and this parser returns all of them.
     let (_, errors) = toml::de::DeTable::parse_recoverable(text);
     let mut errors: Vec<_> = errors.iter().map(|error| (error.span(), error.message())).collect();
     if errors.is_empty() {

@@ -1,7 +1,9 @@
-//! Converts `[runners.machine]`, the settings of `docker+machine`, to those of instances from the plugin `docker-machine` (requirement R025).
+//! Converts `[runners.machine]`, the settings of `docker+machine`, to settings of instances from the plugin `docker-machine` (requirement
+//! R025).
 //!
-//! Machines and instances are counted alike, since a machine runs one job. In `[runners.machine]`, `IdleCount` is the upper limit of
-//! `IdleScaleFactor`, and `IdleCountMin` its lower limit. The autoscaler calls them `scale_factor_limit` and `idle_count`.
+//! A machine runs one job, so a number of machines is also a number of instances. If `IdleScaleFactor` is set, `IdleCount` is the
+//! maximum number of idle machines, and `IdleCountMin` the minimum. `[runners.autoscaler]` calls the maximum `scale_factor_limit`, and
+//! the minimum `idle_count`.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -27,12 +29,12 @@ pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied, so i
 pub(super) struct PolicySettings {
     /// Periods of the policy. Empty means always.
     pub(super) periods: Vec<String>,
-    /// Time zone of the periods. Empty means that of this machine.
+    /// Time zone of the periods. Empty means the time zone of this machine.
     pub(super) timezone: String,
     pub(super) idle_target: IdleTarget,
 }
 
-/// Returns the settings of an entry with `[runners.machine]` and without `[runners.autoscaler]`.
+/// Returns the settings of an entry with `[runners.machine]` and without `[runners.autoscaler]`. `None` for any other entry.
 pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     if entry.table.table("autoscaler").is_some() {
         return None;
@@ -100,7 +102,9 @@ pub(super) fn max_instances(entry: &Runner) -> u32 {
     count(&entry.table, "limit")
 }
 
-/// Returns the idle values outside of all periods, and then those of the periods. In both formats, the last one that matches applies.
+/// Returns the policy for times outside of all periods, and then one for each table of periods.
+///
+/// In both formats, the last entry that matches applies.
 pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),

@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 use super::edit::ConfigFile;
 use super::*;
 
-/// Number of mutated files for each kind of sample.
+/// Number of random samples. Each is mutated up to three times.
 const RUNS: u64 = 300;
 
 /// Text that every token contains, and that occurs nowhere else.
@@ -111,7 +111,7 @@ fn token(random: &mut StdRng) -> String {
     let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
     let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
     text.insert_str(at, SECRET_MARKER);
-    // After a dollar sign it would be the name of a variable, which is shown.
+    // After a dollar sign, the marker would be a part of the name of a variable, and messages show such names.
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
 

@@ -7,7 +7,8 @@ use std::path::Path;
 use super::codes::{self, Severity};
 use super::source::{ProblemLocation, Source};
 
-/// Maximum number of problems that are reported individually. Others are only counted.
+/// Maximum number of problems that are listed. Further problems are only counted, unless they are fatal: the list may then have twice as
+/// many.
 const MAX_PROBLEMS: usize = 500;
 
 /// A problem of a configuration.
@@ -138,7 +139,7 @@ impl Problems {
         }
     }
 
-    /// Returns whether only fatal problems are still stored, so that searching for the causes of others is useless.
+    /// Returns whether only fatal problems are still stored. A check may then omit expensive help for others.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }

@@ -19,9 +19,9 @@ pub struct Runner {
     pub index: usize,
     /// Value of `name`.
     pub name: String,
-    /// Value of `url`, with expanded references.
+    /// Value of `url`, with the values of the environment variables to which it refers.
     pub url: String,
-    /// Value of `token`, with expanded references.
+    /// Value of `token`, with the values of the environment variables to which it refers.
     pub token: Secret,
     /// Environment variables that are not set: the key that refers to the variable (`url` or `token`), and its name.
     pub unset: Vec<(&'static str, String)>,
@@ -90,7 +90,7 @@ fn runner(index: usize, table: &Table, facts: &HostFacts) -> Runner {
     }
 }
 
-/// Returns whether the text is exactly one reference to the environment. Only then is its name not part of a secret.
+/// Returns whether the text is exactly one reference to the environment. In any other text, the name may be a part of a secret.
 pub(super) fn is_reference(text: &str) -> bool {
     let Some(name) = text.strip_prefix('$') else { return false };
     let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);

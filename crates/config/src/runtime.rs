@@ -32,15 +32,15 @@ pub(crate) fn shared_system_id(system_id: &str) -> Problem {
         .help("delete .runner_system_id in images that machines are cloned from, and here; then restart")
 }
 
-/// Check C034: the content of the file changed, but its modification time did not advance. For the reload.
+/// Check C034, for a reload: the content of the file changed, but its modification time did not advance.
 #[must_use]
-pub fn change_without_time(changed: bool, newer: bool) -> Option<Problem> {
+pub fn change_without_time(content_changed: bool, time_advanced: bool) -> Option<Problem> {
     let message = "the file's content changed, but its modification time is not newer";
-    (changed && !newer)
+    (content_changed && !time_advanced)
         .then(|| Problem::new("C034", message).help("it is loaded now; GitLab Runner would need a SIGHUP"))
 }
 
-/// Check C040: a shutdown that cancels jobs. For the signal handler.
+/// Check C040, for the signal handler: a shutdown that cancels jobs.
 #[must_use]
 pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Problem> {
     let subject = if jobs == 1 { "1 job is".to_owned() } else { format!("{jobs} jobs are") };
@@ -51,14 +51,14 @@ pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Probl
     })
 }
 
-/// Check C042: a stage timeout that exceeds the job's own timeout. For the lowering of a job.
+/// Check C042, when a job is lowered: a stage timeout of the runner exceeds the job's own timeout.
 #[must_use]
-pub fn stage_timeout(key: &str, limit: Duration, job: Duration) -> Option<Problem> {
-    let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", limit.as_secs(), job.as_secs());
-    (limit > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
+pub fn stage_timeout(key: &str, stage: Duration, job: Duration) -> Option<Problem> {
+    let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", stage.as_secs(), job.as_secs());
+    (stage > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// Check C053: a pull policy of the runner or a job that is not allowed. For the docker and kubernetes executors.
+/// Check C053, for the docker and kubernetes executors: a pull policy of the runner or a job is not allowed.
 #[must_use]
 pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
@@ -95,9 +95,7 @@ const RESOURCES: [&str; 6] = [
     "EPHEMERAL_STORAGE_REQUEST",
 ];
 
-/// Check C092: a variable that would overwrite a setting of the pod, although the runner does not allow it.
-///
-/// For the kubernetes executor, and for the variables of a runner.
+/// Check C092, for the variables of a runner: one would overwrite a setting of the pod, although the runner does not allow it.
 #[must_use]
 pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
     let key = OVERWRITES.iter().find_map(|(prefix, key)| {
@@ -114,7 +112,7 @@ pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -
     (!allowed).then(|| Problem::new("C092", message).help(format!("set {key} in [runners.kubernetes]")))
 }
 
-/// Check C105: a feature flag of a job that the runner has set. For the job's log.
+/// Check C105, for the job's log: a job sets a feature flag, but the runner sets it to another value.
 #[must_use]
 pub fn fixed_flag(variable: &str, wanted: bool, fixed: Option<bool>) -> Option<Problem> {
     let ignored = variable.starts_with("FF_") && fixed.is_some_and(|fixed| fixed != wanted);
@@ -133,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn c026_registration_flags_with_authentication_token() {
+    fn c026_registration_flags_with_authentication_token_are_reported() {
         let output = registration_flags("glrt-secret", &["--locked"]).unwrap();
         assert!(output.to_string().contains("--locked is set on the server") && !output.to_string().contains("secret"));
         assert!(registration_flags("glrt-secret", &[]).is_none());
@@ -153,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn c040_stop_that_aborts_jobs() {
+    fn c040_stop_that_aborts_jobs_is_reported() {
         assert!(
             forced_stop("SIGTERM", 3, seconds(30)).unwrap().message.contains("SIGTERM: 3 jobs are aborted within 30 s")
         );
@@ -161,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn c042_stage_timeout_above_job_timeout() {
+    fn c042_stage_timeout_above_job_timeout_is_reported() {
         assert!(
             stage_timeout("prepare_timeout", seconds(7200), seconds(3600))
                 .unwrap()
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn c053_pull_policy_that_is_not_allowed() {
+    fn c053_pull_policy_that_is_not_allowed_is_reported() {
         assert!(
             pull_policy("never", &[], &["always"])
                 .unwrap()

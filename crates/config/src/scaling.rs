@@ -52,8 +52,8 @@ fn config(read: &mut Reader<'_>) -> Config {
     config.groups = groups(read);
     let orders = [("order", GroupSelection::Order), ("price", GroupSelection::Price)];
     config.group_selection = read.one_of("group_selection", &orders).unwrap_or_default();
-    let ahead = read.table.bool("request_ahead").unwrap_or(true);
-    config.policies = Policies::new(read.each("policy", |read| policy(read, ahead)));
+    let request_ahead = read.table.bool("request_ahead").unwrap_or(true);
+    config.policies = Policies::new(read.each("policy", |read| policy(read, request_ahead)));
     config.forecast = read.nested("forecast", forecast);
     for (key, field) in [
         ("failure_threshold", &mut config.failure_threshold),
@@ -117,7 +117,7 @@ fn group(read: &mut Reader<'_>) -> GroupConfig {
     }
 }
 
-fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
+fn policy(read: &mut Reader<'_>, request_ahead: bool) -> Policy {
     let idle_count = read.count("idle_count");
     let preemptive = read.table.bool("preemptive_mode");
     let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
@@ -128,7 +128,7 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
         scale_factor_limit: read.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
         // An explicit `preemptive_mode = true` requests jobs for free slots only, without exception.
-        reserve_ahead: preemptive.is_none() && ahead,
+        reserve_ahead: preemptive.is_none() && request_ahead,
         placement: read.one_of("placement", &placements).unwrap_or_default(),
     };
     let periods: Vec<&str> = read.table.strings("periods").map(|(period, _)| period).collect();
@@ -136,7 +136,9 @@ fn policy(read: &mut Reader<'_>, ahead: bool) -> Policy {
     in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
 }
 
-/// Returns a policy for these periods. Without periods, it is always active. Without a time zone, or with `Local`, this machine's applies.
+/// Returns a policy for these periods. Without periods, it is always active.
+///
+/// An empty time zone and `Local` mean the time zone of this machine.
 pub(super) fn in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,

@@ -6,7 +6,7 @@
 //! [table] or [[array of tables]] | reload | status
 //! key | kind [unit] | default | meaning | overrides: live, jobs, restart, supported, unsupported: reason, secret
 //!
-//! [table] like other.table       (the same keys and nested tables; the status is that of the enclosing table)
+//! [table] like other.table       (the same keys and nested tables, with the status of the enclosing table)
 //! ```
 //!
 //! The facts come from gitlab-runner's public documentation and source, release 19.4.
@@ -131,9 +131,9 @@ pub struct Key {
     pub name: &'static str,
     /// Kind of its value.
     pub kind: Kind,
-    /// Unit of a number. Empty if it has none.
+    /// Unit of a number. Empty if the value has no unit.
     pub unit: &'static str,
-    /// Description of the default. Empty without one.
+    /// Description of the default. Empty if the key has no default.
     pub default: &'static str,
     /// Purpose of the key.
     pub meaning: &'static str,
@@ -141,7 +141,7 @@ pub struct Key {
     pub reload: Reload,
     /// Whether Muster supports it.
     pub status: KeySupport,
-    /// Whether the value is never shown.
+    /// Whether the value is a secret, which is never shown.
     pub secret: bool,
 }
 
@@ -189,7 +189,7 @@ pub struct Schema {
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| FILES.iter().fold(Schema::empty(), Schema::read));
 
-/// Entries of each table, by lower-case name.
+/// Entries by the path of their table and their name in lower case.
 static NAMES: LazyLock<BTreeMap<(String, String), Vec<Entry>>> = LazyLock::new(|| {
     let mut names: BTreeMap<_, Vec<Entry>> = BTreeMap::new();
     for table in schema().tables() {

@@ -4,8 +4,8 @@
 //! config.toml --config--> Settings --reload--> new Settings (jobs keep the RunnerSettings with which they were received)
 //! ```
 //!
-//! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the one with which the job was received until the job ends,
-//! even across a restart, because `state.log` stores it. It is therefore a format on disk: a new field needs a default.
+//! A [`RunnerSettings`] is immutable and shared. The actor of a job keeps the settings with which the job was received until the job ends,
+//! even across a restart, because `state.log` stores them. They are therefore a format on disk: a new field needs a default.
 
 mod artifact;
 mod autoscaler;
@@ -55,7 +55,7 @@ pub use unpack::UnpackSettings;
 
 /// Number of hexadecimal digits of a token's hash in a key.
 const TOKEN_DIGITS: usize = 12;
-/// Maximum duration of a setting: ten years. Longer ones are reduced to it, because a clock cannot represent every time.
+/// Maximum duration of a setting: ten years. Longer durations are reduced to it, because clocks cannot represent every time.
 pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Default of [`Settings::min_hold`].
@@ -82,7 +82,7 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Minimum time that a job request stays open before it is canceled, for example in favor of a runner without an open request.
     pub min_hold: Duration,
-    /// The same minimum for a request without a queue version, such as the first one of a runner, which no front end holds.
+    /// The same minimum for requests that no front end holds, because they have no queue version (a runner's first request).
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -90,7 +90,7 @@ pub struct Settings {
     pub shutdown_timeout: Duration,
     /// `host:port` of the metrics and debug server. `None` disables it. Read at start only.
     pub listen_address: Option<String>,
-    /// Lowest level of log lines.
+    /// Lowest level of the log lines that are printed.
     pub log_level: Option<String>,
     /// `runner`, `text` or `json`.
     pub log_format: Option<String>,
@@ -98,7 +98,7 @@ pub struct Settings {
     pub agent_reconnect_timeout: Duration,
     /// Maximum number of ended jobs that wait for their report without a slot. Read at start only.
     pub max_unreported_jobs: usize,
-    /// Time to retry a state that cannot be stored before the manager exits.
+    /// Time for which the manager tries to store a state again before it exits.
     pub state_write_timeout: Duration,
     /// Name of this machine, for the trace.
     pub host_name: String,
@@ -160,7 +160,7 @@ impl Settings {
         self
     }
 
-    /// Returns the current key of a runner of earlier settings: its own, or that of the entry that replaces it with a new token.
+    /// Returns the current key of a runner of earlier settings: its own, or the key of the entry that replaces it with a new token.
     #[must_use]
     pub fn key_of<'a>(&'a self, runner: &'a RunnerSettings) -> &'a RunnerKey {
         let has = |key: &RunnerKey| self.runners.iter().any(|known| known.key == *key);
@@ -172,7 +172,7 @@ impl Settings {
         successor.map_or(&runner.key, |known| &known.key)
     }
 
-    /// Changes the keys of runners whose key an earlier runner of the file has, so that all keys differ.
+    /// Changes the key of each runner that has the same key as a runner before it, so that all keys differ.
     ///
     /// Runners of one file with the same URL and token (check C025) are distinguished by their order.
     #[must_use]
@@ -258,7 +258,7 @@ pub struct RunnerSettings {
     /// PEM files for the coordinator's API.
     #[serde(default)]
     pub tls: TlsFiles,
-    /// Maximum number of jobs of this entry. `None` means that only [`Settings::concurrent`] limits it.
+    /// Maximum number of jobs of this entry. `None` means that only [`Settings::concurrent`] limits the number.
     #[serde(default)]
     pub limit: Option<usize>,
     /// Maximum number of job requests in flight. At least 1.
@@ -299,7 +299,7 @@ pub struct RunnerSettings {
     /// A relative path is resolved in the parent directory of that default.
     #[serde(default)]
     pub cache_dir: Option<PathBuf>,
-    /// URL whose scheme and host replace those of repository URLs. Only git uses it.
+    /// URL whose scheme and host replace the scheme and host of repository URLs. Only git uses it.
     #[serde(default)]
     pub clone_url: Option<String>,
     /// Variables of every job.
@@ -323,7 +323,7 @@ pub struct RunnerSettings {
     /// Whether jobs cannot enable `CI_DEBUG_TRACE` and `CI_DEBUG_SERVICES`.
     #[serde(default)]
     pub debug_trace_disabled: bool,
-    /// Whether jobs can add values to mask while they run, by lines `::add-mask::VALUE` of their output.
+    /// Whether a running job can have further values masked by printing lines `::add-mask::VALUE`.
     #[serde(default)]
     pub proxy_exec: bool,
     /// Whether to write a `safe.directory` entry for git. `None` means the executor's default.

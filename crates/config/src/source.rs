@@ -62,7 +62,7 @@ impl<'a> Source<'a> {
         self.line_starts.get(line).map_or(self.text.len(), |next| next - 1)
     }
 
-    /// Returns the location of a range, with its line up to the end of the range. What follows may be a comment with a secret.
+    /// Returns the location of a range, with its line up to the end of the range. The rest of the line may be a comment with a secret.
     pub(super) fn location_of(&self, span: &Range<usize>) -> ProblemLocation {
         let start = self.floor(span.start.min(self.text.len()));
         let (line, column) = self.position(start);

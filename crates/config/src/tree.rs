@@ -17,7 +17,7 @@ pub struct Node {
     pub value: Value,
     /// Byte range of the value.
     pub span: Range<usize>,
-    /// Byte range of the key. For an element of a list, that of the value.
+    /// Byte range of the key. For an element of a list, the byte range of the value.
     pub key: Range<usize>,
 }
 
@@ -69,7 +69,7 @@ impl PartialEq for Node {
     }
 }
 
-/// A table, by the schema's names.
+/// A table. Its entries have the names of the schema, whatever their spelling in the file is.
 #[derive(Clone, Default)]
 pub struct Table {
     /// Byte range of its header or its braces.
@@ -209,7 +209,7 @@ impl Table {
         }
     }
 
-    /// Returns the byte range of the value with this name, or that of the header of the table to which it would belong.
+    /// Returns the byte range of the value with this name, or of the header of the table to which it would belong.
     pub(super) fn span_of(&self, name: &str) -> Range<usize> {
         if let Some(node) = self.node(name) {
             return node.span.clone();
@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// Calls `visit_one` with the full name, schema entry and node of everything that is set, tables first.
+/// Calls `visit_one` with the full name, schema entry and node of everything that is set: a table first, then its entries.
 pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a Node)) {
     for (name, node) in table.entries() {
         let Some(entry) = schema().find(path, name) else { continue };

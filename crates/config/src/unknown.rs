@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// Reports a key that the schema of its table does not contain.
+/// Reports a key that the schema of its table does not contain. If `strict` is set, an unknown key is not ignored but an error.
 pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {
@@ -55,7 +55,7 @@ fn enclosing_table<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     None
 }
 
-/// Returns the only other table that has such a key.
+/// Returns the table that has a key with this name, if there is exactly one.
 fn only_other_table(name: &str) -> Option<String> {
     let mut tables =
         schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));

@@ -50,8 +50,8 @@ impl Walk {
                     );
                     self.problems.add(Problem::new("C010", message).at(&name.span).help("remove one of the two"));
                 }
-                Some(Entry::Key(known)) => self.key(path, known, &name, item, &mut tree),
-                Some(Entry::Table(known)) => self.nested(&known.path, known.array, &name, item, &mut tree),
+                Some(Entry::Key(known)) => self.add_key(path, known, &name, item, &mut tree),
+                Some(Entry::Table(known)) => self.add_nested(&known.path, known.array, &name, item, &mut tree),
                 None => {
                     self.hide(item);
                     if shown_name(name.text).contains("[masked]") {
@@ -64,7 +64,7 @@ impl Walk {
         tree
     }
 
-    fn nested(&mut self, path: &str, array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
+    fn add_nested(&mut self, path: &str, is_array: bool, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let span = item.span().unwrap_or_else(|| name.span.clone());
         let last = path.rsplit_once('.').map_or(path, |(_, last)| last);
         let tables: Option<Vec<Table>> = match item {
@@ -82,18 +82,18 @@ impl Walk {
             }
             _ => None,
         };
-        let value = match (array, tables, item.as_table_like()) {
+        let value = match (is_array, tables, item.as_table_like()) {
             (true, Some(tables), _) => Value::Tables(tables),
             // As in gitlab-runner, a table may stand for an array with one table.
             (true, None, Some(table)) => Value::Tables(vec![self.table(path, table, span.clone())]),
             (false, None, Some(table)) => Value::Table(self.table(path, table, span.clone())),
-            (true, ..) => return self.wrong(path, &name.span, "an array of tables", found(item), item),
-            (false, ..) => return self.wrong(path, &name.span, "a table", found(item), item),
+            (true, ..) => return self.report_wrong_kind(path, &name.span, "an array of tables", found(item), item),
+            (false, ..) => return self.report_wrong_kind(path, &name.span, "a table", found(item), item),
         };
         tree.push(last, Node { value, span, key: name.span.clone() });
     }
 
-    fn key(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
+    fn add_key(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let span = item.span().unwrap_or_else(|| name.span.clone());
         if known.secret || is_secret(known.name, item) {
             self.hide(item);
@@ -105,7 +105,7 @@ impl Walk {
                 None => Err(found(item)),
             },
             Kind::Map | Kind::MapBool | Kind::MapInt | Kind::MapList => {
-                return self.map(&full, known, name, item, tree);
+                return self.add_map(&full, known, name, item, tree);
             }
             kind => match item.as_value() {
                 Some(value) => convert(kind, value, &span),
@@ -114,16 +114,16 @@ impl Walk {
         };
         match value {
             Ok(value) => {
-                self.nanoseconds(&full, known.kind, item, &span);
+                self.warn_about_nanoseconds(&full, known.kind, item, &span);
                 tree.push(known.name, Node { value, span, key: name.span.clone() });
             }
-            Err(found) => self.wrong(&full, &span, known.kind.description(), found, item),
+            Err(found) => self.report_wrong_kind(&full, &span, known.kind.description(), found, item),
         }
     }
 
-    fn map(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
+    fn add_map(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let Some(map) = item.as_table_like() else {
-            return self.wrong(path, &name.span, known.kind.description(), found(item), item);
+            return self.report_wrong_kind(path, &name.span, known.kind.description(), found(item), item);
         };
         let kind = match known.kind {
             Kind::MapBool => Kind::Bool,
@@ -140,9 +140,13 @@ impl Walk {
             let key = map.get_key_value(name).and_then(|(key, _)| key.span()).unwrap_or_else(|| span.clone());
             match item.as_value().ok_or_else(|| found(item)).and_then(|value| convert(kind, value, &span)) {
                 Ok(value) => table.push(name, Node { value, span, key }),
-                Err(found) => {
-                    self.wrong(&format!("{path}.{}", shown_name(name)), &span, kind.description(), found, item)
-                }
+                Err(found) => self.report_wrong_kind(
+                    &format!("{path}.{}", shown_name(name)),
+                    &span,
+                    kind.description(),
+                    found,
+                    item,
+                ),
             }
         }
         let span = table.header.clone();
@@ -150,7 +154,7 @@ impl Walk {
     }
 
     /// Warns about integers without a unit (check C013). Zero needs no unit.
-    fn nanoseconds(&mut self, path: &str, kind: Kind, item: &Item, span: &Range<usize>) {
+    fn warn_about_nanoseconds(&mut self, path: &str, kind: Kind, item: &Item, span: &Range<usize>) {
         if let (Kind::Duration, Some(number)) = (kind, item.as_integer())
             && number != 0
         {
@@ -161,7 +165,7 @@ impl Walk {
     }
 
     /// Reports a value of the wrong kind (check C014).
-    fn wrong(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
+    fn report_wrong_kind(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
         // It is unknown which part of the value belongs to the key, and which was pasted there.
         self.hide(item);
         let message = format!("`{path}` needs {wanted}, found {found}");

@@ -280,13 +280,13 @@ impl Actor {
             tracing::info!("database can be written again");
             let _ = self.events.send(Event::StorageProblem(None));
         }
-        self.check(&dirty);
+        self.check_invariants(&dirty);
         self.publish(&dirty);
         Ok(())
     }
 
     /// Checks the written rows against the invariants.
-    fn check(&mut self, dirty: &Dirty) {
+    fn check_invariants(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.state.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
             let snapshot =

@@ -78,7 +78,7 @@ impl Actor {
                 let now = self.now();
                 let result = self.state.registry.register(*request, &self.options, now);
                 if result.is_ok() {
-                    self.queue.touch();
+                    self.queue.change_version();
                 }
                 self.service_reply(reply, result);
             }
@@ -185,7 +185,7 @@ impl Actor {
     /// Creates a runner.
     fn create_runner(&mut self, settings: NewRunner) -> RunnerCredentials {
         let now = self.now();
-        self.queue.touch();
+        self.queue.change_version();
         self.state.registry.create(settings, false, &self.options, now)
     }
 
@@ -199,7 +199,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Returns the pending jobs that no runner can run, with the reasons (case C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (docs/spec/pipeline-yaml.md, case C198).
     fn stuck_jobs(&self) -> Vec<StuckJob> {
         let stuck = self.queue.jobs().into_iter().filter_map(|job| {
             let name = self.state.jobs.get(&job)?.name.clone();

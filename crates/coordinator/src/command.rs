@@ -120,7 +120,7 @@ pub(crate) enum Command {
         request: Box<RegisterRequest>,
         reply: ServiceReply<RunnerCredentials>,
     },
-    /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (case C163).
+    /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (docs/spec/pipeline-yaml.md, case C163).
     ReportRejected {
         job: JobId,
         token: String,

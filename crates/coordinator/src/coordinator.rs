@@ -129,7 +129,7 @@ impl Coordinator {
         self.execute(|reply| Command::CreateRunner { new, reply }).await
     }
 
-    /// Checks whether a job's token may read the repository. It may for as long as the job is assigned with this token.
+    /// Checks whether a job's token may read the repository. It may as long as it belongs to the current assignment of the job.
     pub async fn check_job_token(&self, token: &str) -> TokenCheck {
         let Some((job, _)) = self.keys.read(token) else { return TokenCheck::Unknown };
         let (reply, answer) = oneshot::channel();
@@ -213,7 +213,7 @@ impl Coordinator {
         let after = after.unwrap_or(PipelineId(i64::MIN));
         let (in_memory, all_in_memory) = self.execute(|reply| Command::Pipelines { reply }).await?;
         let stored = if all_in_memory { Vec::new() } else { self.stored_pipelines.summaries(after, limit).await? };
-        // Rows in memory replace those of the store, because they may be newer.
+        // Rows in memory replace the rows of the store, because they may be newer.
         let mut summaries: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|summary| (summary.id, summary)).collect();
         summaries.extend(in_memory.into_iter().filter(|row| row.id > after).map(|summary| (summary.id, summary)));
@@ -263,7 +263,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns the pending jobs that no runner can run, with the reasons (case C198).
+    /// Returns the pending jobs that no runner can run, with the reasons (docs/spec/pipeline-yaml.md, case C198).
     ///
     /// # Errors
     /// [`CoordinatorError::Closed`].

@@ -89,7 +89,7 @@ impl ArtifactExpiry {
 
     /// Continues after a completed step. Returns when the next query is due, if a timer must be set for it.
     ///
-    /// The rows of deleted artifacts are kept, to show that the artifacts existed (case C187).
+    /// The rows of deleted artifacts are kept, to show that the artifacts existed (docs/spec/pipeline-yaml.md, case C187).
     pub(crate) fn advance(
         &mut self,
         step: ExpiryStep,
@@ -131,7 +131,7 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Deletes the files of `expired`, except those of jobs whose files are in use.
+    /// Deletes the files of `expired`, except the files of jobs whose lock is held, for example by an upload.
     fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
         let mut unused = Vec::new();

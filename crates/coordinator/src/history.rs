@@ -30,7 +30,7 @@ pub struct History {
     blobs: Arc<dyn Blobs>,
 }
 
-/// The inputs of a job. Inputs that were deleted in the meantime are missing.
+/// What a job got from its pipeline: variables, archives and the commit. Archives that were deleted in the meantime are missing.
 #[derive(Debug)]
 pub struct JobSetup {
     /// Variables that the runner of the job got, without the token.
@@ -81,7 +81,7 @@ impl History {
         self.stored_pipelines.pipeline(pipeline).await
     }
 
-    /// Returns the inputs of a job.
+    /// Returns the variables, the archives and the commit that a job got.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].

@@ -27,7 +27,7 @@ pub struct Options {
     pub local_repository: bool,
     /// Base URL of the coordinator, such as `http://127.0.0.1:1234`.
     ///
-    /// Jobs call the coordinator's API at this URL. It is also their `CI_SERVER_URL`, unless the pipeline's context sets another one.
+    /// Jobs call the coordinator's API at this URL. It is also their `CI_SERVER_URL`, unless the pipeline's context sets another URL.
     pub server_url: String,
     /// Registration token that `POST /runners` accepts. `None` means that runners cannot register themselves.
     pub registration_token: Option<String>,

@@ -54,7 +54,7 @@ pub(crate) struct Queue {
     groups: BTreeMap<Requirement, BTreeSet<QueuePosition>>,
     positions: HashMap<JobId, (Requirement, QueuePosition)>,
     version: u64,
-    /// Random number of this process, so that versions differ from those of earlier processes.
+    /// Random number of this process, so that its versions differ from the versions of earlier processes.
     process: u32,
 }
 
@@ -70,7 +70,7 @@ impl Queue {
     }
 
     /// Changes the version after a runner changed, because a request that got no job may get one now.
-    pub(crate) fn touch(&mut self) {
+    pub(crate) fn change_version(&mut self) {
         self.version += 1;
     }
 

@@ -1,5 +1,5 @@
-//! Decides which families of pipelines are in memory: open ones, those that the current batch needs, and the few that finished or
-//! were used most recently.
+//! Decides which families of pipelines are in memory: open families, families that the current batch needs, and a few families that
+//! finished or were used most recently.
 //!
 //! ```text
 //! open --(finished, written)--> still in memory --(other families were used)--> in the store only
@@ -74,18 +74,18 @@ impl Residency {
     /// Handles the end of an upload: checks the families that stayed open for it.
     pub(crate) fn upload_ended(&mut self, state: &mut CoordinatorState) {
         for root in std::mem::take(&mut self.uploading) {
-            self.update_open(state, root);
+            self.update_open_mark(state, root);
         }
     }
 
     /// Updates the mark "open" in the rows of each changed family. Called before a write.
     pub(crate) fn update_open_marks(&mut self, state: &mut CoordinatorState) {
         for root in state.changed_families() {
-            self.update_open(state, root);
+            self.update_open_mark(state, root);
         }
     }
 
-    fn update_open(&mut self, state: &mut CoordinatorState, root: PipelineId) {
+    fn update_open_mark(&mut self, state: &mut CoordinatorState, root: PipelineId) {
         let mut finished = state.is_finished(root);
         if finished && !state.family(root).all(|row| state.jobs_of(row.id).all(|job| self.locks.is_free(job.id))) {
             // If the process is killed during the upload, a file without a row remains. The next start searches only open work for such

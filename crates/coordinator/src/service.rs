@@ -179,7 +179,7 @@ impl Coordinator {
             let (reply, answer) = oneshot::channel();
             let command = Command::ArtifactStored { job, token, artifact, reply };
             commands.send(command).await.map_err(|_| closed())?;
-            // If the row could not be written, the old row remains valid until it is, so no file is deleted.
+            // If the row could not be written, the old row remains valid until a later write succeeds, so no file is deleted.
             let stored = answer.await.map_err(|_| closed())??;
             if let Some(filename) = stored.leftover {
                 blobs.delete(&ArtifactName { filename, ..name }).await?;

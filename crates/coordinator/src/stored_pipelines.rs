@@ -1,4 +1,4 @@
-//! Reads pipelines that are not in memory: finished ones, and those of a run whose coordinator is no longer running.
+//! Reads pipelines that are not in memory: finished pipelines, and pipelines of a run whose coordinator is no longer running.
 
 use std::collections::BTreeSet;
 use std::fs::File;

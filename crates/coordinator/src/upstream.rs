@@ -131,12 +131,12 @@ impl UpstreamResolver<'_> {
 
     /// Adds the archive and the variables of `producer`.
     ///
-    /// An archive that has expired or was deleted is an error if the job lists the producer (case C187).
+    /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187).
     fn add_producer(
         &self,
         upstream: &mut UpstreamOutputs,
         producer: &JobRow,
-        listed: bool,
+        is_listed: bool,
     ) -> Result<(), Undispatchable> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);
@@ -150,7 +150,7 @@ impl UpstreamResolver<'_> {
                 filename: archive.filename.clone(),
                 size: archive.size,
             });
-        } else if listed {
+        } else if is_listed {
             let message =
                 format!("the artifacts of job `{}` have expired or were deleted; retry that job", producer.name);
             return Err(Undispatchable { reason: FailureReason::MissingDependencyFailure, message });

@@ -40,7 +40,7 @@ pub struct PipelineSummary {
     pub problems: Vec<String>,
 }
 
-/// A pipeline with all its jobs, including those that a retry has replaced.
+/// A pipeline with all its jobs, including the jobs that a retry has replaced.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PipelineView {
     /// The pipeline without its jobs.
@@ -76,7 +76,7 @@ pub struct JobView {
     pub allow_failure: bool,
     /// Number of this attempt of the job, from 1.
     pub attempt: u32,
-    /// Whether a newer attempt has replaced this one.
+    /// Whether a newer attempt has replaced this attempt.
     pub retried: bool,
     /// Time of the creation.
     #[serde(with = "time::serde::rfc3339")]
@@ -151,7 +151,7 @@ pub struct EnvironmentView {
     pub action: String,
 }
 
-/// A pending job that no runner can run (case C198).
+/// A pending job that no runner can run (docs/spec/pipeline-yaml.md, case C198).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct StuckJob {
     /// ID of the job.

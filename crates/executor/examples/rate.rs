@@ -173,6 +173,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let boot = u128::from(boot_ms) * 1000;
     let last = all.iter().map(|(_, runs, _)| runs - boot).max().unwrap();
     let seconds = |micros: u128| micros as f64 / 1e6;
+    // Time that the rate limit allows the cloud to need at least, without the boot of the instances.
     let allowed = f64::from(instances.saturating_sub(rate)) / f64::from(rate);
     let took = seconds(last - begin);
     let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();

@@ -183,7 +183,8 @@ fn old_references_and_files_of_killed_saves_are_deleted() {
     machine.check("new");
 }
 
-/// A list that a job or the next pass cannot read would count as empty, and nothing would ever be deleted.
+/// The list must not exceed the size that jobs and later collections accept. They treat a longer list as empty, so no
+/// object would ever be deleted.
 #[test]
 fn list_of_marks_stays_readable_however_many_objects_are_unused() {
     let old = SystemTime::UNIX_EPOCH;

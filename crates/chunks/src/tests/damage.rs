@@ -115,23 +115,23 @@ fn index_and_reference_of_another_cache_are_not_used() {
     let mut machine = two_keys();
     let store = machine.store();
     let (main, branch) = (store.reference("main").unwrap().unwrap(), store.reference("branch").unwrap().unwrap());
-    // The reference of another key in place of that of `main`.
+    // The file of the reference of `main` is overwritten with the reference of another key.
     fs::copy(store.reference_path("branch").unwrap(), store.reference_path("main").unwrap()).unwrap();
     let error = check_no_wrong_file(&machine, "reference").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");
-    // A reference that names the index of another key.
+    // The reference of `main` names the index of another key.
     let mut other_reference = branch.clone();
     other_reference.key = "main".to_owned();
     store.set_reference(&other_reference).unwrap();
     let error = check_no_wrong_file(&machine, "index").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");
-    // The bytes of another index under the name of the index of `main`.
+    // The index of `main` is overwritten with the bytes of another index.
     store.set_reference(&main).unwrap();
     fs::copy(store.object(&branch.index.name), store.object(&main.index.name)).unwrap();
     check_no_wrong_file(&machine, "bytes of the index").unwrap_err();
     machine.save("main");
     machine.check("main");
-    // The other protection level.
+    // The directory of another protection level is a link to this store.
     let other = Store::new(&machine.directory.path().join("cache"), "protected").unwrap();
     fs::create_dir_all(other.root().parent().unwrap()).unwrap();
     std::os::unix::fs::symlink(store.root(), other.root()).unwrap();

@@ -13,7 +13,8 @@ fn fill(machine: &Machine, files: usize) {
     }
 }
 
-fn stored(saved: &Saved) -> u64 {
+/// Returns the number of bytes that a save stored.
+fn stored_bytes(saved: &Saved) -> u64 {
     let index = saved.reference.as_ref().map_or(0, |reference| reference.index.size);
     index + saved.packs.iter().map(|pack| pack.size).sum::<u64>()
 }
@@ -34,15 +35,15 @@ fn files_links_and_attributes_are_restored() {
 }
 
 #[test]
-fn change_of_one_percent_moves_at_most_three_percent() {
+fn change_of_one_percent_stores_and_loads_at_most_three_percent() {
     let mut machine = Machine::new();
     fill(&machine, 600);
     let first = machine.save("main");
-    assert!(stored(&first) < first.bytes, "text is compressed");
+    assert!(stored_bytes(&first) < first.bytes, "text is compressed");
     let target = tempfile::tempdir().unwrap();
     machine.restore_into("main", target.path()).unwrap();
 
-    // Six of 600 files get other content, and one large file a byte at its start.
+    // Six of 600 files get other content, and one byte is inserted at the start of a large file.
     let mut numbers = Numbers(9);
     for number in [60, 120, 180, 240, 301, 590] {
         let path = machine.root().join(format!("d{}/file{number}", number % 7));
@@ -53,7 +54,8 @@ fn change_of_one_percent_moves_at_most_three_percent() {
     let old = fs::read(&shifted).unwrap();
     fs::write(&shifted, [b"x", old.as_slice()].concat()).unwrap();
     let second = machine.save("main");
-    assert!(stored(&second) * 100 <= stored(&first) * 3, "{} of {}", stored(&second), stored(&first));
+    let (all, changed) = (stored_bytes(&first), stored_bytes(&second));
+    assert!(changed * 100 <= all * 3, "{changed} of {all}");
 
     let restored = machine.restore_into("main", target.path()).unwrap();
     assert!(restored.loaded * 100 <= second.bytes * 3, "{restored:?} of {}", second.bytes);
@@ -83,6 +85,7 @@ fn unchanged_cache_stores_nothing_and_another_key_only_an_index() {
 fn content_with_the_old_size_and_time_is_saved() {
     let mut machine = Machine::new();
     machine.write("package.json", b"version 1.2.3");
+    // npm gives all files of all packages this time.
     let time = filetime::FileTime::from_unix_time(499_162_500, 0);
     filetime::set_file_mtime(machine.root().join("package.json"), time).unwrap();
     machine.save("main");
@@ -102,12 +105,12 @@ fn file_that_exists_is_kept_only_with_the_right_content() {
     machine.restore_into("main", target.path()).unwrap();
     let untouched = target.path().join("d0/file7");
     let before = untouched.metadata().unwrap();
-    // The same size and time, but other content.
+    // This file keeps its size and time, but gets other content.
     let changed = target.path().join("d0/other");
     let time = filetime::FileTime::from_last_modification_time(&changed.metadata().unwrap());
     fs::write(&changed, "9876543210").unwrap();
     filetime::set_file_mtime(&changed, time).unwrap();
-    // A second name of a file outside of the directory.
+    // This file becomes a hard link to a file outside of the directory.
     let outside = machine.directory.path().join("outside");
     fs::write(&outside, "0123456789").unwrap();
     fs::remove_file(target.path().join("d1/file1")).unwrap();

@@ -12,23 +12,23 @@ use super::{Check, limits};
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         if let Some(autoscaler) = runner.table.table("autoscaler") {
-            policies(check, runner, autoscaler);
-            instances(check, runner, autoscaler);
-            build_directory(check, runner, autoscaler);
-            shared_user(check, runner, autoscaler);
-            amounts(check, runner, autoscaler);
-            isolation(check, runner, autoscaler);
+            check_policies(check, runner, autoscaler);
+            check_instances(check, runner, autoscaler);
+            check_build_directory(check, runner, autoscaler);
+            check_shared_user(check, runner, autoscaler);
+            check_amounts(check, runner, autoscaler);
+            check_isolation(check, runner, autoscaler);
         }
-        slots(check, runner);
+        check_slot_cgroups(check, runner);
     }
-    shared_groups(check);
+    check_shared_groups(check);
 }
 
 fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Returns the maximum number of instances of all groups. 0 means that one of them has no limit.
+/// Returns the maximum number of instances of all groups together. 0 means no limit, because a group has none.
 fn total_max_instances(autoscaler: &Table) -> i64 {
     let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(max_instances);
@@ -37,7 +37,7 @@ fn total_max_instances(autoscaler: &Table) -> i64 {
 }
 
 /// Checks policies and idle capacity (checks C070, C074).
-fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
     let policies = autoscaler.tables("policy");
     if policies.is_empty() {
@@ -64,7 +64,7 @@ fn policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks the limits on instances (checks C072, C073, C075, C076).
-fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
         let message = "state_storage is off: Muster keeps its instances across a restart anyway, but GitLab Runner would remove them all";
         check.report(
@@ -110,7 +110,7 @@ fn instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks `use_common_build_dir` (check C079).
-fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
         let message =
@@ -126,7 +126,7 @@ fn build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks that jobs of several projects do not share a user (check C084), unless each job has its own virtual machine.
-fn shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") == Some(true) {
         return;
     }
@@ -147,7 +147,7 @@ fn shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks `vm_isolation` (check C085).
-fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") != Some(true) {
         return;
     }
@@ -174,7 +174,7 @@ fn isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks amounts of memory (check C014).
-fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
             let message = format!("{key}: `{}` is not a valid amount of memory", shown_name(text));
@@ -184,7 +184,7 @@ fn amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
 }
 
 /// Checks the number of slots (check C083).
-fn slots(check: &mut Check<'_>, runner: &Runner) {
+fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;
     }
@@ -200,12 +200,12 @@ fn slots(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks that no two runners use the same instance group (check C071).
-fn shared_groups(check: &mut Check<'_>) {
+fn check_shared_groups(check: &mut Check<'_>) {
     let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
     for runner in check.runners {
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
         let Some(plugin) = autoscaler.str("plugin") else { continue };
-        // Line breaks and the order of keys do not make a different group.
+        // Two tables that differ only in line breaks or in the order of keys describe the same group.
         let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
             Some(Value::Any(text)) => text
                 .split(['\n', ',', '{', '}'])
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn c071_instance_group_of_two_runners() {
+    fn c071_two_runners_must_not_share_an_instance_group() {
         let group = |name: &str, group: &str| {
             runner(
                 name,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn c072_restart_without_state_storage() {
+    fn c072_disabled_state_storage_is_reported() {
         found("C072", &runner("a", "max_instances = 3"));
         clean("C072", &runner("a", "[runners.autoscaler.state_storage]\nenabled = true"));
     }
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn c073_instances_cannot_hold_limit() {
+    fn c073_too_few_instances_for_the_limit_are_reported() {
         let text = |limit: &str| {
             format!(
                 "concurrent = 20\n{}",
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn c075_instances_without_limit() {
+    fn c075_missing_limit_on_instances_is_reported() {
         found("C075", &runner("a", "max_instances = 0"));
         found("C075", &runner("a", ""));
         clean("C075", &runner("a", "max_instances = 3"));

@@ -5,16 +5,17 @@ use muster_taskscaler::cron::Cron;
 use super::super::machine;
 use super::super::problem::shown_name;
 
-/// Returns what is wrong with a pattern of `wanted` fields. `None` if it is valid, so that the scaler accepts it.
+/// Returns why the scaler rejects a pattern, which must have `wanted` fields. `None` if the pattern is valid.
 pub(super) fn pattern_error(pattern: &str, wanted: usize) -> Option<String> {
     let fields: Vec<_> = pattern.split_whitespace().collect();
     if fields.len() != wanted {
         let layout = if wanted == 7 { "with seconds first and year last" } else { "without seconds and year" };
         return Some(format!("{} fields found, {wanted} expected ({layout})", fields.len()));
     }
-    let outer = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
-    let outer = outer.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
-    for (field, (low, high)) in outer {
+    let seconds_and_years = [(fields.first(), (0, 59)), (fields.last(), (1970, 2099))];
+    let seconds_and_years =
+        seconds_and_years.iter().filter(|_| wanted == 7).filter_map(|(field, limits)| Some(((*field)?, *limits)));
+    for (field, (low, high)) in seconds_and_years {
         if !field.split(',').all(|part| is_part(part, (low, high))) {
             return Some(format!("`{}` is not a valid list of values between {low} and {high}", shown_name(field)));
         }
@@ -26,8 +27,8 @@ pub(super) fn pattern_error(pattern: &str, wanted: usize) -> Option<String> {
         .map(|error| shown_name(&error.cause().to_string()))
 }
 
-/// Returns whether the valid pattern never matches.
-pub(super) fn is_never(pattern: &str, fields: usize) -> bool {
+/// Returns whether a valid pattern matches at no time, such as one for February 30.
+pub(super) fn never_matches(pattern: &str, fields: usize) -> bool {
     let patterns = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
     !patterns.is_empty()
         && patterns.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
@@ -43,16 +44,16 @@ fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
 }
 
-/// Returns whether the pattern always matches.
-pub(super) fn is_always(pattern: &str) -> bool {
+/// Returns whether the pattern matches at all times.
+pub(super) fn always_matches(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }
 
-/// Returns whether the second list of patterns covers the first one.
+/// Returns whether the patterns of `by` match whenever one of `periods` matches, as far as their texts show.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
     let normalized = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let by_normalized: Vec<_> = by.iter().map(|pattern| normalized(pattern)).collect();
-    by.iter().any(|pattern| is_always(pattern))
+    by.iter().any(|pattern| always_matches(pattern))
         || (!periods.is_empty() && periods.iter().all(|period| by_normalized.contains(&normalized(period))))
 }
 
@@ -70,7 +71,7 @@ mod tests {
             ("* * 9-17 ? * 2-6 2026", 7, true),
             ("* * 10 * * saturday *", 7, true),
             ("0 1-59/2 9 1-15 * mon-fri *", 7, true),
-            // Patterns that no policy can express.
+            // Cron extensions that the scaler does not support.
             ("* * 10 L * * *", 7, false),
             ("* * 10 15W * * *", 7, false),
             ("* * 10 * * 6#3 *", 7, false),

@@ -17,20 +17,20 @@ pub(super) fn check(check: &mut Check<'_>) {
             check.report(runner, "executor", "C057", message, "add the table with at least `image = \"...\"`");
         }
         if let Some(docker) = docker {
-            invalid_values(check, runner, docker);
-            root(check, runner, docker);
-            images(check, runner, docker, "docker");
-            volumes(check, runner, docker);
+            check_invalid_values(check, runner, docker);
+            check_root_access(check, runner, docker);
+            check_images(check, runner, docker, "docker");
+            check_volumes(check, runner, docker);
         }
         if let Some(kubernetes) = runner.table.table("kubernetes") {
-            images(check, runner, kubernetes, "kubernetes");
+            check_images(check, runner, kubernetes, "kubernetes");
         }
-        storage(check, runner);
+        check_storage(check, runner);
     }
 }
 
 /// Checks values with a special syntax (check C057).
-fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
+fn check_invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     for problem in read(docker).1 {
         let message = format!("{}; every job fails", problem.message);
         check.report(runner, &format!("docker.{}", problem.key), "C057", message, problem.help);
@@ -38,7 +38,7 @@ fn invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
 }
 
 /// Checks for ways in which jobs can gain root: privileged containers, and the engine's socket as a volume (check C050).
-fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
+fn check_root_access(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     const HELP: &str = "keep this runner for trusted projects, or allow specific images with allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
     if docker.bool("privileged") == Some(true) && !limited {
@@ -63,7 +63,7 @@ fn root(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
 }
 
 /// Checks images and pull policies (checks C052 to C055).
-fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
+fn check_images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
     for (policy, node) in table.strings("pull_policy") {
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
             let message =
@@ -109,7 +109,7 @@ fn images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) 
 }
 
 /// Checks volumes and the local cache (checks C056, C058, C059).
-fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
+fn check_volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     if docker.bool("volume_keep") == Some(true) {
         check.report(
             runner,
@@ -145,7 +145,7 @@ fn volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
 }
 
 /// Checks the storage of the cache (check C060).
-fn storage(check: &mut Check<'_>, runner: &Runner) {
+fn check_storage(check: &mut Check<'_>, runner: &Runner) {
     let Some(cache) = runner.table.table("cache") else { return };
     let Some(kind) = cache.str("Type") else { return };
     let needed: &[&str] = match kind {
@@ -176,7 +176,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
         check.report(runner, &format!("cache.{set}"), "C060", message, "set both or neither");
     }
     if let (Some(s3), "s3") = (cache.table("s3"), kind) {
-        s3_storage(check, runner, s3);
+        check_s3_storage(check, runner, s3);
     }
     let other = ["s3", "gcs", "azure"].into_iter().find(|section| {
         *section != kind && matches!(cache.node(section).map(|node| &node.value), Some(Value::Table(_)))
@@ -194,7 +194,7 @@ fn storage(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks values of `[runners.cache.s3]` that gitlab-runner ignores without an error (check C060).
-fn s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
+fn check_s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
     let has = |key: &str| s3.str(key).is_some_and(|value| !value.is_empty());
     let mut warn = |key: &str, message: &str, help: &str| {
         let problem = Problem::new("C060", message).severity(Severity::Warning);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn c050_jobs_that_can_gain_root() {
+    fn c050_settings_with_which_jobs_gain_root_are_reported() {
         assert!(found("C050", &docker("privileged = true")).contains("jobs can gain root"));
         found("C050", &docker("volumes = [\"/cache\", \"/var/run/docker.sock:/var/run/docker.sock\"]"));
         clean("C050", &docker("privileged = true\nallowed_privileged_images = [\"builder:*\"]"));
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn c052_private_images_of_other_projects() {
+    fn c052_policies_that_share_private_images_are_reported() {
         found("C052", &docker("pull_policy = \"if-not-present\""));
         found("C052", &docker("pull_policy = [\"always\", \"never\"]"));
         clean("C052", &docker("pull_policy = \"always\""));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn c055_helper_image_of_other_version() {
+    fn c055_helper_image_of_other_version_is_reported() {
         let text = docker("helper_image = \"registry.example/helper:x86_64-v1.0\"");
         found_with("C055", &text, |facts| facts.version = "19.4.0".to_owned());
         clean_with("C055", &text, |facts| facts.version = "1.0".to_owned());
@@ -269,13 +269,13 @@ mod tests {
     }
 
     #[test]
-    fn c056_volumes_kept_after_jobs() {
+    fn c056_keeping_volumes_after_jobs_is_reported() {
         found("C056", &docker("volume_keep = true"));
         clean("C056", &docker("volume_keep = false"));
     }
 
     #[test]
-    fn c057_settings_that_fail_every_job() {
+    fn c057_settings_that_fail_every_job_are_reported() {
         let missing = found("C057", "[[runners]]\nname = \"a\"\nexecutor = \"docker-autoscaler\"\n");
         assert!(missing.contains("executor `docker-autoscaler` without [runners.docker]"), "{missing}");
         let invalid = found("C057", &docker("memory = \"5 apples\"\ndns = [\"192.0.2.1\", \"resolver\"]"));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn c058_cache_dir_without_volume() {
+    fn c058_cache_dir_must_be_on_a_volume() {
         let text = |directory: &str, volumes: &str| {
             format!("[[runners]]\ncache_dir = \"{directory}\"\n[runners.docker]\nvolumes = [{volumes}]\n")
         };
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn c060_incomplete_storage_settings() {
+    fn c060_incomplete_storage_settings_are_reported() {
         assert!(
             found("C060", &cache("Type = \"s3\"\n[runners.cache.s3]\nServerAddress = \"x\""))
                 .contains("BucketName is missing")

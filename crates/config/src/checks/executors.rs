@@ -8,19 +8,19 @@ use super::Check;
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         match runner.executor.as_str() {
-            "custom" => custom(check, runner),
-            "ssh" => ssh(check, runner),
-            "shell" => shell(check, runner),
+            "custom" => check_custom(check, runner),
+            "ssh" => check_ssh(check, runner),
+            "shell" => check_shell(check, runner),
             _ => {}
         }
-        values(check, runner);
-        output(check, runner);
-        environment(check, runner);
+        check_values(check, runner);
+        check_output_limit(check, runner);
+        check_environment(check, runner);
     }
 }
 
 /// Checks the custom executor (check C100).
-fn custom(check: &mut Check<'_>, runner: &Runner) {
+fn check_custom(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.str("custom.run_exec").is_none() {
         let help = "set it in [runners.custom] to the program that runs a job's stages";
         check.report(runner, "custom.run_exec", "C100", "custom executor: run_exec is mandatory", help);
@@ -44,7 +44,7 @@ fn custom(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks the ssh executor (checks C014, C101).
-fn ssh(check: &mut Check<'_>, runner: &Runner) {
+fn check_ssh(check: &mut Check<'_>, runner: &Runner) {
     let mut error = |key: &str, message: String, help: &str| {
         let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
         check.add(problem.at(&runner.table.span_of(key)).help(help));
@@ -85,7 +85,7 @@ fn is_port(text: &str) -> bool {
 }
 
 /// Checks the shell executor (check C102).
-fn shell(check: &mut Check<'_>, runner: &Runner) {
+fn check_shell(check: &mut Check<'_>, runner: &Runner) {
     let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
     if check.facts.job_user.is_none() {
         let message = format!("jobs run as {user} on this host, with all permissions of this user");
@@ -100,7 +100,7 @@ fn shell(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks values that gitlab-runner reports only in its command `lint` (check C014).
-fn values(check: &mut Check<'_>, runner: &Runner) {
+fn check_values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
         let message = format!("shell `{}` is not supported; every job fails", shown_name(shell));
@@ -133,8 +133,8 @@ fn values(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks `output_limit` (check C103).
-fn output(check: &mut Check<'_>, runner: &Runner) {
-    /// Value from which the operator probably meant bytes. A million KiB is a log of one gigabyte.
+fn check_output_limit(check: &mut Check<'_>, runner: &Runner) {
+    /// From this value on, the operator probably meant bytes: a million KiB is a log of one gigabyte.
     const MANY_KIB: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
         let message = format!("output_limit = {kib} KiB is {} MiB", kib / 1024);
@@ -143,7 +143,7 @@ fn output(check: &mut Check<'_>, runner: &Runner) {
 }
 
 /// Checks variables and proxies (checks C106, C107).
-fn environment(check: &mut Check<'_>, runner: &Runner) {
+fn check_environment(check: &mut Check<'_>, runner: &Runner) {
     for (index, (entry, node)) in runner.table.strings("environment").enumerate() {
         if !entry.contains('=') {
             let message = format!("environment entry {} is not KEY=VALUE and is ignored", index + 1);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn c101_unverified_or_unknown_host_keys() {
+    fn c101_unverified_or_unknown_host_keys_are_reported() {
         found("C101", &runner("ssh", "[runners.ssh]\ndisable_strict_host_key_checking = true"));
         let home = tempfile::tempdir().unwrap();
         let text = runner("ssh", "[runners.ssh]\nhost = \"h\"");

@@ -12,14 +12,14 @@ pub(super) fn check(check: &mut Check<'_>) {
     if let Some(id) = check.facts.other_machine_system_id.as_ref().filter(|_| !check.runners.is_empty()) {
         check.add(shared_system_id(id));
     }
-    location_and_mode(check);
-    addresses(check);
-    log_level(check);
-    log_format(check);
-    timeouts(check);
+    check_location_and_mode(check);
+    check_addresses(check);
+    check_log_level(check);
+    check_log_format(check);
+    check_timeouts(check);
 }
 
-fn location_and_mode(check: &mut Check<'_>) {
+fn check_location_and_mode(check: &mut Check<'_>) {
     if let Some(system) = &check.facts.system_config {
         let message = format!(
             "running as {} with the user's own configuration; {} is not used",
@@ -36,7 +36,7 @@ fn location_and_mode(check: &mut Check<'_>) {
 }
 
 /// Checks addresses (checks C014, C037, C038).
-fn addresses(check: &mut Check<'_>) {
+fn check_addresses(check: &mut Check<'_>) {
     let invalid = check.tree.str("listen_address").filter(|address| !address.is_empty());
     let invalid = invalid.and_then(|address| address.parse::<ListenAddress>().err());
     if let Some(error) = invalid {
@@ -89,7 +89,7 @@ fn is_public(address: &str) -> bool {
     !is_loopback(address.rsplit_once(':').map_or(address, |(host, _)| host))
 }
 
-fn log_level(check: &mut Check<'_>) {
+fn check_log_level(check: &mut Check<'_>) {
     let Some(level) = check.tree.str("log_level") else { return };
     match level {
         "debug" | "trace" => {
@@ -109,8 +109,8 @@ fn log_level(check: &mut Check<'_>) {
     }
 }
 
-/// Checks `log_format`. gitlab-runner does not start with an unknown one.
-fn log_format(check: &mut Check<'_>) {
+/// Checks `log_format`. gitlab-runner does not start if the format is unknown.
+fn check_log_format(check: &mut Check<'_>) {
     let Some(format) =
         check.tree.str("log_format").filter(|format| !format.is_empty() && !LOG_FORMATS.contains(format))
     else {
@@ -122,7 +122,7 @@ fn log_format(check: &mut Check<'_>) {
 }
 
 /// Checks the shutdown timeout and the timeouts of stages (checks C014, C041, C042).
-fn timeouts(check: &mut Check<'_>) {
+fn check_timeouts(check: &mut Check<'_>) {
     /// Drain timeout in seconds below which gitlab-runner warns.
     const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
@@ -131,10 +131,10 @@ fn timeouts(check: &mut Check<'_>) {
         let problem = Problem::new("C014", message).severity(Severity::Warning);
         check.add(problem.at(&check.tree.span_of("shutdown_timeout")).help("set it to a number of seconds above 0"));
     }
-    let machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
-    let instances =
+    let removes_machines = check.tree.bool("machine.shutdown_drain.enabled") == Some(true);
+    let deletes_instances =
         check.runners.iter().any(|runner| runner.table.bool("autoscaler.delete_instances_on_shutdown") == Some(true));
-    if (machines || instances) && seconds < MIN_DRAIN_SECONDS {
+    if (removes_machines || deletes_instances) && seconds < MIN_DRAIN_SECONDS {
         let message = format!("shutdown_timeout = {seconds} s may be too short to remove all machines");
         check.report_global("shutdown_timeout", "C041", message, &format!("set it to {MIN_DRAIN_SECONDS} or more"));
     }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn c027_system_id_of_other_machine() {
+    fn c027_system_id_of_other_machine_is_reported() {
         let other_machine = |facts: &mut super::super::super::facts::HostFacts| {
             facts.other_machine_system_id = Some("s_0123456789ab".to_owned());
         };
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn c033_tokens_readable_by_others() {
+    fn c033_tokens_readable_by_others_are_reported() {
         let text = "[[runners]]\ntoken = \"t\"\n";
         assert!(found_with("C033", text, |facts| facts.mode = Some(0o644)).contains("mode 0644"));
         clean_with("C033", text, |facts| facts.mode = Some(0o600));
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn c037_public_metrics_and_debug_logs() {
+    fn c037_public_metrics_and_debug_logs_are_reported() {
         for address in [":9252", "0.0.0.0:9252", "10.0.0.1:9252", "9252"] {
             assert!(found("C037", &format!("listen_address = \"{address}\"")).contains("without authentication"));
         }

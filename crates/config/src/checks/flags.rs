@@ -1,4 +1,4 @@
-//! Checks of feature flags (checks C009, C012, C097, C110). The names are those of GitLab Runner 19.4.
+//! Checks of feature flags (checks C009, C012, C097, C110). The flags are the ones of GitLab Runner 19.4.
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -105,8 +105,8 @@ pub(super) fn check(check: &mut Check<'_>) {
             check.add(problem.of(runner.index, &runner.name).at(&node.key));
         }
     }
-    metrics(check);
-    suspension(check);
+    check_metrics(check);
+    check_suspension(check);
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
@@ -121,7 +121,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 }
 
 /// Checks the flag for metrics with many series (check C110).
-fn metrics(check: &mut Check<'_>) {
+fn check_metrics(check: &mut Check<'_>) {
     const MANY_RUNNERS: usize = 10;
     let is_enabled = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
     let runners: Vec<_> = check.runners.iter().filter(|runner| is_enabled(&runner.table)).collect();
@@ -134,7 +134,7 @@ fn metrics(check: &mut Check<'_>) {
 }
 
 /// Checks the flag for suspended environments (checks C009, C097).
-fn suspension(check: &mut Check<'_>) {
+fn check_suspension(check: &mut Check<'_>) {
     const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
     const HELP: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \
                          and max_instances of at least 2";
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn c012_removed_and_unknown_feature_flags() {
+    fn c012_removed_and_unknown_feature_flags_are_reported() {
         assert!(found("C012", &flags("FF_USE_NATIVE_STEPS = true")).contains("was removed in GitLab Runner 18.6"));
         assert!(found("C012", &flags("FF_TIMESTAMP = true")).contains("did you mean FF_TIMESTAMPS?"));
         clean("C012", &flags("FF_TIMESTAMPS = false"));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn c110_many_runners_export_stage_metrics() {
+    fn c110_stage_metrics_of_ten_runners_are_reported() {
         let one = flags("FF_EXPORT_HIGH_CARDINALITY_METRICS = true");
         assert!(found("C110", &one.repeat(10)).contains("10 runners each add"));
         clean("C110", &one.repeat(9));

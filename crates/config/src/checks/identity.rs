@@ -8,11 +8,11 @@ use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
-        references(check, runner);
-        token(check, runner);
-        url(check, runner);
-        expiry(check, runner);
-        clone_url(check, runner);
+        check_references(check, runner);
+        check_token(check, runner);
+        check_url(check, runner);
+        check_token_expiry(check, runner);
+        check_clone_url(check, runner);
         if runner.table.str("tls-ca-file").is_some() {
             let help =
                 "install it in the container engine and in job images too; Git and artifacts get it from the runner";
@@ -25,11 +25,11 @@ pub(super) fn check(check: &mut Check<'_>) {
             );
         }
     }
-    shared_tokens(check);
+    check_shared_tokens(check);
 }
 
 /// Checks references to the environment (check C022). The text after a dollar sign is not shown if it may be part of the token.
-fn references(check: &mut Check<'_>, runner: &Runner) {
+fn check_references(check: &mut Check<'_>, runner: &Runner) {
     let opaque = !runner.table.str("token").is_some_and(is_reference);
     let mut reported = BTreeSet::new();
     for (key, variable) in &runner.unset {
@@ -46,7 +46,7 @@ fn is_unset(runner: &Runner, key: &str) -> bool {
     runner.unset.iter().any(|(unset, _)| *unset == key)
 }
 
-fn token(check: &mut Check<'_>, runner: &Runner) {
+fn check_token(check: &mut Check<'_>, runner: &Runner) {
     let token = runner.token.expose();
     if token.trim().is_empty() {
         if !is_unset(runner, "token") {
@@ -69,7 +69,7 @@ fn token(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-fn url(check: &mut Check<'_>, runner: &Runner) {
+fn check_url(check: &mut Check<'_>, runner: &Runner) {
     let url = &runner.url;
     if url.trim().is_empty() {
         if !is_unset(runner, "url") {
@@ -99,7 +99,7 @@ fn url(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-fn shared_tokens(check: &mut Check<'_>) {
+fn check_shared_tokens(check: &mut Check<'_>) {
     let mut seen: BTreeMap<(&str, &str), &Runner> = BTreeMap::new();
     for runner in check.runners {
         let token = runner.token.expose();
@@ -124,7 +124,7 @@ fn shared_tokens(check: &mut Check<'_>) {
 }
 
 /// Checks for a token that expires before the running manager can renew it (check C028).
-fn expiry(check: &mut Check<'_>, runner: &Runner) {
+fn check_token_expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let rotation_disabled = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);
     let reason = match (rotation_disabled, check.facts.writable) {
@@ -138,7 +138,7 @@ fn expiry(check: &mut Check<'_>, runner: &Runner) {
     check.add(problem.help("renew it before that date with reset-token"));
 }
 
-fn clone_url(check: &mut Check<'_>, runner: &Runner) {
+fn check_clone_url(check: &mut Check<'_>, runner: &Runner) {
     let Some(text) = runner.table.str("clone_url") else { return };
     let plain = url::Url::parse(text).is_ok_and(|url| {
         matches!(url.scheme(), "http" | "https" | "ssh")
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn c021_whitespace_and_invalid_urls() {
+    fn c021_whitespace_and_invalid_urls_are_reported() {
         assert!(found("C021", &runner(URL, "t\\n", "")).contains("token has whitespace"));
         assert!(found("C021", &runner(" https://gitlab.example", "t", "")).contains("url has whitespace"));
         assert!(found("C021", &runner("gitlab.example", "t", "")).contains("not a valid http or https URL"));
@@ -198,13 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn c024_url_with_ci_suffix() {
+    fn c024_url_with_ci_suffix_is_reported() {
         found("C024", &runner("https://gitlab.example/ci", "t", ""));
         clean("C024", &runner(URL, "t", ""));
     }
 
     #[test]
-    fn c025_two_runners_share_a_token() {
+    fn c025_two_runners_must_not_share_a_token() {
         let output = found(
             "C025",
             &format!(
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn c028_expiring_token_in_read_only_file() {
+    fn c028_expiring_token_in_read_only_file_is_reported() {
         let text = runner(URL, "t", "token_expires_at = 2027-03-01T00:00:00Z");
         let output = found_with("C028", &text, |facts| facts.writable = false);
         assert!(output.contains("error") && output.contains("expires on 2027-03-01"), "{output}");

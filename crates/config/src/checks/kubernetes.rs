@@ -9,15 +9,15 @@ use super::Check;
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         let Some(kubernetes) = runner.table.table("kubernetes") else { continue };
-        pods(check, runner, kubernetes);
-        overwrites(check, runner, kubernetes);
-        numeric_ids(check, runner, kubernetes);
-        flags(check, runner, kubernetes);
+        check_pods(check, runner, kubernetes);
+        check_overwrites(check, runner, kubernetes);
+        check_numeric_ids(check, runner, kubernetes);
+        check_flags(check, runner, kubernetes);
     }
 }
 
 /// Checks the timeouts of pods (checks C090, C091).
-fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
+fn check_pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     /// Default poll timeout in seconds, which is already short if nodes must start first.
     const MIN_SECONDS: i64 = 180;
     if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..MIN_SECONDS).contains(seconds)) {
@@ -36,7 +36,7 @@ fn pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
 }
 
 /// Checks for overwritten pod settings (check C092), as far as the runner's own variables show them.
-fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
+fn check_overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for (entry, node) in runner.table.strings("environment") {
         let name = entry.split('=').next().unwrap_or_default();
         if let Some(problem) = overwrite_without_permission(name, kubernetes) {
@@ -46,7 +46,7 @@ fn overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
 }
 
 /// Checks that allowed users and groups are numbers (check C095).
-fn numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
+fn check_numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for key in ["allowed_users", "allowed_groups"] {
         for (entry, node) in kubernetes.strings(key) {
             if entry.parse::<u32>().is_err() {
@@ -63,7 +63,7 @@ fn numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
 }
 
 /// Checks feature flags (checks C096, C097).
-fn flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
+fn check_flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     let is_enabled = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
     if !kubernetes.tables("pod_spec").is_empty() && !is_enabled("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {
         let message = "pod_spec is ignored unless FF_USE_ADVANCED_POD_SPEC_CONFIGURATION is enabled";
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn c091_no_namespace() {
+    fn c091_missing_namespace_is_reported() {
         found("C091", &kubernetes("", ""));
         clean("C091", &kubernetes("", "namespace = \"ci\""));
         clean("C091", &kubernetes("", "namespace_per_job = true"));

@@ -4,10 +4,10 @@ use super::super::problem::Problem;
 use super::Check;
 
 pub(super) fn check(check: &mut Check<'_>) {
-    concurrent(check);
-    long_polling(check);
-    excess(check);
-    request_rate(check);
+    check_concurrent(check);
+    check_long_polling(check);
+    check_excess(check);
+    check_request_rate(check);
 }
 
 /// Returns `concurrent`, which is 1 if it is not set.
@@ -15,7 +15,7 @@ pub(super) fn concurrent_of(check: &Check<'_>) -> i64 {
     check.tree.int("concurrent").unwrap_or(1)
 }
 
-fn concurrent(check: &mut Check<'_>) {
+fn check_concurrent(check: &mut Check<'_>) {
     let Some(node) = check.tree.node("concurrent") else { return };
     let concurrent = concurrent_of(check);
     if concurrent < 1 {
@@ -31,8 +31,8 @@ fn concurrent(check: &mut Check<'_>) {
 /// Checks long polling (checks C002 to C004).
 ///
 /// In gitlab-runner, a held request occupies a worker, and other runners may wait for it. In Muster, runners take turns. These checks
-/// are about what happens if gitlab-runner uses this file. Problems that Muster has, too, are warnings; the others are information.
-fn long_polling(check: &mut Check<'_>) {
+/// are about what happens if gitlab-runner uses this file. Problems that also affect Muster are warnings. All others are information.
+fn check_long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();
     let node = check.tree.node("concurrent");
@@ -65,7 +65,7 @@ fn long_polling(check: &mut Check<'_>) {
     }
 }
 
-fn excess(check: &mut Check<'_>) {
+fn check_excess(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     for runner in check.runners {
         for key in ["limit", "request_concurrency"] {
@@ -79,7 +79,7 @@ fn excess(check: &mut Check<'_>) {
     }
 }
 
-fn request_rate(check: &mut Check<'_>) {
+fn check_request_rate(check: &mut Check<'_>) {
     /// Number of requests per second above which a server answers 429 with its default limits for runners.
     const MAX_REQUESTS_PER_SECOND: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };
@@ -120,20 +120,20 @@ mod tests {
     }
 
     #[test]
-    fn c002_more_runners_than_job_slots() {
+    fn c002_more_runners_than_job_slots_are_reported() {
         assert!(found("C002", &format!("concurrent = 2\n{}", runners(3, ""))).contains("concurrent to at least 3"));
         clean("C002", &format!("concurrent = 3\n{}", runners(3, "")));
         clean("C002", "concurrent = 0");
     }
 
     #[test]
-    fn c003_one_request_at_a_time() {
+    fn c003_one_request_at_a_time_is_reported() {
         assert!(found("C003", &format!("concurrent = 8\n{}", runners(1, ""))).contains("info"));
         clean("C003", &format!("concurrent = 8\n{}", runners(1, "request_concurrency = 2")));
     }
 
     #[test]
-    fn c004_few_jobs_and_one_request() {
+    fn c004_one_request_with_limit_below_3_is_reported() {
         found("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 2")));
         clean("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 2\nrequest_concurrency = 2")));
         clean("C004", &format!("concurrent = 8\n{}", runners(1, "limit = 3")));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn c007_many_runners_and_a_small_interval() {
+    fn c007_small_interval_with_many_runners_is_reported() {
         assert!(found_with("C007", &format!("check_interval = 1\n{}", runners(20, "")), |_| ()).contains("50 ms"));
         clean("C007", &format!("check_interval = 3\n{}", runners(20, "")));
         clean("C007", &format!("check_interval = {}\n{}", i64::MAX, runners(20, "")));

@@ -9,15 +9,15 @@ use super::{Check, limits};
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         if let Some(machine) = runner.table.table("machine") {
-            deprecated(check, runner, machine);
-            capacity(check, runner, machine);
-            names(check, runner, machine);
+            report_deprecation(check, runner, machine);
+            check_capacity(check, runner, machine);
+            check_names(check, runner, machine);
         }
     }
 }
 
 /// Reports that the executor is deprecated (check C082).
-fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+fn report_deprecation(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let unused = runner.table.table("autoscaler").is_some();
     let message = if unused {
         "[runners.machine] has no effect beside [runners.autoscaler]"
@@ -33,7 +33,7 @@ fn deprecated(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
 }
 
 /// Checks that the machines have capacity for `concurrent` jobs (check C080).
-fn capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+fn check_capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let concurrent = limits::concurrent_of(check);
     let limit = runner.table.int("limit").filter(|limit| *limit > 0);
     let idle = machine.int("IdleCount").filter(|idle| *idle > 0);
@@ -41,14 +41,14 @@ fn capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
         && limit < idle.saturating_add(concurrent)
     {
         let message = format!(
-            "limit = {limit} leaves no capacity for IdleCount = {idle} in addition to {concurrent} jobs: it counts all machines"
+            "limit = {limit} leaves no capacity for IdleCount = {idle} in addition to {concurrent} jobs: limit counts all machines"
         );
         check.report(runner, "limit", "C080", message, &format!("set limit to {}", idle.saturating_add(concurrent)));
     }
 }
 
 /// Checks names of machines (check C081): `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
-fn names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
+fn check_names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     const MAX_NAME_LENGTH: usize = 64;
     const ADDED_LENGTH: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();
     if runner.executor == "docker+machine" || machine.node("MachineName").is_some() {

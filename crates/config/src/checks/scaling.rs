@@ -20,24 +20,24 @@ const REPORTED_ELSEWHERE: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 pub(super) fn check(check: &mut Check<'_>) {
     for runner in check.runners {
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
-        values(check, runner, autoscaler);
-        durations(check, runner, autoscaler);
-        ports(check, runner, autoscaler);
+        check_values(check, runner, autoscaler);
+        check_durations(check, runner, autoscaler);
+        check_ports(check, runner, autoscaler);
         if runner.table.str("executor").is_some_and(|executor| PLUGIN_EXECUTORS.contains(&executor)) {
-            plugins(check, runner, autoscaler);
+            check_plugins(check, runner, autoscaler);
         }
     }
 }
 
 /// Reports values that the scaler rejects (check C088).
-fn values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for problem in out_of_range(autoscaler, &REPORTED_ELSEWHERE) {
         let problem = problem.of(runner.index, &runner.name);
         check.add(problem.help("until this is fixed, this runner gets no instances and requests no jobs"));
     }
 }
 
-/// Returns the values that the scaler rejects (check C088), except those of keys that end with one of `except`.
+/// Returns the values that the scaler rejects (check C088), except the values of keys that end with one of `except`.
 pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
     problems.into_iter().filter(|problem| !except.iter().any(|except| problem.key.ends_with(except))).map(|problem| {
@@ -47,7 +47,7 @@ pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator
 }
 
 /// Checks for negative durations (check C088).
-fn durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for (path, span) in negative_durations(autoscaler) {
         let message = format!("`{path}` is negative and ignored");
         let problem = Problem::new("C088", message).of(runner.index, &runner.name).at(&span);
@@ -67,7 +67,7 @@ pub(crate) fn negative_durations(autoscaler: &Table) -> Vec<(String, Range<usize
 }
 
 /// Checks ports of connectors (check C088).
-fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+fn check_ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in std::iter::once(autoscaler).chain(autoscaler.tables("groups")) {
         let Some(node) = table.node("connector_config.protocol_port") else { continue };
         if let Value::Int(port) = node.value
@@ -80,8 +80,8 @@ fn ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks plugins (check C086).
-fn plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
+/// Checks that every group has a plugin, and that this machine can run it (check C086).
+fn check_plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let own = std::slice::from_ref(autoscaler);
     let groups = autoscaler.tables("groups");
     for table in if groups.is_empty() { own } else { groups } {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn c086_plugin_that_cannot_be_run() {
+    fn c086_missing_plugin_is_reported() {
         let find = |facts: &mut super::super::super::HostFacts| {
             facts.find_plugin = Some(|plugin| {
                 if plugin == "p" { Ok(()) } else { Err(NoPlugin::NotInstalled(format!("plugin {plugin}: not here"))) }

@@ -10,13 +10,13 @@ use super::{Check, cron};
 const MAX_LABELS: usize = 32;
 
 pub(super) fn check(check: &mut Check<'_>) {
-    expressions(check);
-    all_labels(check);
+    check_expressions(check);
+    check_labels(check);
     for runner in check.runners {
         let table = &runner.table;
         let index = runner.index;
-        periods(check, index, table.tables("machine.autoscaling"), "runners.machine.autoscaling", "Periods", 7);
-        periods(
+        check_periods(check, index, table.tables("machine.autoscaling"), "runners.machine.autoscaling", "Periods", 7);
+        check_periods(
             check,
             index,
             table.tables("monitoring.job_queuing_durations"),
@@ -24,8 +24,8 @@ pub(super) fn check(check: &mut Check<'_>) {
             "periods",
             7,
         );
-        periods(check, index, table.tables("autoscaler.policy"), "runners.autoscaler.policy", "periods", 5);
-        periods(
+        check_periods(check, index, table.tables("autoscaler.policy"), "runners.autoscaler.policy", "periods", 5);
+        check_periods(
             check,
             index,
             table.tables("kubernetes.autoscaler.policy"),
@@ -33,11 +33,11 @@ pub(super) fn check(check: &mut Check<'_>) {
             "periods",
             5,
         );
-        off_peak(check, table);
+        check_off_peak(check, table);
     }
 }
 
-fn expressions(check: &mut Check<'_>) {
+fn check_expressions(check: &mut Check<'_>) {
     let mut invalid = Vec::new();
     visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
         if let (Entry::Key(key), Value::Str(text)) = (entry, &node.value)
@@ -54,7 +54,7 @@ fn expressions(check: &mut Check<'_>) {
     invalid.into_iter().for_each(|problem| check.add(problem));
 }
 
-fn all_labels(check: &mut Check<'_>) {
+fn check_labels(check: &mut Check<'_>) {
     check_label_table(check, check.tree);
     let global: Vec<_> = labels(check.tree).collect();
     for runner in check.runners {
@@ -65,22 +65,22 @@ fn all_labels(check: &mut Check<'_>) {
                 "the runner has {} labels including the global ones; at most {MAX_LABELS} are allowed",
                 merged.len()
             );
-            check.report(runner, "labels", "C006", message, "remove some");
+            check.report(runner, "labels", "C006", message, "remove some of them");
         }
     }
 }
 
 fn check_label_table(check: &mut Check<'_>, table: &Table) {
-    let letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     for (name, node) in table.table("labels").map(Table::entries).into_iter().flatten() {
-        let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-        if !(first && (3..=65).contains(&name.len()) && name.bytes().all(letter)) {
+        let starts_well = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        if !(starts_well && (3..=65).contains(&name.len()) && name.bytes().all(is_allowed)) {
             let message = format!("`{}` is not a valid label name", shown_name(name));
             let help = "use 3 to 65 letters, digits, `.`, `_` and `-`, and do not begin with `.` or `-`";
             check.add(Problem::new("C006", message).at(&node.key).help(help));
         }
         if let Value::Str(value) = &node.value
-            && !((1..=256).contains(&value.len()) && value.bytes().all(letter))
+            && !((1..=256).contains(&value.len()) && value.bytes().all(is_allowed))
         {
             let message = format!("the value of label `{}` is not valid", shown_name(name));
             check.add(
@@ -90,13 +90,13 @@ fn check_label_table(check: &mut Check<'_>, table: &Table) {
     }
 }
 
-fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, key: &str, fields: usize) {
+fn check_periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, key: &str, fields: usize) {
     let name = check.runners.get(runner).map(|runner| runner.name.clone()).unwrap_or_default();
     for table in tables {
         for (pattern, node) in table.strings(key) {
             if let Some(reason) = cron::pattern_error(pattern, fields) {
                 check.add(Problem::new("C015", format!("`{path}.{key}`: {reason}")).of(runner, &name).at(&node.span));
-            } else if cron::is_never(pattern, fields) {
+            } else if cron::never_matches(pattern, fields) {
                 let message = format!("`{path}.{key}`: `{}` never matches", shown_name(pattern));
                 let help = "day, month and weekday must all match, and a step matches only its multiples";
                 check.add(Problem::new("C087", message).of(runner, &name).at(&node.span).help(help));
@@ -115,7 +115,7 @@ fn periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &str, k
         let covers = |later: &usize| {
             let (Some(own), Some(other)) = (lists.get(index), lists.get(*later)) else { return false };
             let same_zone =
-                zones.get(index) == zones.get(*later) || other.iter().any(|pattern| cron::is_always(pattern));
+                zones.get(index) == zones.get(*later) || other.iter().any(|pattern| cron::always_matches(pattern));
             same_zone && cron::is_covered(own, other)
         };
         if let Some(later) = (index + 1..tables.len()).find(covers) {
@@ -139,7 +139,7 @@ fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
 }
 
 /// Checks `OffPeak*` keys, which have had no effect since 14.0 (check C011).
-fn off_peak(check: &mut Check<'_>, table: &Table) {
+fn check_off_peak(check: &mut Check<'_>, table: &Table) {
     let machine = table.table("machine").map(Table::entries).into_iter().flatten();
     let set: Vec<_> =
         machine.filter(|(name, _)| name.starts_with("OffPeak")).map(|(name, node)| (name.to_owned(), node)).collect();

@@ -26,11 +26,11 @@ pub const EXECUTORS: [(&str, bool); 11] = [
 ];
 
 pub(super) fn check(check: &mut Check<'_>) {
-    executors(check);
-    unsupported_keys(check);
+    check_executors(check);
+    check_unsupported_keys(check);
 }
 
-fn executors(check: &mut Check<'_>) {
+fn check_executors(check: &mut Check<'_>) {
     for runner in check.runners {
         let span = runner.table.node("executor").map_or(&runner.table.header, |node| &node.span);
         let known = EXECUTORS.iter().find(|(name, _)| *name == runner.executor);
@@ -60,7 +60,7 @@ fn executors(check: &mut Check<'_>) {
 /// Unsupported tables and keys, by path: the first location, the reason, and the names that are set in a table.
 type UnsupportedTables = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
-fn unsupported_keys(check: &mut Check<'_>) {
+fn check_unsupported_keys(check: &mut Check<'_>) {
     let mut unsupported: UnsupportedTables = BTreeMap::new();
     visit(check.tree, "", &mut |path: &str, entry: Entry, node: &Node| {
         let (span, status) = match entry {

@@ -10,9 +10,9 @@ use super::tree::{Table, Value};
 use crate::settings::{ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, Ulimit};
 
 /// Default of `wait_for_services_timeout`, in seconds.
-const WAIT_FOR_SERVICES_S: u32 = 30;
-/// Keys of `log_options` that affect neither other jobs nor the engine's machine.
-const LOG_OPTIONS: [&str; 2] = ["env", "labels"];
+const DEFAULT_WAIT_FOR_SERVICES_S: u32 = 30;
+/// Keys of `log_options` that are allowed, because they affect neither other jobs nor the engine's machine.
+const ALLOWED_LOG_OPTIONS: [&str; 2] = ["env", "labels"];
 
 /// An invalid value in `[runners.docker]`.
 pub(super) struct InvalidValue {
@@ -65,7 +65,7 @@ impl Reader<'_> {
             services: self.docker.tables("services").iter().filter_map(service_entry).collect(),
             services_limit: self.docker.int("services_limit").and_then(|limit| u32::try_from(limit).ok()),
             wait_for_services_s: match self.docker.int("wait_for_services_timeout") {
-                None | Some(0) => WAIT_FOR_SERVICES_S,
+                None | Some(0) => DEFAULT_WAIT_FOR_SERVICES_S,
                 Some(seconds) => u32::try_from(seconds).unwrap_or_default(),
             },
             user: self.text("user"),
@@ -130,7 +130,7 @@ impl Reader<'_> {
     /// Reads the host configuration of services.
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
-        // `dns` of the build container has reported invalid addresses.
+        // Invalid addresses have been reported with the settings of the build container.
         let dns = self.docker.strings("dns").filter_map(|(address, _)| address.parse().ok()).collect();
         ContainerSettings {
             privileged: privileged.unwrap_or_default(),
@@ -282,7 +282,7 @@ impl Reader<'_> {
 
     fn log_options(&mut self) -> BTreeMap<String, String> {
         let options = self.map("log_options");
-        for name in options.keys().filter(|name| !LOG_OPTIONS.contains(&name.as_str())) {
+        for name in options.keys().filter(|name| !ALLOWED_LOG_OPTIONS.contains(&name.as_str())) {
             self.invalid("log_options", name, "log option of a runner", "keep only env and labels");
         }
         options
@@ -303,7 +303,7 @@ fn map<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a str, &'a st
     })
 }
 
-/// Reads one service. `None` if it has no image.
+/// Reads one service. `None` if it has no `name`, which is its image.
 fn service_entry(table: &Table) -> Option<DockerService> {
     let text = |key: &str| table.str(key).unwrap_or_default().to_owned();
     let list = |key: &str| table.strings(key).map(|(text, _)| text.to_owned()).collect();

@@ -34,7 +34,7 @@ fn settings_of_build_container_and_services_are_separate() {
     assert_eq!((build.pid_mode.as_str(), service.pid_mode.as_str()), ("host", ""));
     assert_eq!((build.gpus.len(), service.gpus.len()), (1, 0));
     assert!(build.tmpfs.contains_key("/a") && service.tmpfs.contains_key("/b"));
-    // These concern all containers.
+    // `dns` and `shm_size` apply to all containers.
     assert_eq!((&build.dns, build.shm_size), (&service.dns, service.shm_size));
     assert_eq!((build.dns.len(), build.shm_size), (1, 64));
 }

@@ -69,11 +69,11 @@ pub(super) fn ulimit(name: &str, text: &str) -> Option<Ulimit> {
 
 /// Returns whether the text is a MAC address of six bytes.
 pub(super) fn is_mac_address(text: &str) -> bool {
-    let of = |separator: char| {
+    let has_six_bytes = |separator: char| {
         let bytes: Vec<&str> = text.split(separator).collect();
         bytes.len() == 6 && bytes.iter().all(|byte| byte.len() == 2 && byte.bytes().all(|b| b.is_ascii_hexdigit()))
     };
-    of(':') || of('-')
+    has_six_bytes(':') || has_six_bytes('-')
 }
 
 /// Parses GPUs in the syntax of `docker run --gpus`: `all`, a number, or fields such as `"device=0,1",capabilities=utility`.

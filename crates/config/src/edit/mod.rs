@@ -38,7 +38,7 @@ use super::problem::Problem;
 use super::text_file;
 pub use lock::{ConfigLock, lock_for_manager};
 
-/// Maximum time that a writer waits for another one.
+/// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason why a file was not changed. Its content is unchanged.
@@ -112,7 +112,7 @@ fn target(path: &Path) -> Result<PathBuf, EditError> {
 pub struct NewToken {
     /// The token.
     pub token: Secret,
-    /// ID of the runner on the server. `None` if the server did not return one.
+    /// ID of the runner on the server. `None` if the server did not return an ID.
     pub id: Option<i64>,
     /// Time at which the token was created.
     pub obtained_at: Option<OffsetDateTime>,
@@ -369,7 +369,7 @@ fn date(time: OffsetDateTime) -> Value {
     text.parse::<toml_edit::Datetime>().map_or_else(|_| Value::from(text), Value::from)
 }
 
-/// Returns the names in a value that refers to the environment, for messages.
+/// Returns a reference to the environment for a message. It is masked if it may contain a part of a token.
 fn reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }

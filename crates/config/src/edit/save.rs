@@ -46,10 +46,10 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
     }
     match fs::rename(&new, path) {
         Ok(()) => {}
-        // Container engines mount the file itself, so it can only be written, not replaced. The new text stays beside it until
-        // that is done.
+        // If a container engine mounted the file itself, it cannot be replaced, only overwritten. The file with the new text is
+        // kept until then.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
-            in_place(path, text).map_err(failed("write", path))?;
+            overwrite(path, text).map_err(failed("write", path))?;
             remove_new();
         }
         Err(source) => {
@@ -62,7 +62,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
     Ok(())
 }
 
-fn in_place(path: &Path, text: &str) -> io::Result<()> {
+fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(path)?;
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)?;

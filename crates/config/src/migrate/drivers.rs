@@ -35,6 +35,7 @@ pub(super) struct Driver {
     pub(super) defaults: &'static [(&'static str, &'static str)],
     /// How to create the group.
     pub(super) advice: &'static [&'static str],
+    /// Options of the driver, with their targets.
     pub(super) options: &'static [(&'static str, OptionTarget)],
 }
 
@@ -262,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_unique_per_driver() {
+    fn option_names_are_unique_and_start_with_the_driver() {
         for driver in &DRIVERS {
             let mut names: Vec<_> = driver.options.iter().map(|(name, _)| *name).collect();
             assert!(names.iter().all(|name| name.starts_with(&format!("{}-", driver.name))), "{names:?}");

@@ -1,9 +1,9 @@
 //! Migrates `[runners.machine]` to `[runners.autoscaler]`: the same file with new keys, and notes about keys without a replacement (requirement R026).
 //!
 //! ```text
-//! text --load--> tree --machine.rs--> policies, limits --+
-//!    |                 --drivers.rs--> options by their --+--> [runners.autoscaler] with notes as comments
-//!    +--toml_edit: every other byte is kept --------------+
+//! text --load--> tree --machine.rs--> policies, limits --------------+
+//!   |              +----drivers.rs--> options of the new settings ---+--> [runners.autoscaler] with notes as comments
+//!   +--toml_edit: every other byte is kept --------------------------+
 //! ```
 
 mod drivers;
@@ -29,10 +29,10 @@ pub enum MigrationTarget {
     Machines,
 }
 
-/// A configuration without `[runners.machine]`.
+/// A migrated configuration, which has no `[runners.machine]`.
 #[derive(Debug)]
 pub struct Migration {
-    /// Text of the file.
+    /// New text of the file.
     pub text: String,
     /// Names of the changed entries, with their notes.
     pub entries: Vec<(String, Vec<String>)>,
@@ -119,7 +119,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
     Ok(Migration { text: document.to_string(), entries })
 }
 
-/// Returns the entry in the text. `None` if it is not written as a table.
+/// Returns the entry in the text. `None` if the entry or its `machine` is written as an inline table.
 fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     let root = document.as_table_mut();
     let name = root.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("runners"))?.to_owned();
@@ -167,6 +167,7 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, del
 const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: the image of the instance must \
                             contain a Docker engine, and the login user must have access to it";
 
+/// Removes a key in any spelling of upper and lower case.
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
     if let Some(name) = name {
@@ -230,7 +231,7 @@ fn group_of(
     let mut connector = vec![("username", ConnectorValue::Text(driver.username.to_owned()))];
     notes.push(format!("create the {} `{name}` first: {}", driver.group, driver.advice.join("; ")));
     notes.push(drivers::IMAGE_ADVICE.to_owned());
-    let mut internal = false;
+    let mut use_internal_address = false;
     for (option, value, to) in options(driver, old) {
         // A later option also replaces the value of an earlier one, and the driver's default.
         match (to, value.filter(|value| !value.is_empty())) {
@@ -260,8 +261,8 @@ fn group_of(
                     }
                 }
             }
-            (Some(OptionTarget::Internal), _) => match truth(value) {
-                Some(truth) => internal = internal || truth,
+            (Some(OptionTarget::Internal), _) => match parse_bool(value) {
+                Some(enabled) => use_internal_address = use_internal_address || enabled,
                 None => notes.push(format!(
                     "{option} = \"{}\" is neither true nor false and was left out; to use the internal address, set \
                      use_external_addr = false in [runners.autoscaler.connector_config]",
@@ -271,7 +272,7 @@ fn group_of(
             _ => notes.push(note(option, value, to)),
         }
     }
-    connector.push(("use_external_addr", ConnectorValue::Boolean(!internal)));
+    connector.push(("use_external_addr", ConnectorValue::Boolean(!use_internal_address)));
     (config, connector)
 }
 
@@ -291,7 +292,7 @@ fn without_value(option: &str, key: &str, table: &str) -> String {
 }
 
 /// Parses a boolean of docker-machine. An option without a value is true.
-fn truth(value: Option<&str>) -> Option<bool> {
+fn parse_bool(value: Option<&str>) -> Option<bool> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
         Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Some(false),
@@ -299,6 +300,7 @@ fn truth(value: Option<&str>) -> Option<bool> {
     }
 }
 
+/// Returns the note that names the replacement of an option, or the reason why it has no replacement.
 fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     let option = shown_name(option);
     let set = match value {

@@ -163,10 +163,13 @@ fn every_dropped_key_has_a_note() {
     }
     assert!(migration.text.contains("name = \"auto-scale-my-domain-com\"\n"), "{}", migration.text);
     let machines = migrated(&with("    MachineDriver = \"none\"\n"), MigrationTarget::Machines);
-    assert!(!machines.entries[0].1.join("\n").contains("MaxGrowthRate"), "the plugin has it: {:?}", machines.entries);
+    let notes = machines.entries[0].1.join("\n");
+    assert!(!notes.contains("MaxGrowthRate"), "the plugin docker-machine supports the key: {notes}");
 }
 
-/// Returns the text and notes of an entry with the driver `google` and these options. The text contains each note.
+/// Migrates an entry with the driver `google` and these options, in which `change.0` is replaced with `change.1`.
+///
+/// Returns the new text and the notes, and checks that the text contains each note.
 fn google(options: &str, change: (&str, &str)) -> (String, String) {
     let text = with(&format!("    MachineDriver = \"google\"\n    MachineOptions = [{options}]\n"));
     assert!(text.contains(change.0));
@@ -248,7 +251,7 @@ fn option_names_stay_inside_comments() {
 }
 
 #[test]
-fn unknown_driver_is_refused() {
+fn entry_without_driver_is_refused() {
     for driver in ["", "    MachineDriver = \"\"\n", "    MachineDriver = \" \"\n"] {
         for target in [MigrationTarget::Group, MigrationTarget::Machines] {
             let error = migrate(&with(driver), &HostFacts::default(), target).unwrap_err();

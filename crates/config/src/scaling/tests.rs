@@ -21,6 +21,7 @@ fn policies_apply_in_their_periods() {
         "capacity_per_instance = 4\n[[policy]]\nidle_count = 8\nidle_time = \"20m0s\"\n\
          [[policy]]\nperiods = [\"* 8-18 * * mon-fri\"]\ntimezone = \"Europe/Berlin\"\nplacement = \"spread\"\n",
     );
+    // 2026-03-02T00:00:00Z. Twelve hours later, it is 13:00 in Berlin.
     let monday = 1_772_409_600;
     let (index, wanted) = config.policies.active_at(monday);
     assert_eq!((index, wanted.idle_count, wanted.idle_time.as_secs(), wanted.preemptive), (Some(0), 8, 1200, true));

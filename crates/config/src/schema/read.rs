@@ -7,7 +7,7 @@ impl Schema {
     pub(super) fn read(mut self, text: &&'static str) -> Self {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if line.starts_with('[') {
-                self.header(line);
+                self.read_header(line);
             } else if let (Some(table), Some(key)) = (self.tables.last(), key(line, self.tables.last())) {
                 let path = table.path.clone();
                 self.push_key(&path, key);
@@ -22,7 +22,7 @@ impl Schema {
         }
     }
 
-    fn header(&mut self, line: &'static str) {
+    fn read_header(&mut self, line: &'static str) {
         let (name, rest) = line.rsplit_once(']').unwrap_or((line, ""));
         let array = name.starts_with("[[");
         let path = name.trim_matches(['[', ']']).to_owned();

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheSettings {
-    /// Store of the caches. `None` means that each machine has its own caches.
+    /// Store of the caches. `None` means that each machine has separate caches.
     pub store: Option<CacheStoreSettings>,
     /// Prefix of the names of objects.
     pub path: String,
@@ -18,7 +18,7 @@ pub struct CacheSettings {
     pub shared: bool,
     /// Maximum size of an archive in bytes. A larger one is stored only on the machine of the job. 0 means no limit.
     pub max_archive_bytes: u64,
-    /// Whether caches are stored as chunks that they share, unless the job chooses a format of archives.
+    /// Whether caches are stored as chunks that several caches share, unless a job chooses an archive format.
     pub chunks: bool,
     /// Automatic deletion of chunks that no cache needs. `None` means that only `muster cache gc` deletes them.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ pub enum ConnectionAge {
     Any,
     /// Maximum age of a connection.
     UpTo(Duration),
-    /// Each call opens its own connection.
+    /// Each call opens a new connection.
     NoReuse,
 }
 

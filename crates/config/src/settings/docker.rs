@@ -30,7 +30,7 @@ pub struct DockerSettings {
     pub allowed_services: Vec<String>,
     /// Pull policies in the order in which they are tried. Empty means `always`.
     pub pull_policy: Vec<String>,
-    /// Pull policies that jobs may set. Empty means those of `pull_policy`.
+    /// Pull policies that jobs may set. Empty means the policies in `pull_policy`.
     pub allowed_pull_policies: Vec<String>,
     /// Whether entrypoints that jobs set are ignored.
     pub disable_entrypoint_overwrite: bool,
@@ -40,7 +40,7 @@ pub struct DockerSettings {
     pub services_limit: Option<u32>,
     /// Seconds to wait for services. 0 means that services are not checked.
     pub wait_for_services_s: u32,
-    /// User of the build container. Empty means that of the job or its image.
+    /// User of the build container. Empty means the user that the job or its image specifies.
     pub user: String,
     /// Users that the build container may have. Empty allows every user.
     pub allowed_users: Vec<String>,
@@ -74,7 +74,7 @@ pub struct DockerSettings {
     pub network_mtu: u32,
     /// Addresses that no container of a job can reach.
     pub blocked_addresses: Vec<IpAddr>,
-    /// Name of the slot's cgroup for services, with `${slot}`. Empty means that of the build container.
+    /// Name of the slot's cgroup for services, with `${slot}`. Empty means the cgroup of the build container.
     pub service_slot_cgroup_template: String,
     /// Devices of services, by pattern of the service's image.
     pub services_devices: BTreeMap<String, Vec<Device>>,
@@ -90,11 +90,11 @@ pub struct DockerSettings {
 #[expect(missing_docs, reason = "the field names are those of config.toml")]
 pub struct ContainerSettings {
     pub privileged: bool,
-    /// In bytes.
+    /// Limit of memory, in bytes.
     pub memory: i64,
-    /// In bytes. -1 means no limit.
+    /// Limit of memory and swap together, in bytes. -1 means no limit.
     pub memory_swap: i64,
-    /// In bytes.
+    /// Soft limit of memory, in bytes.
     pub memory_reservation: i64,
     /// Number of CPUs, in billionths.
     pub nano_cpus: i64,
@@ -113,7 +113,7 @@ pub struct ContainerSettings {
     pub extra_hosts: Vec<String>,
     pub links: Vec<String>,
     pub ulimits: Vec<Ulimit>,
-    /// In bytes.
+    /// Size of `/dev/shm`, in bytes.
     pub shm_size: i64,
     pub tmpfs: BTreeMap<String, String>,
     pub sysctls: BTreeMap<String, String>,
@@ -147,7 +147,7 @@ pub struct Device {
 pub struct GpuRequest {
     /// Driver. Empty means that the engine chooses one.
     pub driver: String,
-    /// Number of GPUs. -1 means all, 0 means those in `device_ids`.
+    /// Number of GPUs. -1 means all GPUs, and 0 means the GPUs in `device_ids`.
     pub count: i64,
     /// IDs of GPUs.
     pub device_ids: Vec<String>,
@@ -175,9 +175,9 @@ pub struct DockerService {
     pub name: String,
     /// Further host names, separated by commas or whitespace.
     pub alias: String,
-    /// Command. Empty means that of the image.
+    /// Command. Empty means the command of the image.
     pub command: Vec<String>,
-    /// Entrypoint. Empty means that of the image.
+    /// Entrypoint. Empty means the entrypoint of the image.
     pub entrypoint: Vec<String>,
     /// Environment variables: names and values.
     pub environment: Vec<(String, String)>,

@@ -9,7 +9,7 @@ use muster_job::Secret;
 pub struct SshSettings {
     /// Host name or IP address.
     pub host: String,
-    /// Port, as the file has it. The executor rejects an invalid one.
+    /// Port, as it is written in the file. The executor rejects an invalid port.
     pub port: String,
     /// User name.
     pub user: String,

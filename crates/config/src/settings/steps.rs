@@ -15,7 +15,7 @@ pub struct StepsSettings {
     pub before: Vec<OperatorStep>,
     /// Steps after each job, in order.
     pub after: Vec<OperatorStep>,
-    /// Programs that stand for services of jobs without containers.
+    /// Programs of the operator that run in place of the services of jobs without containers.
     pub services: Vec<HostServiceSettings>,
     /// Rules and limits for the steps of jobs. `None` means that there are none.
     pub policy: Option<StepPolicy>,
@@ -60,7 +60,7 @@ pub enum OperatorAction {
     },
 }
 
-/// A program of the operator that stands for services of jobs without containers.
+/// A program of the operator that runs in place of a service of a job without containers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostServiceSettings {
     /// Pattern of the images of `services:`.

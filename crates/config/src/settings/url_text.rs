@@ -1,4 +1,4 @@
-//! Serializes a URL as text. The `serde` feature of the `url` crate would be compiled into every crate.
+//! Serializes a URL as text. The `serde` feature of the `url` crate is not used, because every crate would have to compile it.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};

@@ -13,9 +13,9 @@ use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
 /// Default of `timeout` of a step.
-const TIMEOUT: Duration = Duration::from_secs(300);
+const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Default of `timeout` of a service.
-const SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
+const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A problem of `[runners.steps]`.
 pub(super) struct StepsProblem {
@@ -62,7 +62,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     let Some(table) = runner.table("steps") else { return (StepsSettings::default(), Vec::new()) };
     let mut problems = Vec::new();
     let mut list = |position: Position| {
-        let written = table.tables(position.key()).iter().map(of_table);
+        let written = table.tables(position.key()).iter().map(step_source);
         let (steps, invalid) = checked(written, position, position == Position::Before);
         problems.extend(invalid.into_iter().map(|(index, message, help)| StepsProblem {
             step: Some((position.key(), index)),
@@ -87,7 +87,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     if let Some(path) = table.str("policy").filter(|_| may_read) {
         match policy::read(Path::new(path)) {
             Ok(file) => {
-                // The steps of the policy surround those of the entry, which another operator may have written.
+                // The steps of the policy surround the steps of the entry, because another operator may have written the entry.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
                 settings.policy = Some(file.policy);
@@ -105,7 +105,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     (settings, problems)
 }
 
-fn of_table(table: &Table) -> StepSource {
+fn step_source(table: &Table) -> StepSource {
     let owned = |key: &str| table.str(key).map(str::to_owned);
     let inputs = match table.node("inputs").map(|node| &node.value) {
         Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
@@ -142,19 +142,19 @@ fn service(table: &Table) -> Result<HostServiceSettings, (String, String)> {
     let Ok(port) = u16::try_from(port) else {
         return Err((format!("{port} is not a valid port"), "write a number from 1 to 65535".to_owned()));
     };
-    let timeout = table.time("timeout").unwrap_or(SERVICE_TIMEOUT);
+    let timeout = table.time("timeout").unwrap_or(DEFAULT_SERVICE_TIMEOUT);
     Ok(HostServiceSettings { image: image.to_owned(), command, env: env(table), port, timeout })
 }
 
-/// Returns the valid steps, and the index, message and help of each problem. `required` is the default of the key of that name.
+/// Returns the valid steps, and the index, message and help of each problem. `required_by_default` is the default of `required`.
 fn checked(
     written: impl Iterator<Item = StepSource>,
     position: Position,
-    required: bool,
+    required_by_default: bool,
 ) -> (Vec<OperatorStep>, Vec<(usize, String, String)>) {
     let (mut steps, mut problems, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (index, step) in written.enumerate() {
-        match checked_step(step, position, required) {
+        match checked_step(step, position, required_by_default) {
             Ok(step) if !names.insert(step.name.clone()) => {
                 let message = format!("two steps {} the job have the name `{}`", position.key(), step.name);
                 problems.push((index, message, "give each step a different name".to_owned()));
@@ -166,7 +166,11 @@ fn checked(
     (steps, problems)
 }
 
-fn checked_step(step: StepSource, position: Position, is_required: bool) -> Result<OperatorStep, (String, String)> {
+fn checked_step(
+    step: StepSource,
+    position: Position,
+    required_by_default: bool,
+) -> Result<OperatorStep, (String, String)> {
     let StepSource { name, script, step, inputs, env, timeout, required } = step;
     let invalid = |message: String, help: &str| Err((message, help.to_owned()));
     let is_identifier = |text: &str| {
@@ -202,9 +206,9 @@ fn checked_step(step: StepSource, position: Position, is_required: bool) -> Resu
         _ => return invalid(format!("step `{shown}` needs either `script` or `step`"), "set one of the two"),
     };
     let timeout = match timeout.as_deref().map(muster_job::GoDuration::parse) {
-        None => TIMEOUT,
+        None => DEFAULT_STEP_TIMEOUT,
         Some(Some(muster_job::GoDuration::NonNegative(timeout))) if !timeout.is_zero() => timeout,
         Some(_) => return invalid(format!("step `{shown}`: the timeout is not valid"), "write for example \"90s\""),
     };
-    Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(is_required) })
+    Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(required_by_default) })
 }

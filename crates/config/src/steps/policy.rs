@@ -120,7 +120,7 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
         None => StepLimits::default(),
         Some(limits) if !is_allowed || pattern.starts_with("builtin:") => {
             let message = "the rule cannot have limits".to_owned();
-            let help = "give limits to rules that allow steps of `run:` lists; those of [limits] apply to all processes of the author";
+            let help = "give limits to rules that allow steps of `run:` lists; the limits in [limits] apply to all processes of the author";
             return Err((Some(limits.span()), message, help.to_owned()));
         }
         Some(limits) => checked_limits(limits.into_inner())?,

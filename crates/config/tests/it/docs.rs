@@ -87,8 +87,8 @@ const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 fn pages(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
-    let own = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
-    own.chain(directories.iter().flat_map(|directory| pages(directory))).collect()
+    let pages_here = files.into_iter().filter(|path| path.extension().is_some_and(|end| end == "md"));
+    pages_here.chain(directories.iter().flat_map(|directory| pages(directory))).collect()
 }
 
 /// Returns the runner entries that a page shows, with the URL and the token that the page leaves out.

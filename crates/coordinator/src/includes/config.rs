@@ -22,7 +22,7 @@ pub struct IncludeConfig {
     pub remote: RemotePolicy,
     /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
     pub remote_timeout: Duration,
-    /// Called if fetching URLs takes longer than one fifteenth of the timeout. At most once per group of URLs that are fetched together.
+    /// Called if fetching URLs takes longer than one fifteenth of the timeout, at most once for all URLs that are fetched together.
     pub on_wait: Option<WaitCallback>,
     /// Directory of fetched files, for use without a network. `None` caches no files.
     pub cache: Option<PathBuf>,
@@ -50,7 +50,7 @@ impl Default for IncludeConfig {
 }
 
 impl IncludeConfig {
-    /// Returns the local directory of a project, or otherwise that of its components.
+    /// Returns the local directory of a project, or otherwise the local directory of its components.
     pub(super) fn directory_of(&self, project: &str) -> Option<&PathBuf> {
         let of_components = || {
             let mut all = self.components.iter();

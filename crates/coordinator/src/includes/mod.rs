@@ -1,4 +1,4 @@
-//! Access of the pipeline compiler to files: those of the snapshot, and those that includes refer to.
+//! Gives the pipeline compiler access to the files of the snapshot, and to the files that includes refer to.
 //!
 //! Files outside the project come from local directories of the user, from pins, or from the network, in this order.
 

@@ -97,7 +97,7 @@ impl SnapshotSources {
     }
 
     /// Returns the local files of a project at a ref. `None` if the project is not on this machine.
-    fn local(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
+    fn local_tree(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
             self.snapshot.git().clone()
         } else {
@@ -117,14 +117,14 @@ impl SnapshotSources {
     fn read_project(&self, project: &str, git_ref: &Option<String>, path: &str) -> Result<IncludedFile, SourceError> {
         let origin = Origin::Project { project: project.to_owned(), git_ref: git_ref.clone() };
         let name = format!("{project}:{path}");
-        if let Some(tree) = self.local(project, git_ref.as_deref())? {
+        if let Some(tree) = self.local_tree(project, git_ref.as_deref())? {
             let missing = || SourceError::NotFound(format!("Project `{project}` file `{path}` does not exist!"));
             let bytes = tree.read(path)?.ok_or_else(missing)?;
             return Ok(IncludedFile { name, bytes, origin, component: None });
         }
         let (project, path) = (project.to_owned(), path.to_owned());
         let target = IncludeTarget::Project { project: project.clone(), git_ref: git_ref.clone(), path: path.clone() };
-        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+        if let Some((_, bytes)) = self.find_pin(name_of(&target))? {
             return Ok(IncludedFile { name, bytes, origin, component: None });
         }
         match &self.vendor {
@@ -142,7 +142,7 @@ impl SnapshotSources {
     }
 
     /// Returns the pin with this name and its content. `None` if there is no such pin, or if files are being pinned again.
-    fn pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
+    fn find_pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
         let bytes = self.config.pins.content(pin).map_err(|error| SourceError::Unreachable(error.to_string()))?;
@@ -216,7 +216,7 @@ impl SnapshotSources {
             )));
         }
         let target = IncludeTarget::Component { address: address.to_owned(), version: version.to_owned() };
-        if let Some((pin, bytes)) = self.pin(name_of(&target))? {
+        if let Some((pin, bytes)) = self.find_pin(name_of(&target))? {
             return Ok(included(bytes, pin.commit.unwrap_or_default(), pin.version));
         }
         match &self.vendor {
@@ -238,7 +238,7 @@ impl SnapshotSources {
             return Ok(included(bytes));
         }
         let target = IncludeTarget::Template { name: name.to_owned() };
-        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+        if let Some((_, bytes)) = self.find_pin(name_of(&target))? {
             return Ok(included(bytes));
         }
         let Some(vendor) = &self.vendor else {
@@ -250,7 +250,7 @@ impl SnapshotSources {
             )));
         };
         let url = vendor.template_url(name);
-        let bytes = self.fetched(&url).map_err(|error| {
+        let bytes = self.fetch_url(&url).map_err(|error| {
             SourceError::Unreachable(format!("failed to fetch template `{name}` from {url}: {error}"))
         })?;
         vendor.pin_remote(&target, &url, &bytes)?;
@@ -265,11 +265,11 @@ impl SnapshotSources {
             return Ok(included(bytes));
         }
         let target = IncludeTarget::Remote { url: url.to_owned() };
-        if let Some((_, bytes)) = self.pin(name_of(&target))? {
+        if let Some((_, bytes)) = self.find_pin(name_of(&target))? {
             return Ok(included(bytes));
         }
         let bytes = self
-            .fetched(url)
+            .fetch_url(url)
             .map_err(|error| SourceError::Unreachable(format!("Remote file `{url}` could not be fetched: {error}")))?;
         if let Some(vendor) = &self.vendor {
             vendor.pin_remote(&target, url, &bytes)?;
@@ -277,7 +277,7 @@ impl SnapshotSources {
         Ok(included(bytes))
     }
 
-    fn fetched(&self, url: &str) -> super::remote::Fetched {
+    fn fetch_url(&self, url: &str) -> super::remote::Fetched {
         self.runtime.block_on(self.remotes.fetch(vec![url.to_owned()], &self.config));
         self.remotes.get(url)
     }
@@ -322,10 +322,10 @@ impl Sources for SnapshotSources {
             Origin::Detached => return Ok(Arc::default()),
             Origin::Project { project, git_ref } => (project, git_ref),
         };
-        if let Some(tree) = self.local(project, git_ref.as_deref())? {
+        if let Some(tree) = self.local_tree(project, git_ref.as_deref())? {
             return Ok(Arc::new(tree.paths()?));
         }
-        if let Some((_, bytes)) = self.pin(Some(name_of_tree(project, git_ref)))? {
+        if let Some((_, bytes)) = self.find_pin(Some(name_of_tree(project, git_ref)))? {
             let text = String::from_utf8_lossy(&bytes);
             return Ok(Arc::new(text.lines().map(str::to_owned).collect()));
         }

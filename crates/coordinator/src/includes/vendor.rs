@@ -101,7 +101,7 @@ impl Vendor {
         let (base, name) = address.rsplit_once('/').unwrap_or(("", address));
         let (host, project) = base.split_once('/').unwrap_or(("", base));
         let url = match &self.options.projects {
-            Some(start) if host == self.options.server => repository(start, project),
+            Some(prefix) if host == self.options.server => repository_url(prefix, project),
             _ => format!("https://{host}/{project}.git"),
         };
         let source = self.versioned(&url, address, version)?;
@@ -154,12 +154,12 @@ impl Vendor {
         if let Some(source) = self.trees.lock().get(&key) {
             return Ok(source.clone());
         }
-        let start = self.options.projects.as_ref().ok_or_else(|| {
+        let prefix = self.options.projects.as_ref().ok_or_else(|| {
             SourceError::Unreachable(format!(
                 "failed to fetch project `{project}`: this repository has no remote with a host to fetch from"
             ))
         })?;
-        let source = self.fetch(&repository(start, project), git_ref.as_deref().unwrap_or("HEAD"))?;
+        let source = self.fetch(&repository_url(prefix, project), git_ref.as_deref().unwrap_or("HEAD"))?;
         self.trees.lock().insert(key, source.clone());
         Ok(source)
     }
@@ -256,8 +256,8 @@ impl Vendor {
 }
 
 /// Returns the URL of a project's repository.
-fn repository(start: &str, project: &str) -> String {
-    format!("{start}{project}.git")
+fn repository_url(prefix: &str, project: &str) -> String {
+    format!("{prefix}{project}.git")
 }
 
 /// Returns whether a name may be a commit ID, or the start of one.

@@ -5,7 +5,7 @@ use muster_runner_api::payload::Cache;
 
 use crate::assignment::JobAssignment;
 
-/// Returns the caches in the order of the configuration, without those that have neither paths nor `untracked`.
+/// Returns the caches in the order of the configuration. Caches that have neither paths nor `untracked` are left out.
 pub(super) fn caches(assignment: &JobAssignment<'_>, work: &ScriptWork) -> Vec<Cache> {
     work.cache
         .iter()

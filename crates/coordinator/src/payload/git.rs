@@ -10,15 +10,15 @@ use crate::assignment::JobAssignment;
 /// Returns the commit, and the refs that a clone must fetch to get it (docs/spec/runner-api.md, section 2.5.2).
 pub(super) fn git_info(assignment: &JobAssignment<'_>, variables: &[Variable]) -> GitInfo {
     let depth = depth(assignment, variables);
-    let tag = assignment.context.ref_kind == RefKind::Tag && !assignment.is_merge_request();
+    let is_tag = assignment.context.ref_kind == RefKind::Tag && !assignment.is_merge_request();
     GitInfo {
         repo_url: assignment.repository_url(),
         repo_object_format: assignment.git.object_format.clone(),
         ref_name: assignment.context.ref_name.clone(),
         sha: assignment.git.sha.clone(),
         before_sha: assignment.git.before_sha.clone(),
-        ref_type: if tag { "tag" } else { "branch" }.to_owned(),
-        refspecs: refspecs(assignment, depth, tag),
+        ref_type: if is_tag { "tag" } else { "branch" }.to_owned(),
+        refspecs: refspecs(assignment, depth, is_tag),
         depth,
         protected: Some(assignment.context.ref_protected),
     }
@@ -36,14 +36,14 @@ fn depth(assignment: &JobAssignment<'_>, variables: &[Variable]) -> i64 {
 ///
 /// The first refspec is the ref that protects the pipeline's commit from deletion. The others are the branch or tag, or for the full
 /// history all branches and tags.
-fn refspecs(assignment: &JobAssignment<'_>, depth: i64, tag: bool) -> Vec<String> {
+fn refspecs(assignment: &JobAssignment<'_>, depth: i64, is_tag: bool) -> Vec<String> {
     let pipeline = assignment.pipeline_id;
     let name = &assignment.context.ref_name;
     let mut refspecs = vec![format!("+refs/pipelines/{pipeline}:refs/pipelines/{pipeline}")];
     if depth == 0 {
         refspecs.push("+refs/heads/*:refs/remotes/origin/*".to_owned());
         refspecs.push("+refs/tags/*:refs/tags/*".to_owned());
-    } else if tag {
+    } else if is_tag {
         refspecs.push(format!("+refs/tags/{name}:refs/tags/{name}"));
     } else if !assignment.is_merge_request() {
         refspecs.push(format!("+refs/heads/{name}:refs/remotes/origin/{name}"));

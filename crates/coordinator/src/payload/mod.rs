@@ -40,7 +40,7 @@ pub struct PayloadInput<'a> {
     pub variables: &'a [Variable],
     /// Archives for the job, in the order in which they are unpacked.
     pub dependencies: &'a [Archive],
-    /// Maximum run time of the job: its own timeout, or otherwise the project's, but at most the runner's maximum.
+    /// Maximum run time of the job: the timeout of the job or otherwise of the project, but at most the maximum of the runner.
     pub timeout: Duration,
     /// Time of the job in the queue, and size of the queue.
     pub queue: QueueFacts,
@@ -74,7 +74,7 @@ pub struct QueueFacts {
     pub waited: Duration,
     /// Number of pending jobs.
     pub size: usize,
-    /// Number of pending jobs before this one.
+    /// Number of pending jobs before this job.
     pub depth: usize,
 }
 
@@ -146,7 +146,7 @@ fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
     }
 }
 
-/// Returns the archives to download, with the job's own token: the uploading job's token has expired.
+/// Returns the archives to download. They are downloaded with the token of this job, because the token of the uploading job has expired.
 fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
     input
         .dependencies

@@ -16,12 +16,12 @@ pub(super) enum StatusClass {
     FailedAllowed,
     Canceling,
     Canceled,
-    /// Canceled with `allow_failure`: also a warning.
+    /// Canceled with `allow_failure`. Like `FailedAllowed`, it does not affect the composite status.
     CanceledAllowed,
     Skipped,
-    /// Waiting for a manual start that later jobs wait for.
+    /// Waiting for a manual start. Later jobs wait for it, too.
     Manual,
-    /// Waiting for a manual start that later jobs ignore.
+    /// Waiting for a manual start. Later jobs do not wait for it.
     ManualAllowed,
     Scheduled,
 }
@@ -123,16 +123,17 @@ impl Counts {
 
     /// Returns the composite status of the counted jobs, from the first rule that matches.
     ///
-    /// The rules are in docs/spec/pipeline-yaml.md, section 5.3. `dag` selects those for the needs of one job. Muster has no jobs that
-    /// are `preparing` or `waiting_for_callback`, so the rules for these are left out.
-    pub(super) fn composite(&self, dag: bool) -> JobStatus {
+    /// The rules are in docs/spec/pipeline-yaml.md, section 5.3. `of_needs` selects the rules for the jobs that one job needs, instead of
+    /// the rules for a stage or a pipeline. Muster has no jobs that are `preparing` or `waiting_for_callback`, so their rules are left
+    /// out.
+    pub(super) fn composite(&self, of_needs: bool) -> JobStatus {
         /// Classes that do not affect the result.
         const NEUTRAL: u16 = WARN | IGNORED;
         let present = self.classes();
         let only = |allowed: u16| present & !allowed == 0;
         let any = |wanted: u16| present & wanted != 0;
         match () {
-            () if dag && any(NOT_RUN) => JobStatus::Skipped,
+            () if of_needs && any(NOT_RUN) => JobStatus::Skipped,
             () if only(NOT_RUN) => JobStatus::Skipped,
             () if only(set(&[StatusClass::Success, StatusClass::Skipped]) | NEUTRAL) => JobStatus::Success,
             () if only(set(&[StatusClass::Created]) | NEUTRAL) => JobStatus::Created,
@@ -157,16 +158,16 @@ impl Counts {
 mod tests {
     use super::*;
 
-    fn composite(jobs: &[(JobStatus, bool)], dag: bool) -> JobStatus {
+    fn composite(jobs: &[(JobStatus, bool)], of_needs: bool) -> JobStatus {
         let mut counts = Counts::default();
         jobs.iter().for_each(|&(status, allowed)| counts.add(StatusClass::new(status, allowed)));
-        counts.composite(dag)
+        counts.composite(of_needs)
     }
 
     #[test]
     fn first_matching_rule_determines_the_composite_status() {
         use JobStatus as S;
-        /// Jobs, their composite status as stages, and as needs.
+        /// Jobs with `allow_failure`, their composite status as a stage, and their composite status as needs.
         type Case<'a> = (&'a [(S, bool)], S, S);
         let cases: &[Case<'_>] = &[
             (&[(S::Success, false), (S::Skipped, false)], S::Success, S::Skipped),
@@ -186,9 +187,9 @@ mod tests {
             (&[(S::Success, false), (S::Canceling, false)], S::Canceling, S::Canceling),
             (&[(S::Success, false), (S::Failed, false)], S::Failed, S::Failed),
         ];
-        for (jobs, stage, dag) in cases {
-            assert_eq!(composite(jobs, false), *stage, "{jobs:?}");
-            assert_eq!(composite(jobs, true), *dag, "{jobs:?} as needs");
+        for (jobs, as_stage, as_needs) in cases {
+            assert_eq!(composite(jobs, false), *as_stage, "{jobs:?} as a stage");
+            assert_eq!(composite(jobs, true), *as_needs, "{jobs:?} as needs");
         }
     }
 }

@@ -63,7 +63,7 @@ pub enum Child {
 /// Decisions of the caller at the creation of a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PipelineOptions {
-    /// Full names of jobs that the user requested (case C218).
+    /// Full names of jobs that the user requested (docs/spec/pipeline-yaml.md, case C218).
     ///
     /// Manual and delayed jobs among them start as soon as they are ready, and `on_failure` jobs among them run even if no earlier job
     /// failed. Used only at the creation of the pipeline. Afterwards, the information is in the state of each job.
@@ -115,7 +115,7 @@ pub enum ResourceMode {
 pub enum Event {
     /// The caller stored a new pipeline with all its jobs in status `created`.
     PipelineCreated {
-        /// ID of the pipeline, greater than that of every older pipeline.
+        /// ID of the pipeline, greater than the ID of every older pipeline.
         pipeline: PipelineId,
         /// Jobs of the pipeline with their dependencies.
         graph: Box<Graph>,
@@ -227,7 +227,7 @@ pub enum Action {
         /// The new record.
         new: JobRef,
     },
-    /// Add a job to the queue. It stays there as long as it is pending.
+    /// Add a job to the queue. The job leaves the queue when it is no longer pending.
     Enqueue {
         /// The pending job.
         job: JobRef,
@@ -279,7 +279,7 @@ pub enum RejectedEvent {
     /// The pipeline exists already.
     #[error("pipeline {0} already exists")]
     PipelineExists(PipelineId),
-    /// A newer record has replaced this one.
+    /// A newer record has replaced the record.
     #[error("{job} was retried; its newest record is retry {newest}")]
     Replaced {
         /// The record that the event names.

@@ -60,7 +60,7 @@ pub(super) struct Node {
     pub(super) resource_group: Option<String>,
     /// Indexes of the needed jobs. `None` means that the job waits for all earlier stages.
     pub(super) needs: Option<Vec<usize>>,
-    /// Indexes of the jobs that need this one.
+    /// Indexes of the jobs that need this job.
     pub(super) dependents: Vec<usize>,
     pub(super) bridge: Option<BridgeKind>,
 }
@@ -69,7 +69,7 @@ pub(super) struct Node {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BridgeKind {
     pub(super) strategy: Strategy,
-    /// Whether it starts a child pipeline, which counts for the depth limit.
+    /// Whether the bridge starts a child pipeline, for which the depth is limited.
     pub(super) child: bool,
 }
 

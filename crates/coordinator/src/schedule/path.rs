@@ -13,7 +13,7 @@ pub struct RunInterval {
 
 /// Returns, for each job, the length of the longest path from its start to the end of the pipeline.
 ///
-/// Of the jobs that are ready, the one with the greatest value should start first (docs/spec/pipeline-yaml.md, section 5.11).
+/// The ready job with the greatest value should start first (docs/spec/pipeline-yaml.md, section 5.11).
 /// `durations` holds the expected milliseconds of each job. A missing duration counts as 1.
 #[must_use]
 pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
@@ -41,8 +41,8 @@ pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
 
 /// Returns the indexes of the jobs that determined when the pipeline ended, first to last.
 ///
-/// The last one is the job that ended last. Each job is preceded by the job that ended last among those that it waited for. A job
-/// without an interval did not run. It is skipped, and its predecessor takes its place.
+/// The last job of the path is the job that ended last. Before each job comes, of the jobs that it waited for, the job that ended last. A
+/// job without an interval did not run. It is left out, and its predecessor takes its place.
 #[must_use]
 pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<usize> {
     let end = |job_index: usize| intervals.get(job_index).copied().flatten().map(|interval| interval.end);
@@ -77,7 +77,7 @@ pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<us
     path
 }
 
-/// Returns the one of two jobs that ended later, or the first if they ended at the same time.
+/// Returns the job that ended later, or `one` if both ended at the same time.
 fn later_of(one: Option<usize>, other: Option<usize>, end: impl Fn(usize) -> Option<u64>) -> Option<usize> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if end(other) > end(one) { other } else { one }),

@@ -12,7 +12,7 @@ impl Engine {
     /// Processes all pending work.
     ///
     /// The order matters. Revived jobs come first, so that no decision uses a job that is about to become active again. Ready jobs come
-    /// before resource groups, so that a group chooses among all ready jobs. The status of a child comes before that of its parent.
+    /// before resource groups, so that a group chooses among all ready jobs. The status of a child comes before the status of its parent.
     pub(super) fn propagate(&mut self) {
         loop {
             if let Some((pipeline, job_index)) = self.work.revived.pop_front() {

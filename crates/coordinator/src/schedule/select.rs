@@ -9,13 +9,13 @@ use muster_pipeline::model::{Need, Pipeline};
 #[error("this pipeline has no job `{0}`")]
 pub struct UnknownJob(pub String);
 
-/// Returns the pipeline with only the named jobs (case C217).
+/// Returns the pipeline with only the named jobs (docs/spec/pipeline-yaml.md, case C217).
 ///
 /// A name is the full name of a job, or the name that all instances of a parallel job share. `with_needs` also keeps all jobs that
 /// the named ones need, directly or indirectly; for a job without `needs`, these are all jobs of earlier stages. Otherwise, needs for
 /// jobs that are not kept are dropped, so that the named jobs start immediately.
 ///
-/// Put the full names of the named jobs into [`super::PipelineOptions::play`] to run manual ones among them (case C218).
+/// To run the manual jobs among the named ones, put the full names into [`super::PipelineOptions::play`] (case C218).
 ///
 /// # Errors
 /// [`UnknownJob`] for the first name that no job has.

@@ -1,7 +1,7 @@
 //! The state of one pipeline: the state of each job, and counters that show which jobs are ready without a scan of all jobs.
 //!
 //! - Jobs without `needs` wait for all earlier stages. The *current stage* is the first stage with an unfinished job: a job that later
-//!   jobs must wait for. Of the jobs without `needs`, exactly those of this stage can start. All of them have the same input: the
+//!   jobs must wait for. A job without `needs` can start exactly if it is in this stage. All these jobs have the same input: the
 //!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
 //!
@@ -240,7 +240,7 @@ impl PipelineState {
         }
     }
 
-    /// Updates the counters of the jobs that need a job whose status class changed, and wakes those that may be ready.
+    /// Updates the counters of the jobs that need a job whose status class changed, and wakes the jobs that may be ready now.
     fn notify_dependents(
         &mut self,
         job_index: usize,
@@ -279,7 +279,7 @@ impl PipelineState {
         if job.status != JobStatus::Created {
             return Readiness::NotYet;
         }
-        let (input, dag) = match &node.needs {
+        let (input, has_needs) = match &node.needs {
             None if node.stage != self.current_stage => return Readiness::NotYet,
             None => (composite_or_success(&self.earlier_stages, false), false),
             Some(needs) => (self.input_of_needs(needs), true),
@@ -287,7 +287,7 @@ impl PipelineState {
         if !input.is_complete() {
             return Readiness::NotYet;
         }
-        if !condition_met(node.when, job.requested_by_user, input, dag) {
+        if !condition_met(node.when, job.requested_by_user, input, has_needs) {
             return Readiness::Skip;
         }
         // A need that did not run makes the input complete while other needs still run. That is enough to skip a job early, but not to
@@ -319,15 +319,15 @@ fn is_created(jobs: &[JobState], job_index: usize) -> bool {
 }
 
 /// Returns the composite status of the counted jobs, or success if there are none.
-fn composite_or_success(counts: &Counts, dag: bool) -> JobStatus {
-    if counts.is_empty() { JobStatus::Success } else { counts.composite(dag) }
+fn composite_or_success(counts: &Counts, of_needs: bool) -> JobStatus {
+    if counts.is_empty() { JobStatus::Success } else { counts.composite(of_needs) }
 }
 
 /// Returns whether `when` allows a job to run, for a complete input (table in docs/spec/pipeline-yaml.md, section 5.2).
-fn condition_met(when: When, requested_by_user: bool, input: JobStatus, dag: bool) -> bool {
+fn condition_met(when: When, requested_by_user: bool, input: JobStatus, has_needs: bool) -> bool {
     match when {
         When::OnSuccess | When::Manual | When::Delayed => {
-            input == JobStatus::Success || !dag && input == JobStatus::Skipped
+            input == JobStatus::Success || !has_needs && input == JobStatus::Skipped
         }
         When::OnFailure if !requested_by_user => input == JobStatus::Failed,
         When::OnFailure | When::Always => input != JobStatus::Canceled,

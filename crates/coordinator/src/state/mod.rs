@@ -141,7 +141,7 @@ impl CoordinatorState {
         all.filter_map(|id| self.jobs.get(id))
     }
 
-    /// Attaches files to a pipeline, and to its descendants that have none.
+    /// Attaches files to a pipeline, and to those of its descendants that have no files.
     pub(crate) fn attach(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.sources.insert(pipeline, Arc::clone(sources));
         for row in self.pipelines.values() {

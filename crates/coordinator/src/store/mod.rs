@@ -81,7 +81,7 @@ pub(crate) struct Contents {
     pub(crate) artifacts: Vec<ArtifactRow>,
 }
 
-/// The highest IDs ever assigned, including those of deleted rows. `None` if no ID was assigned.
+/// The highest IDs ever assigned, including the IDs of deleted rows. `None` if no ID was assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastIds {
     pub(crate) pipeline: Option<PipelineId>,

@@ -2,8 +2,8 @@
 //!
 //! The rules are in docs/spec/pipeline-yaml.md, sections 4.1 and 4.2.
 //!
-//! Invariants: if several layers have a variable of the same name, the result has only the one that takes precedence. Variables that
-//! the runner sets itself (section 4.5, phase R) are only included if a user defined them.
+//! Invariants: if several layers have a variable of the same name, the result has only the variable that takes precedence. Variables
+//! that the runner sets itself (section 4.5, phase R) are only included if a user defined them.
 
 mod environment;
 mod forwarded;

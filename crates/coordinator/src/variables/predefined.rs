@@ -9,8 +9,10 @@ use time::format_description::well_known::Rfc3339;
 use super::RunnerFacts;
 use crate::assignment::JobAssignment;
 
-/// Variables that the runner sets itself. They are only sent if a user defined them (case C215), because a value in the payload replaces
-/// the runner's.
+/// Variables that the runner sets itself.
+///
+/// They are only sent if a user defined them (docs/spec/pipeline-yaml.md, case C215), because a value in the payload replaces the value
+/// of the runner.
 pub const RUNNER_OWNED: &[&str] = &[
     "CI_SERVER",
     "CI_SERVER_TLS_CA_FILE",

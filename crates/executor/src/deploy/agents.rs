@@ -57,7 +57,7 @@ impl Agents {
     }
 }
 
-/// Device, inode, size, and times of the last changes of a file. They differ from those of a file that replaces it.
+/// Device, inode, size, and times of the last changes of a file. A file that replaces another one has a different stamp.
 type FileStamp = (u64, u64, u64, [(i64, i64); 2]);
 
 fn stamp(path: &Path) -> io::Result<FileStamp> {

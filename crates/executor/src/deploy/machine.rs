@@ -43,7 +43,7 @@ struct ConnectedAgent {
     session: Box<dyn Session>,
     connection: AgentConnection,
     home: PathBuf,
-    /// Whether the agent runs another executable than the one that this manager would send.
+    /// Whether the agent runs another executable than this manager would send.
     is_outdated: bool,
 }
 

@@ -13,8 +13,8 @@ use super::executable::FileIdentity;
 pub const ANSWER_PREFIX: &str = "muster: ";
 /// Command that prints the SHA-256 of its input, followed by a space.
 ///
-/// OpenSSL uses the processor's SHA instructions, unlike many builds of coreutils. If it is missing, `sha256sum` gets the whole input,
-/// because a missing program reads nothing.
+/// OpenSSL uses the processor's SHA instructions, unlike many builds of coreutils. If OpenSSL is missing, `sha256sum` gets the whole
+/// input, because a missing program reads nothing.
 const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null";
 /// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
@@ -52,7 +52,7 @@ pub(super) fn install(hash: &str) -> String {
     ))
 }
 
-/// Wraps a script for `sh`, whatever the login shell is. It must not contain quotes, exclamation marks or line breaks.
+/// Wraps a script for `sh`, whatever the login shell is. The script must not contain quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

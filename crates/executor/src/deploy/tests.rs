@@ -80,7 +80,7 @@ impl Machine {
     }
 
     /// Starts an agent on the socket to which the stand-in relays.
-    fn agent(&self) {
+    fn start_agent(&self) {
         let incoming = UnixListenerStream::new(UnixListener::bind(self.home.path().join("agent.sock")).unwrap());
         let server = StubAgent { version: "stub".to_owned(), pid: 7 }.server();
         tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
@@ -117,7 +117,7 @@ while data := s.recv(65536): os.write(1, data)'"#;
 #[tokio::test]
 async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
-    machine.agent();
+    machine.start_agent();
     let agents = fake_agents(dir.path(), RELAY);
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let (connection, home) = instance.connect(&machine).await.unwrap();
@@ -131,7 +131,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     std::fs::write(dir.path().join("muster"), "another one").unwrap();
     let agent = machine.home.path().join("agent.sock");
     std::fs::remove_file(&agent).unwrap();
-    machine.agent();
+    machine.start_agent();
     connection.mark_suspect();
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.placed().len(), 1);
@@ -140,7 +140,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
 #[tokio::test]
 async fn same_executable_at_another_path_is_used() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
-    machine.agent();
+    machine.start_agent();
     let agents = fake_agents(dir.path(), RELAY);
     std::fs::set_permissions(own_executable(&agents).path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let connect = async || RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
@@ -171,7 +171,7 @@ fn report_another_platform(machine: &Machine) {
 #[tokio::test]
 async fn agent_for_another_platform_is_sent_if_installed() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
-    machine.agent();
+    machine.start_agent();
     report_another_platform(&machine);
     let agents = fake_agents(dir.path(), "exit 1");
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
@@ -194,7 +194,7 @@ async fn agent_for_another_platform_is_sent_if_installed() {
 #[tokio::test]
 async fn damaged_executable_is_replaced() {
     let (machine, dir) = (Machine::new(), tempfile::tempdir().unwrap());
-    machine.agent();
+    machine.start_agent();
     let agents = fake_agents(dir.path(), RELAY);
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();

@@ -69,7 +69,7 @@ impl HostAgent {
 
     /// Returns whether the agent runs the file from which a new agent would be started.
     ///
-    /// A file that was replaced counts as another one, even if its version is the same. If the system does not reveal the file, only the
+    /// A file that was replaced counts as another file, even if its version is the same. If the system does not reveal the file, only the
     /// versions are compared.
     pub(super) fn runs_file(&self, executable: &Path) -> bool {
         let is_same_file = match (self.process.executable(), FileId::from_path(executable)) {

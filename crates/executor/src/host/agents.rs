@@ -22,7 +22,7 @@ use super::agent::{self, HostAgent};
 use super::{HostEnvironment, HostOptions, socket_path, user};
 use crate::ExecutorError;
 
-/// Name of environment number 0, and prefix of the names of the others.
+/// Name of environment number 0, and prefix of the names of all other environments.
 const HOST: &str = "host";
 /// Numbers of agents: up to 16 executables can have jobs at the same time.
 const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
@@ -115,7 +115,7 @@ impl Agents {
         Ok(environment)
     }
 
-    /// Chooses the number for new jobs: that of the agent that runs the manager's executable, or the first free one.
+    /// Chooses the number for new jobs: the number of the agent that runs the manager's executable, or the first free number.
     async fn choose(&self) -> Result<u32, ExecutorError> {
         let (mut own, mut free, mut outdated) = (None, None, Vec::new());
         for number in AGENT_NUMBERS {
@@ -168,7 +168,9 @@ struct OutdatedAgent {
 }
 
 impl OutdatedAgent {
-    /// Returns whether no job of this manager holds the environment. Only two references remain then: in the list of all, and in `self`.
+    /// Returns whether no job of this manager holds the environment.
+    ///
+    /// Then only two references remain: one in the list of all environments, and one in `self`.
     fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }

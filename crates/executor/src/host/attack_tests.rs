@@ -74,7 +74,7 @@ async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
     impostor.shutdown_background();
 }
 
-/// Regression test: the recorded process has ended, and another process has its ID.
+/// The recorded process may have ended, and another process may have its ID now.
 #[tokio::test]
 async fn reused_process_id_is_not_trusted() {
     let home = tempfile::tempdir().unwrap();
@@ -109,8 +109,8 @@ s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout
 print("step-runner is listening on socket", flush=True)
 while True: s.accept()[0].close()' "$4""#;
 
-/// The process runs an interpreter, so its executable is not the agent's. In a container, root may not even be allowed to read the
-/// executable of another user's process.
+/// The manager trusts the child that it started, although the child runs an interpreter and not the agent's executable. In a container,
+/// root may not even be allowed to read the executable of another user's process.
 #[tokio::test]
 async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
@@ -145,7 +145,7 @@ fn socket_directory_writable_by_others_is_refused() {
     }
 }
 
-/// Regression test for directories that a manager with root rights gives to the user of the jobs.
+/// A manager with root rights gives new directories to the user of the jobs. A link of a job must not lead it to another directory.
 #[test]
 fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     if !rustix::process::geteuid().is_root() {

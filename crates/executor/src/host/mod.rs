@@ -164,13 +164,13 @@ pub async fn find_or_start_agent(options: HostOptions) -> Result<SharedAgent, Ex
         agent = environment.agent().await?;
         is_outdated = false;
     }
-    let stream = blocking(agent::dial(&environment.socket, agent.process).await);
+    let stream = into_blocking(agent::dial(&environment.socket, agent.process).await);
     let location = environment.socket.display().to_string();
     let stream = stream.map_err(|error| ExecutorError::unreachable(location, error))?;
     Ok(SharedAgent { stream, is_outdated })
 }
 
-fn blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixStream> {
+fn into_blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixStream> {
     let stream = stream?.into_std()?;
     stream.set_nonblocking(false)?;
     Ok(stream)

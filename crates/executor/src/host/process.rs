@@ -110,7 +110,7 @@ impl Process {
         };
         let identity = ProcessIdentity::from_pid(pid)?;
         let process = Self { identity, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
-        // Only now is it certain that the files in `/proc` were those of this process.
+        // The process still has its ID now, so the files that were read from `/proc` were the files of this process.
         if process.has_ended() { Err(io::Error::other("the process has ended")) } else { Ok(process) }
     }
 

@@ -18,7 +18,7 @@ pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// Starts an agent in a separate runtime. When the runtime ends, so do its connections, as those of a process do.
+/// Starts an agent in a separate runtime. The connections of the agent end with the runtime, like the connections of a process.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -225,7 +225,7 @@ fn socket_of_a_long_state_directory_is_private() {
 }
 
 #[tokio::test]
-async fn new_jobs_avoid_outdated_agents_and_old_jobs_stay() {
+async fn new_jobs_avoid_outdated_agents_and_old_jobs_keep_their_agent() {
     let home = tempfile::tempdir().unwrap();
     let executor = executor(home.path(), "/nonexistent");
     // An earlier manager started this agent, from an executable that differs from this manager's.

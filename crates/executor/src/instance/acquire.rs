@@ -27,7 +27,7 @@ struct SlotSearch<'a> {
     key: &'a SlotKey,
     job: &'a EnvironmentRequest,
     reschedule_notes: Vec<String>,
-    /// Instance on which creating a virtual machine failed last. The next slot should be on another one.
+    /// Instance on which creating a virtual machine failed last. The next slot should be on another instance.
     tried: Option<TriedInstance>,
 }
 

@@ -28,7 +28,7 @@ impl PendingClaims {
     }
 
     /// Marks all leases as announced.
-    pub(super) fn announced(&mut self) {
+    pub(super) fn mark_announced(&mut self) {
         *self = Self::Announced(std::mem::take(self.task_keys()));
     }
 

@@ -16,7 +16,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 pub(super) struct Addresses {
     /// Address in the instance's own network.
     pub(super) internal: String,
-    /// Address from outside.
+    /// Address at which other networks reach the instance.
     pub(super) external: String,
 }
 
@@ -91,7 +91,7 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
 
 /// Checks that there is an agent for the instance's platform before the instance is reached.
 ///
-/// The platform is the one that the configuration or the plugin states, or the manager's own.
+/// The configuration or the plugin states the platform. Otherwise it is the platform of the manager.
 ///
 /// # Errors
 /// [`DeployError::UnsupportedInstance`] if the platform has no agent.

@@ -7,7 +7,7 @@ use muster_taskscaler::driver::{FileLedger, LedgerError};
 
 /// Returns the path of the file with the instances' host keys.
 ///
-/// The first key of an instance is trusted. Because it is stored, a restarted manager does not trust a different one.
+/// The first key of an instance is trusted. Because this key is stored, a restarted manager does not trust a different key.
 pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("hosts")
 }

@@ -69,7 +69,7 @@ impl PluginGroup {
 }
 
 /// Returns the error of a failed call, which states whether the plugin or the instance is the cause.
-fn unanswered(error: &CallError) -> InstanceCallError {
+fn instance_call_error(error: &CallError) -> InstanceCallError {
     let message = error_chain(error);
     match error {
         CallError::Down { .. } | CallError::Disconnected { .. } | CallError::Timeout { .. } => {
@@ -116,11 +116,11 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, InstanceCallError> {
-        self.group.connect_info(id).await.map_err(|error| unanswered(&error))
+        self.group.connect_info(id).await.map_err(|error| instance_call_error(&error))
     }
 
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), InstanceCallError> {
-        self.group.heartbeat(id).await.map_err(|error| unanswered(&error))
+        self.group.heartbeat(id).await.map_err(|error| instance_call_error(&error))
     }
 
     async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {

@@ -203,9 +203,9 @@ impl InstanceExecutor {
         remaining
     }
 
-    async fn shut_down(&self, timeout: Duration, remove: bool) -> Vec<String> {
+    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Vec<String> {
         // A scaler that has not started does not know the instances in the ledger, which it must delete.
-        if remove && self.scaler().is_none() && self.shared.options.ledger.exists() {
+        if delete_all && self.scaler().is_none() && self.shared.options.ledger.exists() {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
@@ -224,10 +224,11 @@ impl InstanceExecutor {
             return FileLedger::rows(&self.shared.options.ledger)
                 .map_or_else(|_| Vec::new(), |rows| instance_ids(&rows));
         };
-        if remove {
+        if delete_all {
             scaler.delete_all_on_shutdown();
         }
-        let timeout = if remove { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
+        let timeout =
+            if delete_all { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
         scaler.shutdown(timeout).await.into_iter().map(|instance| instance.id).collect()
     }
 }
@@ -269,7 +270,7 @@ impl Elastic for InstanceExecutor {
     }
 
     fn leases_announced(&self) {
-        self.shared.pending_claims.lock().announced();
+        self.shared.pending_claims.lock().mark_announced();
         self.shared.isolation.all_tracked();
         self.shared.check_claims();
     }
@@ -318,7 +319,7 @@ struct ClaimGuard<'a> {
 
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.shared.claimed(self.task_key);
+        self.shared.mark_claimed(self.task_key);
     }
 }
 
@@ -444,7 +445,7 @@ impl ProviderContext {
     }
 
     /// Records that a lease of an earlier manager process was claimed, or is no longer needed.
-    fn claimed(&self, task_key: &str) {
+    fn mark_claimed(&self, task_key: &str) {
         self.pending_claims.lock().task_keys().remove(task_key);
         self.check_claims();
     }

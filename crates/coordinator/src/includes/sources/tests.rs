@@ -149,7 +149,7 @@ fn components_are_found_by_version() {
     }
     assert!(matches!(read("elsewhere.org/a/b/c", "1"), Err(SourceError::Unreachable(_))));
 
-    // The project's own component at the pipeline's commit is that of the working tree.
+    // At the pipeline's commit, the project's own component comes from the working tree, with its changes.
     let head = fixture.git("app", &["rev-parse", "HEAD"]);
     assert_eq!(text(read("ci.example.org/group/app/own", &head).unwrap()), "own, changed");
 }

@@ -68,7 +68,7 @@ impl JobRow {
 pub(crate) struct JobDetail {
     /// State of the job in the engine, including its status.
     pub(crate) state: JobState,
-    /// Whether a newer record has replaced this one.
+    /// Whether a newer record has replaced this record.
     #[serde(default)]
     pub(crate) retried: bool,
     /// Number of assignments of the job so far. Part of the job's token.
@@ -145,7 +145,8 @@ pub(crate) struct ArtifactRow {
     pub(crate) size: u64,
     pub(crate) created_at: Timestamp,
     pub(crate) expires_at: Option<Timestamp>,
-    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (case C187).
+    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (docs/spec/pipeline-yaml.md, case
+    /// C187).
     pub(crate) deleted: bool,
 }
 

@@ -18,8 +18,7 @@ pub(super) struct JobSpec {
     allow_failure: AllowFailure,
     retries: u32,
     needs: Option<Vec<u16>>,
-    /// True for resource group `one`, false for resource group `two`.
-    group: Option<bool>,
+    resource_group: Option<&'static str>,
     interruptible: bool,
     bridge: Option<Follow>,
 }
@@ -39,17 +38,17 @@ pub(super) fn spec() -> impl Strategy<Value = JobSpec> {
     ];
     let retries = prop_oneof![4 => Just(0), 1 => 1..3_u32];
     let needs = proptest::option::weighted(0.5, vec(any::<u16>(), 0..4));
-    let group = proptest::option::weighted(0.1, any::<bool>());
+    let resource_group = proptest::option::weighted(0.1, proptest::sample::select(vec!["one", "two"]));
     let strategy = prop_oneof![Just(Follow::None), Just(Follow::Depend), Just(Follow::Mirror)];
     let bridge = proptest::option::weighted(0.1, strategy);
-    (0..8_usize, when, allow_failure, retries, needs, group, any::<bool>(), bridge).prop_map(
-        |(stage, when, allow_failure, retries, needs, group, interruptible, bridge)| JobSpec {
+    (0..8_usize, when, allow_failure, retries, needs, resource_group, any::<bool>(), bridge).prop_map(
+        |(stage, when, allow_failure, retries, needs, resource_group, interruptible, bridge)| JobSpec {
             stage,
             when,
             allow_failure,
             retries,
             needs,
-            group,
+            resource_group,
             interruptible,
             bridge,
         },
@@ -83,10 +82,7 @@ pub(super) fn build(specs: &[JobSpec], auto_cancel: AutoCancel) -> Pipeline {
         generated.interruptible = spec.interruptible;
         match spec.bridge {
             Some(strategy) => generated.work = bridge_work(strategy),
-            None => {
-                generated.resource_group =
-                    spec.group.map(|is_first| if is_first { "one".to_owned() } else { "two".to_owned() })
-            }
+            None => generated.resource_group = spec.resource_group.map(str::to_owned),
         }
         generated.needs = spec.needs.as_ref().map(|needs| {
             let earlier = needs.iter().filter(|_| job_index > 0).map(|need| usize::from(*need) % job_index);

@@ -314,7 +314,7 @@ impl EngineHarness {
         self.engine.job(self.job(name)).expect("the job has no newest record").status
     }
 
-    pub(crate) fn pipeline(&self, number: i64) -> JobStatus {
+    pub(crate) fn pipeline_status(&self, number: i64) -> JobStatus {
         self.engine.status(PipelineId(number)).expect("the pipeline is unknown")
     }
 
@@ -324,7 +324,7 @@ impl EngineHarness {
         for entry in statuses.split_whitespace() {
             let (name, status) = entry.split_once(':').expect("the notation is not `name:status`");
             let actual = match name.strip_prefix('@') {
-                Some(number) => self.pipeline(number.parse().expect("not a number")),
+                Some(number) => self.pipeline_status(number.parse().expect("not a number")),
                 None => self.status(name),
             };
             assert_eq!(actual.as_str(), status, "{name}");

@@ -15,11 +15,11 @@ fn visible_status(job: &JobState) -> &'static str {
     }
 }
 
-/// Returns the result of the first rule that matches.
-fn composite(statuses: &[&str], dag: bool) -> &'static str {
+/// Returns the composite status: the result of the first rule that matches. `of_needs` selects the rules for the needs of a job.
+fn composite(statuses: &[&str], of_needs: bool) -> &'static str {
     let only = |allowed: &[&str]| statuses.iter().all(|status| allowed.contains(status));
     let any = |wanted: &str| statuses.contains(&wanted);
-    if dag && (any("skipped") || any("ignored")) {
+    if of_needs && (any("skipped") || any("ignored")) {
         return "skipped";
     }
     let only_rules: [(&[&str], &str); 5] = [
@@ -86,10 +86,11 @@ impl Reference {
         let statuses = |indexes: Vec<usize>| {
             indexes.into_iter().map(|job_index| visible_status(&jobs[job_index])).collect::<Vec<_>>()
         };
-        let composite_of =
-            |statuses: Vec<&str>, dag| if statuses.is_empty() { "success" } else { composite(&statuses, dag) };
-        let dag = self.needs[job_index].is_some();
-        let input = if dag {
+        let composite_of = |statuses: Vec<&str>, of_needs| {
+            if statuses.is_empty() { "success" } else { composite(&statuses, of_needs) }
+        };
+        let has_needs = self.needs[job_index].is_some();
+        let input = if has_needs {
             composite_of(statuses(self.waits_for(job_index)), true)
         } else {
             stage_inputs
@@ -100,7 +101,7 @@ impl Reference {
         let condition_met = match (model.when, input) {
             (_, "canceled") => false,
             (When::OnSuccess | When::Manual | When::Delayed, "success") => true,
-            (When::OnSuccess | When::Manual | When::Delayed, "skipped") => !dag,
+            (When::OnSuccess | When::Manual | When::Delayed, "skipped") => !has_needs,
             (When::OnSuccess | When::Manual | When::Delayed, "failed") => false,
             (When::OnFailure, "failed") => true,
             (When::OnFailure, "success" | "skipped") => requested_by_user,
@@ -109,7 +110,7 @@ impl Reference {
         };
         match model.when {
             _ if !condition_met => "skip",
-            _ if dag && self.waits_for(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
+            _ if has_needs && self.waits_for(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
             When::Manual if !requested_by_user => "manual",
             When::Delayed if !requested_by_user => "scheduled",
             _ => "start",

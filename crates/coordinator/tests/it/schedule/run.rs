@@ -48,6 +48,8 @@ impl Run {
     }
 
     /// Returns one of the jobs for which `predicate` returns true. `selector` determines which one.
+    ///
+    /// The second argument of `predicate` is whether the job is a bridge.
     fn pick(&self, selector: u16, predicate: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
         let jobs_of = |&pipeline: &PipelineId| {
             let job_ref = move |(job_index, job): (usize, &JobState)| JobRef { pipeline, job_index, retry: job.retry };
@@ -146,7 +148,7 @@ impl Run {
             let created = |job: &JobState| JobState { status: JobStatus::Created, ..job.clone() };
             let new = || after.iter().map(created).collect();
             let before = before.get(&pipeline).cloned().unwrap_or_else(new);
-            reference.check(&before, after, self.harness.pipeline(pipeline.0));
+            reference.check(&before, after, self.harness.pipeline_status(pipeline.0));
         }
     }
 

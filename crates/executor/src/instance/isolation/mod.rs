@@ -3,7 +3,7 @@
 //! The nesting daemon on the instance creates the machine, the job's agent runs in it, and it is deleted with the job.
 //!
 //! ```text
-//! slot --session with the instance--> daemon: Create --> session through that one with the machine --> agent --> lease
+//! slot --session with the instance--> daemon: Create --> session with the machine through the first session --> agent --> lease
 //! end of the job: Delete, then the slot is released        next start of the manager: the machine in the lease's record is used again
 //! ```
 //!

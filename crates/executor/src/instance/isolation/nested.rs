@@ -41,7 +41,7 @@ pub(in crate::instance) struct NestedMachine {
     settings: IsolationSettings,
     /// Connection to the machine's agent. No other job uses it.
     remote_machine: Arc<RemoteMachine>,
-    /// Trace lines that follow those about the connection to the instance.
+    /// Trace lines that follow the lines about the connection to the instance.
     trace_lines: Vec<String>,
     /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
@@ -357,7 +357,7 @@ fn remedy(error: &NestingError) -> &'static str {
     }
 }
 
-/// A session that runs through another one.
+/// A session with a virtual machine that runs through a session with its instance.
 struct TunneledSession {
     machine: Box<dyn Session>,
     host: Arc<dyn Session>,
