@@ -8,7 +8,8 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 /// Cuts the connections that a process has accepted on a socket with this file name. Returns their number.
 ///
-/// Both sides read the end of the stream, and cannot write any more. Requires the permission to trace the process; without it, cuts none.
+/// Both sides then read the end of the stream, and cannot write any more. Without the permission to trace the process, no connection is
+/// cut.
 #[must_use]
 pub fn cut_connections(pid: i32, socket_name: &str) -> usize {
     let accepted = accepted_sockets(socket_name);

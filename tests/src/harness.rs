@@ -274,11 +274,14 @@ impl Harness {
         }
     }
 
-    /// Pauses the manager (SIGSTOP) or resumes it (SIGCONT), as if its machine were suspended or overloaded.
-    pub fn pause_manager(&self, pause: bool) {
-        let Some(manager) = &self.manager else { return };
-        let signal = if pause { "-STOP" } else { "-CONT" };
-        assert!(Command::new("kill").args([signal, &manager.id().to_string()]).status().unwrap().success());
+    /// Pauses the manager (SIGSTOP), as if its machine were suspended or overloaded.
+    pub fn pause_manager(&self) {
+        self.signal("STOP");
+    }
+
+    /// Resumes the manager after [`Self::pause_manager`] (SIGCONT).
+    pub fn resume_manager(&self) {
+        self.signal("CONT");
     }
 
     /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager was running, or that a signal ended it.
@@ -402,7 +405,9 @@ impl Harness {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until no spool entry, process or temporary file of a job remains (invariant J5). Returns those that remain after the timeout.
+    /// Waits until no spool entry, process or temporary file of a job remains (invariant J5).
+    ///
+    /// Returns what remains after the timeout.
     pub async fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         wait_until(|| {

@@ -109,9 +109,14 @@ impl Vms {
         *self.unreachable_machines.lock() = machines;
     }
 
-    /// Pauses or resumes the creation of machines.
-    pub fn pause_creations(&self, pause: bool) {
-        self.paused.send_replace(pause);
+    /// Makes creations of machines wait until [`Self::resume_creations`].
+    pub fn pause_creations(&self) {
+        self.paused.send_replace(true);
+    }
+
+    /// Lets the waiting creations of machines continue.
+    pub fn resume_creations(&self) {
+        self.paused.send_replace(false);
     }
 
     /// Waits until this number of creations has started in total.

@@ -160,7 +160,7 @@ pub enum DecisionKind {
         /// Inputs of the scaling formula at that time.
         inputs: Inputs,
     },
-    /// An instance still exists after several delete calls. They are repeated until it is deleted.
+    /// An instance still exists after several delete calls. The calls are repeated until it is deleted.
     DeletionStuck {
         group: GroupId,
         id: InstanceId,
@@ -245,14 +245,16 @@ pub enum ScaleUpBlock {
     },
     /// The group's instances have not been listed since the start.
     NotListedYet {
-        /// Error of the last attempt. `None` means that none has failed.
+        /// Error of the last attempt. `None` means that no attempt has failed.
         error: Option<String>,
     },
     /// The group has its maximum number of instances.
     AtMax {
         /// The maximum.
         max: u32,
-        /// Number of instances that may still appear although their creation failed or is overdue. They count towards the maximum.
+        /// Number of instances that may still appear although their creation failed or is overdue.
+        ///
+        /// These instances count towards the maximum.
         unconfirmed: u32,
         /// Number of instances that are being deleted.
         deleting: u32,

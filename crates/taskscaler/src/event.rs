@@ -116,7 +116,7 @@ pub enum Event {
     },
     /// The coordinator answered a job request that had a reservation.
     JobRequestAnswered {
-        /// Whether it returned a job without holding the request ([`crate::time::HELD_AFTER`]).
+        /// Whether the coordinator returned a job without holding the request ([`crate::time::HELD_AFTER`]).
         is_immediate_job: bool,
     },
     /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`] (S15).

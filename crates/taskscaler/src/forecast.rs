@@ -9,8 +9,8 @@
 //! - Return to normal: a part of the difference between the usual and the current demand. Demand above the usual is expected to
 //!   fall, and demand below it to rise.
 //!
-//! Existing idle slots are retained more generously (`retention_factor`): they cost only their time, while a new instance costs a
-//! boot during which jobs wait. A daily budget limits the cost: once the slots that the forecast kept idle add up to
+//! Existing idle slots are retained more generously (`retention_factor`): an idle slot costs only its idle time, while a new
+//! instance costs a boot during which jobs wait. A daily budget limits the cost: once the slots that the forecast kept idle add up to
 //! `max_idle_slot_hours_per_day`, the forecast is 0 until the next day.
 
 use std::cell::Cell;
@@ -102,7 +102,7 @@ struct Projection {
 }
 
 impl Forecast {
-    /// Creates a forecast without history. Until it has some, it extrapolates the last minutes.
+    /// Creates a forecast without history. Until it has a history, it extrapolates the trend of the last minutes.
     #[must_use]
     pub fn new(config: ForecastConfig) -> Self {
         Self {
@@ -145,7 +145,8 @@ impl Forecast {
 
     /// Returns the maximum target within the last `idle_time`. `target` is the current one.
     ///
-    /// So many idle slots exist because of the forecast, because idle instances are deleted only after their idle time.
+    /// This is the number of idle slots that exist because of the forecast: an instance that was created for an earlier, higher
+    /// target is deleted only after its idle time.
     pub(crate) fn recent_peak(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
         let (since, peak) = self.peak;
         let idle_time_s = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
@@ -348,18 +349,18 @@ mod tests {
     fn more_slots_are_retained_than_created() {
         let mut forecast = office_hours(7, 0.5);
         forecast.config.retention_factor = 1.5;
-        let both = |forecast: &Forecast| {
+        let created_and_retained = |forecast: &Forecast| {
             (
                 forecast.idle_target(at(12, 0), 100, BOOT),
                 forecast.retained_idle(at(12, 0), 100, BOOT),
                 forecast.retained_idle(at(20, 0), 4, BOOT),
             )
         };
-        assert_eq!(both(&forecast), (5, 15, 3));
+        assert_eq!(created_and_retained(&forecast), (5, 15, 3));
         forecast.config.retention_factor = 0.0;
-        assert_eq!(both(&forecast), (5, 5, 1), "at least the created slots are retained");
+        assert_eq!(created_and_retained(&forecast), (5, 5, 1), "at least the created slots are retained");
         forecast.config.safety_factor = -1.0;
-        assert_eq!(both(&forecast), (0, 0, 0), "no number may be negative");
+        assert_eq!(created_and_retained(&forecast), (0, 0, 0), "no number may be negative");
         assert_eq!(forecast.idle_target(at(8, 56), 4, BOOT), 86, "reduced from 96");
     }
 

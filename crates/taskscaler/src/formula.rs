@@ -51,7 +51,7 @@ pub fn idle_target(inputs: &Inputs) -> u64 {
 /// Reservations create no instances. They only prevent deletions.
 #[must_use]
 pub fn required(inputs: &Inputs) -> i64 {
-    let (existing, wanted) = slots(inputs);
+    let (existing, wanted) = existing_and_wanted_slots(inputs);
     if wanted >= existing {
         return signed((wanted - existing).div_ceil(inputs.usable.max(1)));
     }
@@ -64,19 +64,19 @@ pub fn required(inputs: &Inputs) -> i64 {
 /// slots, and therefore never deletes an instance with unavailable slots.
 #[must_use]
 pub fn surplus(inputs: &Inputs) -> u64 {
-    let (existing, _) = slots(inputs);
+    let (existing, _) = existing_and_wanted_slots(inputs);
     // Any idle slot satisfies a reservation, including one of the idle target. So the two are not added up (upstream's taskscaler
     // does the same since its merge request 52).
     let with_reservations =
         Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
-    existing.saturating_sub(slots(&with_reservations).1)
+    existing.saturating_sub(existing_and_wanted_slots(&with_reservations).1)
 }
 
 /// Returns the number of existing slots, and the number of slots that are in use, unavailable or wanted.
-fn slots(inputs: &Inputs) -> (u64, u64) {
+fn existing_and_wanted_slots(inputs: &Inputs) -> (u64, u64) {
     let existing = inputs.instances.saturating_mul(inputs.capacity.max(1));
-    // Unavailable slots belong to existing instances. More of them than slots exist must not create demand (upstream's taskscaler
-    // had this defect until its merge request 49).
+    // Unavailable slots belong to existing instances. If more slots are unavailable than exist, the difference must not create
+    // demand (upstream's taskscaler had this defect until its merge request 49).
     let unavailable = inputs.unavailable.min(existing.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
     (existing, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn f13_unavailable_slots_are_no_capacity() {
+    fn f13_unavailable_slots_do_not_count_as_capacity() {
         assert_same(Inputs { unavailable: 3, ..inputs(2, 1, 4) }, 0, -1);
     }
 
@@ -249,7 +249,7 @@ mod tests {
     fn queued_jobs_do_not_reduce_idle_target() {
         let inputs = Inputs { waiting: 3, idle_count: 5, ..inputs(0, 0, 1) };
         let reason =
-            "queued jobs take the first slots, so 5 idle ones are missing then; upstream requests them a boot later";
+            "queued jobs take the first slots, so 5 idle slots are still missing; upstream requests them a boot later";
         assert_differs(inputs, 5, 8, reason);
     }
 

@@ -141,9 +141,10 @@ struct Header {
 #[derive(Debug)]
 pub(crate) struct History {
     path: PathBuf,
+    /// The open file and its length in bytes. `None` before the first write and after a failed one.
     file: Option<(File, u64)>,
     max_file_bytes: u64,
-    /// Whether the last write failed and that was logged.
+    /// Whether the last write failed. The failure has been logged, and further failures are not.
     failure_logged: bool,
 }
 
@@ -196,7 +197,7 @@ impl History {
     }
 }
 
-/// Opens the file at the end of a complete line. Returns it and its length.
+/// Opens the file for appending, after the end of a complete line. Returns the file and its length in bytes.
 fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let length = file.metadata()?.len();

@@ -50,10 +50,10 @@ impl Default for IdleTarget {
 /// Which free slots are assigned first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// Those of the fullest instance, so that other instances become idle and can be deleted.
+    /// The free slots of the fullest instance, so that other instances become idle and can be deleted.
     #[default]
     Pack,
-    /// Those of the emptiest instance, so that jobs disturb each other least.
+    /// The free slots of the emptiest instance, so that jobs disturb each other least.
     Spread,
 }
 

@@ -144,7 +144,7 @@ pub(crate) struct UsageHistory {
 /// Result of recording a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Recorded {
-    /// Run time divided by the median run time without neighbors. `None` if it ran alone or too few runs are known.
+    /// Run time divided by the median run time without neighbors. `None` if the job ran alone or too few runs are known.
     pub(crate) slowdown: Option<f64>,
     /// Job kind that was forgotten because too many are known.
     pub(crate) forgotten: Option<JobKind>,

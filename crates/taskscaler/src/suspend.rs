@@ -21,10 +21,10 @@ pub struct SuspendedEnvironment {
 /// Reason why the instance of a lease cannot be suspended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SuspendError {
-    /// The configuration lets several jobs use an instance.
+    /// The configuration lets several jobs use an instance, at the same time or one after another.
     #[error("suspending requires capacity_per_instance = 1 and max_use_count = 1")]
     Shared,
-    /// The plugin does not support it.
+    /// The plugin cannot suspend and resume instances.
     #[error("the plugin of its group cannot suspend: capability not supported: suspend_resume")]
     NoCapability,
     /// The instance was lost.
@@ -58,16 +58,16 @@ pub enum ResumeError {
     /// No such environment is in the ledger.
     #[error("no such environment: it has expired, was resumed or was deleted; run the job that saves it again")]
     Unknown,
-    /// It belongs to another project or protection level.
+    /// The environment belongs to another project or protection level.
     #[error("the environment belongs to another project or protection level")]
     NotOwner,
-    /// Another job uses it or waits for it.
-    #[error("another job uses the environment")]
+    /// Another job waits for the environment.
+    #[error("another job is resuming the environment")]
     InUse,
-    /// The plugin does not support it.
+    /// The plugin cannot suspend and resume instances.
     #[error("the plugin of its group cannot resume: capability not supported: suspend_resume")]
     NoCapability,
-    /// Its instance was lost.
+    /// The instance of the environment was lost.
     #[error("failed to resume its instance: {0}")]
     InstanceLost(String),
     /// The scaler is shutting down.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time after which an unanswered job request counts as held by the coordinator because it has no job.
+/// Time after which the scaler assumes that the coordinator holds an unanswered job request until it has a job.
 pub const HELD_AFTER: Duration = Duration::from_secs(1);
 
 /// A monotonic instant, in milliseconds since an origin that the caller chooses.

@@ -172,7 +172,7 @@ pub enum RemovalReason {
         /// Error of the resume.
         error: String,
     },
-    /// Suspended, but needed as the last instance for other jobs by `max_instances` or `max_cost_per_hour`.
+    /// Suspended, while `max_instances` or `max_cost_per_hour` allows no other instance for jobs that need a new one.
     NoSpareInstance,
     /// An operator drained its group.
     GroupDrained {

@@ -12,7 +12,7 @@ use muster_taskscaler::engine::Engine;
 use muster_taskscaler::policy::{IdleTarget, Policies};
 use muster_taskscaler::sim::cloud::{CloudConfig, Spread};
 use muster_taskscaler::sim::report::Report;
-use muster_taskscaler::sim::scenario::Scenario;
+use muster_taskscaler::sim::scenario::{MONDAY, Scenario};
 use muster_taskscaler::sim::simulation::Simulation;
 use muster_taskscaler::sim::trace::{Job, Pattern, Shape};
 use muster_taskscaler::time::{Now, Time};
@@ -62,7 +62,7 @@ fn five_thousand_queued_jobs_need_little_memory() {
     let report = Simulation::new(&scenario, &jobs).run().unwrap();
     assert_eq!((report.done, report.machines), (5_000, 1_000));
 
-    let now = Now::steady(Time::ZERO, 1_772_409_600);
+    let now = Now::steady(Time::ZERO, MONDAY);
     let mut engine = Engine::new(fleet(1_000, 5, IdleTarget::default()), now);
     let before = counting::allocated();
     for job in 0..5_000 {
@@ -104,6 +104,7 @@ fn reserving_ahead_shortens_waits_without_more_instances() {
     let median = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
     assert!(median.0 * 5 < median.1 && on.wait(0.95) * 3 < off.wait(0.95), "median wait in seconds: {median:?}");
     assert_eq!((on.machines, off.machines), (402, 402), "expected one machine per job and two idle machines");
+    // Two idle instances, after each of the ten pipelines.
     let idle_again = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
     assert!(on.machine_hours <= off.machine_hours + idle_again, "{} and {}", on.machine_hours, off.machine_hours);
 }

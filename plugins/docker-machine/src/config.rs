@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn names_belong_to_the_group() {
+    fn only_names_of_the_configured_form_belong_to_the_group() {
         let names = config(r#"{"MachineDriver":"none","MachineName":"auto-%s-vm","prefix":"runner-abc-"}"#).names();
         let name = names.new_name(1_700_000_000, 0xbeef);
         assert_eq!(name, "runner-abc-auto-1700000000-0000beef-vm");

@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_fleeting::sdk::{InstanceId, InstanceState};
 use tokio_util::sync::CancellationToken;
 
-/// Number of consecutive lists with an error of a machine, or without a response from it, after which it is removed. Cloud
-/// APIs fail occasionally.
+/// Number of consecutive lists that report an error or no state of a machine, after which the machine is removed.
+///
+/// More than one, because cloud APIs fail occasionally.
 const MAX_FAILED_POLLS: u32 = 3;
 
 /// The machines by name.
@@ -21,9 +22,11 @@ pub(crate) struct Machines {
 enum MachineState {
     /// The machine is being created. Canceling the token prevents the creation if it has not started.
     Creating(CancellationToken),
-    /// The machine was created. `listed` means that docker-machine has listed it since then.
+    /// The machine was created.
     Ready {
+        /// Number of consecutive lists that reported an error or no state of it.
         failed_polls: u32,
+        /// Whether docker-machine has listed it since its creation.
         listed: bool,
     },
     Removing,

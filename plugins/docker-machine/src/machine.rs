@@ -74,9 +74,10 @@ impl DockerMachine {
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
-    /// Creates a machine, which takes minutes. The command is not interrupted, even if the plugin exits, because
-    /// docker-machine stores the provider's ID of the machine only at the end. Writes the output to the file
-    /// `output`.
+    /// Creates a machine. This takes minutes. The output of the command is written to the file `output`.
+    ///
+    /// The command is not interrupted, even if the plugin exits, because docker-machine stores the provider's ID of the machine
+    /// only at the end.
     pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
         arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));

@@ -61,7 +61,7 @@ impl Inner {
         let result = self.docker_machine.create(&name, &self.creation_markers.join(&name)).await;
         drop(permit);
         match result.map_err(|error| error.to_string()) {
-            // With its marker, the next start of the plugin would remove the machine although jobs run on it.
+            // If the marker remained, the next start of the plugin would remove the machine although jobs run on it.
             Ok(()) if self.machines().is_being_created(&name) && !remove_marker(&self.creation_markers, &name) => {
                 tracing::error!(machine = name, "failed to record that the machine was created, removing it");
                 self.machines().mark_removing(name.clone());

@@ -13,7 +13,7 @@ const MOUNT_POINT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "muster-local-";
 /// Period of the CPU quota.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Maximum number of attempts to remove a cgroup, which fail while it contains processes of the instance.
+/// Maximum number of attempts to remove a cgroup. An attempt fails while processes of the instance are in the cgroup.
 const MAX_REMOVE_ATTEMPTS: u32 = 40;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -152,8 +152,8 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes cgroups of killed plugins. Their process does not exist, or has the ID of this process. Cgroups that contain
-/// processes are not removed.
+/// Removes cgroups of killed plugins: the process ID in their name belongs to no process, or was reused for this process.
+/// Cgroups that contain processes are not removed.
 fn remove_stale(own_cgroup: &Path) {
     for entry in own_cgroup.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -207,7 +207,8 @@ fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
     path.unwrap_or("/")
 }
 
-/// Returns the directory of a cgroup. In a container, the path may be that of the host; then returns the mount point.
+/// Returns the directory of a cgroup, or the mount point if the directory does not exist: in a container, `path` can be a path
+/// on the host.
 fn cgroup_directory(mount: &Path, path: &str) -> PathBuf {
     let directory = mount.join(path.trim_start_matches('/'));
     if directory.is_dir() { directory } else { mount.to_owned() }

@@ -73,12 +73,12 @@ impl CloudSimulator {
         Duration::from_millis(self.config.boot_delay_ms).mul_f64(factor)
     }
 
-    /// Returns true if an instance never starts.
+    /// Decides at random whether an instance fails to boot.
     pub(crate) fn fails_to_boot(&mut self) -> bool {
         self.random_event(self.config.boot_failure_rate)
     }
 
-    /// Returns true if a heartbeat fails.
+    /// Decides at random whether a heartbeat fails.
     pub(crate) fn fails_heartbeat(&mut self) -> bool {
         self.random_event(self.config.heartbeat_failure_rate)
     }

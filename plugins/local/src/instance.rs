@@ -19,7 +19,7 @@ use tokio::process::{Child, ChildStdin, Command};
 use crate::cgroup::InstanceCgroup;
 use crate::persistent::{DetachedProcess, InstanceRecord};
 
-/// First argument of the executable as an instance.
+/// First argument that makes this executable an instance.
 pub(crate) const INSTANCE_ARG: &str = "instance";
 /// Second argument, for an instance that persists when the plugin ends.
 pub(crate) const PERSISTENT_ARG: &str = "persistent";
@@ -79,9 +79,11 @@ pub(crate) struct Start<'a> {
     pub(crate) record: Option<&'a Path>,
 }
 
-/// Returns the error about namespaces that persistent instances, or else the isolation `namespaces`, would need.
-pub(crate) fn no_namespaces(persistent: bool) -> String {
-    let (key, remedy) = match persistent {
+/// Returns the error for a system without namespaces.
+///
+/// Names the setting that requires them: `persistent_instances` if `is_persistent` is true, and `isolation` otherwise.
+pub(crate) fn no_namespaces_error(is_persistent: bool) -> String {
+    let (key, remedy) = match is_persistent {
         true => ("persistent_instances", "set persistent_instances = false"),
         false => ("isolation = \"namespaces\"", "use \"auto\""),
     };

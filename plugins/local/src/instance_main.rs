@@ -53,7 +53,7 @@ struct SshServer {
 }
 
 impl SshServer {
-    /// Reads the key from the plugin, and reports the address.
+    /// Reads the authorized key from `stdin`, and prints the port and the fingerprint of the host key.
     async fn start<R: AsyncRead + Unpin>(stdin: &mut BufReader<R>) -> std::io::Result<Self> {
         let mut line = String::new();
         stdin.read_line(&mut line).await?;

@@ -41,11 +41,13 @@ pub(crate) struct Local {
 struct Inner {
     config: Config,
     settings: Settings,
+    /// Whether instances have their own namespaces.
     namespaces: bool,
+    /// Parent of the instances' directories.
     root: PathBuf,
     /// Temporary directory of this process. `None` if instances are persistent.
     run_dir: Option<RunDir>,
-    /// Part of the names of new instances, which makes them unique even if the next plugin gets the same process ID.
+    /// Random number in the names of new instances. It makes the names unique even if the next plugin has the same process ID.
     run: u32,
     /// Locks the directory for this plugin if instances are persistent.
     _lock: Option<std::fs::File>,
@@ -66,7 +68,7 @@ struct InstanceEntry {
     state: InstanceState,
     /// Connection details, once the instance is running.
     connection: Option<ConnectionDetails>,
-    /// Canceled to stop the instance.
+    /// Token that is canceled to stop the instance.
     stop: CancellationToken,
 }
 
@@ -238,12 +240,15 @@ impl Inner {
         }
     }
 
-    /// Suspends or resumes instances. Returns those that succeeded.
-    fn set_suspended(
+    /// Suspends instances if `target` is `Suspended`, and resumes them otherwise. Returns the instances that reached `target`.
+    fn change_state(
         &self,
         ids: Vec<InstanceId>,
-        suspended: bool,
+        target: InstanceState,
     ) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
+        let is_suspend = target == InstanceState::Suspended;
+        let (change, revert): (fn(u32) -> bool, fn(u32) -> bool) =
+            if is_suspend { (suspend::suspend, suspend::resume) } else { (suspend::resume, suspend::suspend) };
         let mut succeeded = Vec::new();
         for id in ids {
             let mut group = self.group();
@@ -259,16 +264,16 @@ impl Inner {
             if !matches!(entry.state, InstanceState::Running | InstanceState::Suspended) {
                 return Err(PartialFailure { succeeded, error: format!("instance {id} is {}", entry.state).into() });
             }
-            if !suspend::set_suspended(pid, suspended) {
-                suspend::set_suspended(pid, !suspended);
-                let error = if suspended {
+            if !change(pid) {
+                revert(pid);
+                let error = if is_suspend {
                     format!("instance {id} starts processes faster than they can be stopped")
                 } else {
                     format!("failed to continue all processes of instance {id}")
                 };
                 return Err(PartialFailure { succeeded, error: error.into() });
             }
-            entry.state = if suspended { InstanceState::Suspended } else { InstanceState::Running };
+            entry.state = target;
             succeeded.push(id);
         }
         Ok(succeeded)
@@ -320,7 +325,7 @@ impl Provider for Local {
             Isolation::None => false,
             Isolation::Auto if !config.persistent_instances => instance::can_create_namespaces().await,
             _ if instance::can_create_namespaces().await => true,
-            _ => return Err(instance::no_namespaces(config.persistent_instances).into()),
+            _ => return Err(instance::no_namespaces_error(config.persistent_instances).into()),
         };
         let base = match config.directory.as_os_str().is_empty() {
             true => std::env::temp_dir(),
@@ -409,7 +414,7 @@ impl Provider for Local {
             if let Some(entry) = group.instances.get_mut(id) {
                 // A suspended instance cannot react to a stop request, so it is resumed first.
                 if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
-                    suspend::set_suspended(connection.pid, false);
+                    suspend::resume(connection.pid);
                 }
                 entry.state = InstanceState::Deleting;
                 entry.stop.cancel();
@@ -445,11 +450,11 @@ impl Provider for Local {
     }
 
     async fn suspend(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        self.inner.set_suspended(ids, true)
+        self.inner.change_state(ids, InstanceState::Suspended)
     }
 
     async fn resume(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
-        self.inner.set_suspended(ids, false)
+        self.inner.change_state(ids, InstanceState::Running)
     }
 
     /// Stops instances that are not persistent before the plugin exits.
@@ -459,7 +464,7 @@ impl Provider for Local {
         }
         for entry in self.inner.group().instances.values() {
             if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
-                suspend::set_suspended(connection.pid, false);
+                suspend::resume(connection.pid);
             }
             entry.stop.cancel();
         }

@@ -11,10 +11,21 @@ const MAX_ROUNDS: usize = 1000;
 /// Delay between two rounds.
 const ROUND_DELAY: Duration = Duration::from_millis(1);
 
-/// Stops or continues all processes of an instance. `first_pid` is the PID of its first process.
+/// Stops all processes of an instance. `first_pid` is the PID of its first process.
 ///
-/// Returns false if some are not in the requested state in the end.
-pub(crate) fn set_suspended(first_pid: u32, stop: bool) -> bool {
+/// Returns false if some processes still run in the end.
+pub(crate) fn suspend(first_pid: u32) -> bool {
+    stop_or_continue(first_pid, true)
+}
+
+/// Continues all processes of an instance. `first_pid` is the PID of its first process.
+///
+/// Returns false if some processes are still stopped in the end.
+pub(crate) fn resume(first_pid: u32) -> bool {
+    stop_or_continue(first_pid, false)
+}
+
+fn stop_or_continue(first_pid: u32, stop: bool) -> bool {
     for _ in 0..MAX_ROUNDS {
         let remaining: Vec<i32> = processes(first_pid).into_iter().filter(|pid| is_stopped(*pid) != stop).collect();
         if remaining.is_empty() {
@@ -98,9 +109,9 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(!is_suspended(child.id()));
-        assert!(set_suspended(child.id(), true));
+        assert!(suspend(child.id()));
         assert!(is_suspended(child.id()) && processes(child.id()).len() == 2);
-        assert!(set_suspended(child.id(), false));
+        assert!(resume(child.id()));
         assert!(!is_suspended(child.id()));
         processes(child.id()).into_iter().for_each(|pid| signal(pid, Signal::KILL));
         child.wait().unwrap();
@@ -112,10 +123,10 @@ mod tests {
         // dash, which is Debian's sh, starts programs with vfork.
         let mut child = std::process::Command::new("sh").args(["-c", "while :; do /bin/true; done"]).spawn().unwrap();
         for _ in 0..500 {
-            assert!(set_suspended(child.id(), true));
-            assert!(set_suspended(child.id(), false));
+            assert!(suspend(child.id()));
+            assert!(resume(child.id()));
         }
-        set_suspended(child.id(), true);
+        suspend(child.id());
         processes(child.id()).into_iter().for_each(|pid| signal(pid, Signal::KILL));
         child.wait().unwrap();
     }

@@ -1,4 +1,4 @@
-//! Executable of the plugin. See the library.
+//! Executable of the plugin. The library of this crate contains its code.
 
 use std::process::ExitCode;
 

@@ -296,7 +296,7 @@ mod tests {
         pool
     }
 
-    /// Completes all tasks. Those of the named machines fail.
+    /// Completes all due tasks. The tasks of the machines in `failing` fail.
     fn run_due_tasks(pool: &mut Pool, failing: &[&str]) {
         for task in pool.start_due_tasks() {
             let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = &task;

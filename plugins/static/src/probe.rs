@@ -22,7 +22,8 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
             format!("machine {}: failed to read key_path {}: {error}", machine.name, machine.key_path.display())
         })?
     };
-    let user = || std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned());
+    let current_user =
+        || std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned());
     let username = or_default(&machine.username, &defaults.username);
     Ok(ConnectInfo {
         connector: ConnectorConfig {
@@ -30,7 +31,7 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
             arch: or_default(&machine.arch, &defaults.arch),
             protocol: or_default(&or_default(&machine.protocol, &defaults.protocol), "ssh"),
             protocol_port: if machine.port == 0 { defaults.protocol_port } else { machine.port },
-            username: if username.is_empty() { user() } else { username },
+            username: if username.is_empty() { current_user() } else { username },
             password: or_default(&machine.password, &defaults.password),
             key,
             ..defaults.clone()

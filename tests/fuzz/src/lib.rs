@@ -43,11 +43,11 @@ struct Change {
 /// Calls `entry` with inputs that are created from the corpus.
 ///
 /// # Panics
-/// Panics if `entry` panics. The message has the smallest input for which it does.
+/// Panics if `entry` panics. The message contains the smallest input for which `entry` panics.
 #[expect(clippy::print_stdout, reason = "a test prints its seed")]
 pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
-    let seconds = number(SECONDS).map(Duration::from_secs);
-    let first = number(SEED).unwrap_or_else(|| rand::random::<u32>().into());
+    let seconds = env_number(SECONDS).map(Duration::from_secs);
+    let first = env_number(SEED).unwrap_or_else(|| rand::random::<u32>().into());
     println!("{name}: {SEED}={first}");
     let start = Instant::now();
     let slowest = std::cell::Cell::new((Duration::ZERO, 0));
@@ -60,7 +60,7 @@ pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
                 slowest.set((entry_start.elapsed(), input.len()));
             }
         };
-        if let Some((reason, input)) = batch(seed, corpus, run) {
+        if let Some((reason, input)) = run_batch(seed, corpus, run) {
             panic!("{name}: {reason}\nset {SEED}={seed} to repeat it; the smallest input is:\n{}", literal(&input));
         }
         seed = seed.wrapping_add(1);
@@ -73,13 +73,13 @@ pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
     println!("{name}: {cases} cases, the slowest took {} ms ({bytes} bytes)", longest.as_millis());
 }
 
-fn number(variable: &str) -> Option<u64> {
+fn env_number(variable: &str) -> Option<u64> {
     let value = std::env::var(variable).ok()?;
     Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
 /// Runs one batch. Returns the reason and the smallest input of a failure.
-fn batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
+fn run_batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
     let config =
         Config { cases: CASES, failure_persistence: None, max_shrink_iters: MAX_SHRINK_STEPS, ..Config::default() };
     let mut bytes = [0; 32];
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn failure_has_smallest_input_and_reproducible_seed() {
         let fails = |input: &[u8]| assert!(!input.contains(&b'['), "a bracket");
-        let seed = (0..100).find(|seed| batch(*seed, CORPUS, fails).is_some()).unwrap();
-        let (reason, smallest) = batch(seed, CORPUS, fails).unwrap();
+        let seed = (0..100).find(|seed| run_batch(*seed, CORPUS, fails).is_some()).unwrap();
+        let (reason, smallest) = run_batch(seed, CORPUS, fails).unwrap();
         assert!(reason.contains("a bracket") && smallest.contains(&b'['), "{reason} {smallest:?}");
-        assert_eq!(batch(seed, CORPUS, fails).unwrap().1, smallest);
+        assert_eq!(run_batch(seed, CORPUS, fails).unwrap().1, smallest);
         assert!(smallest.len() <= "key: value[".len(), "{smallest:?}");
     }
 

@@ -27,13 +27,14 @@ const SUPERVISE: &str = r#"dir=$1 signal=$2; shift 2
 "$@" & exec 2>/dev/null
 while read -r _; do kill -s KILL $!; wait $!; rm -rf "$dir/exec" "$dir/pid"; "$@" & done
 kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
-/// Script that runs a program.
+/// Script that enables the loopback interface and runs a program.
 const ONCE: &str = "ip link set lo up; exec \"$0\" \"$@\"";
-/// Script that starts a program again whenever it ends.
+/// Script that enables the loopback interface, runs a program, and starts it again whenever it ends.
 const REPEATEDLY: &str = "ip link set lo up; while :; do \"$0\" \"$@\"; done";
 
-/// Returns a command that runs a script in a separate network, where a program can have a bridge that no other engine uses. All processes of the
-/// script end with it. The program and its arguments follow the command.
+/// Returns a command that runs a script in a separate network, where an engine can have a bridge of its own.
+///
+/// All processes of the script end with the command. The program that the script runs and its arguments follow the command.
 const fn isolate(script: &str) -> [&str; 10] {
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
 }
@@ -67,7 +68,7 @@ impl DockerEngine {
     #[must_use]
     pub fn start(arguments: &[&str]) -> Option<Self> {
         let local = ["--bridge=none", "--iptables=false", "--storage-driver=vfs"];
-        Self::dockerd("TERM", &[], &[&local, arguments].concat()).map_err(missing).ok()
+        Self::start_dockerd("TERM", &[], &[&local, arguments].concat()).map_err(missing).ok()
     }
 
     /// Returns an engine that the tests of this process share. Returns `None` if an engine cannot run here.
@@ -81,7 +82,7 @@ impl DockerEngine {
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
         // All processes of the engine end with the first process of their namespace.
-        let shared = SHARED.get_or_init(|| Self::dockerd("KILL", &isolate(ONCE), &[]));
+        let shared = SHARED.get_or_init(|| Self::start_dockerd("KILL", &isolate(ONCE), &[]));
         shared.as_ref().map_err(missing).ok()
     }
 
@@ -94,7 +95,7 @@ impl DockerEngine {
     #[track_caller]
     #[must_use]
     pub fn isolated() -> Option<Self> {
-        Self::dockerd("KILL", &isolate(REPEATEDLY), &["--live-restore"]).map_err(missing).ok()
+        Self::start_dockerd("KILL", &isolate(REPEATEDLY), &["--live-restore"]).map_err(missing).ok()
     }
 
     /// Kills the process of an isolated engine, which is then started again. Its containers continue. Returns whether the process existed.
@@ -114,7 +115,9 @@ impl DockerEngine {
         pid.expect("the process of the engine does not exist")
     }
 
-    /// Opens a port in the network of the engine's containers, which differs from that of the tests if the engine is isolated or shared.
+    /// Opens a port in the network of the engine's containers.
+    ///
+    /// If the engine is isolated or shared, this network differs from the network of the tests.
     ///
     /// # Errors
     /// The network has no such address.
@@ -160,11 +163,12 @@ impl DockerEngine {
     /// # Panics
     /// The process that supervises the engine has ended.
     pub fn restart(&mut self) {
-        let input = self.supervisor.stdin.as_mut().expect("the supervisor of the engine has an input");
+        let input = self.supervisor.stdin.as_mut().expect("the supervisor of the engine has no input");
         input.write_all(b"restart\n").expect("the supervisor of the engine has ended");
     }
 
-    fn dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
+    /// Starts `dockerd` with these arguments. `wrapper` is a command that runs it, and `signal` ends it.
+    fn start_dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
         let started = Self::run(signal, SOCKET, "API listen on", |dir| {
             let mut command: Vec<OsString> = wrapper.iter().chain(&["dockerd"]).map(Into::into).collect();
             for (option, name) in [("--data-root", "data"), ("--exec-root", "exec"), ("--pidfile", "pid")] {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::variable;
 
-/// Maximum time between two lines that a starting server prints. Several may start at once on a slow machine.
+/// Maximum time between two lines that a starting server prints. Several servers may start at once on a slow machine.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Account of [`azurite`].
 pub const AZURITE_ACCOUNT: &str = "muster";

@@ -124,7 +124,7 @@ impl OpenBao {
     /// The role may read what `policy` allows. `namespace` is empty for the root namespace.
     ///
     /// # Panics
-    /// Panics if the server refuses it.
+    /// Panics if the server rejects a setting.
     pub fn allow_login(&self, namespace: &str, path: &str, policy: &str) {
         let namespace = format!("-namespace={namespace}");
         let write = |path: &str, content: &str| self.run(&["write", &namespace, path, "-"], content);

@@ -23,9 +23,9 @@ const NAMESPACES: [&str; 8] =
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh"];
 /// Script that prepares the namespaces of an engine, and runs the program as the user with this ID.
 ///
-/// The root directory is a new one with the same entries, because other users may not be permitted to enter that of the machine. The user,
-/// and the IDs of the users in its containers, are entries of files that only this engine sees. `/run` and the state of networks are empty,
-/// as after a start of the machine.
+/// The root directory is a new directory with the same entries, because the user may not be permitted to enter the root directory of the
+/// machine. The user, and the IDs of the users in its containers, are entries of files that only this engine sees. `/run` and the state
+/// of networks are empty, as after a start of the machine.
 const PREPARE: &str = r#"set -e
 dir=$1 uid=$2; shift 2
 ip link set lo up

@@ -31,17 +31,19 @@ impl Drop for DockerRegistry {
 }
 
 impl DockerRegistry {
-    /// Starts a registry, with or without a login. Returns `None` if the program cannot be run.
+    /// Starts a registry. Returns `None` if the program cannot be run.
+    ///
+    /// If `requires_login` is true, only [`REGISTRY_USER`] with [`REGISTRY_PASSWORD`] has access.
     ///
     /// # Panics
     /// Panics if the registry does not start, or if the program cannot be run and `MUSTER_TEST_REQUIRE=1` is set.
     #[track_caller]
     #[must_use]
     #[expect(clippy::expect_used, reason = "a test fails if its registry does not start")]
-    pub fn start(login: bool) -> Option<Self> {
+    pub fn start(requires_login: bool) -> Option<Self> {
         let dir = tempfile::tempdir().expect("failed to create a directory for the registry");
         let path = |name: &str| dir.path().join(name);
-        let auth = if login {
+        let auth = if requires_login {
             std::fs::write(path("htpasswd"), HTPASSWD).expect("failed to write the registry's password file");
             format!("auth:\n  htpasswd:\n    realm: test\n    path: {}\n", path("htpasswd").display())
         } else {

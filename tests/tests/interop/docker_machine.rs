@@ -27,7 +27,8 @@ fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
              artifacts: {{paths: [out.txt]}}\n"
         )
     };
-    // This job uses the image of the configuration.
+    // The other jobs print the first 24 bytes of the command line of their container's first process. This job uses the image of the
+    // configuration.
     let last = "last:\n  stage: deploy\n  script: [cat out.txt]\n".to_owned();
     let yaml: String = names.iter().map(job).chain([last]).collect();
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake");

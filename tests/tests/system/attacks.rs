@@ -27,7 +27,9 @@ const METADATA: &str = "169.254.169.254";
 const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
-/// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that do.
+/// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that contain it.
+///
+/// The quotes inside the marker keep the text of the script itself from containing it.
 const SEARCH_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"
 for directory in $DIRECTORIES; do grep -rlsF "$marker" "$directory"; done
 for process in /proc/[0-9]*; do

@@ -37,7 +37,7 @@ async fn killed_fleet_loses_no_job_and_leaves_no_instance() {
     run_seeds(12, false).await;
 }
 
-/// Excludes the period in which only the server knows a job, which [`crate::kill`] describes.
+/// Excludes the period in which only the server knows a job. The documentation of [`crate::kill`] describes this period.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_fleet_of_gitlab_like_server_loses_no_job_and_leaves_no_instance() {
     run_seeds(8, true).await;

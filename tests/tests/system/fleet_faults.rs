@@ -65,8 +65,8 @@ async fn burst_completes_when_plugin_fails_first_and_then_accepts_half() {
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
-/// Sends a signal to a manager while the server holds its job request, and then answers the request with a job.
-async fn job_assigned_after_signal(signal: &str) -> (Harness, muster_runner_api::test_support::Job) {
+/// Sends a signal to a manager while the server holds its job request, and then assigns it a job. Returns the job after its end.
+async fn assign_job_after_signal(signal: &str) -> (Harness, muster_runner_api::test_support::Job) {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
     let harness = Harness::with_instances_gitlab_like(1, autoscaler, "").await;
     harness.coordinator.set_assignment_enabled(false);
@@ -81,7 +81,7 @@ async fn job_assigned_after_signal(signal: &str) -> (Harness, muster_runner_api:
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_graceful_shutdown_runs() {
-    let (mut harness, job) = job_assigned_after_signal("QUIT").await;
+    let (mut harness, job) = assign_job_after_signal("QUIT").await;
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
@@ -89,7 +89,7 @@ async fn job_assigned_during_graceful_shutdown_runs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_forced_shutdown_is_reported_as_failed() {
-    let (mut harness, job) = job_assigned_after_signal("TERM").await;
+    let (mut harness, job) = assign_job_after_signal("TERM").await;
     let reason = job.reports().last().unwrap().failure_reason.clone();
     assert_eq!(reason.as_deref(), Some("runner_system_failure"), "{}\n{}", job.text(), harness.log());
     assert_eq!(harness.start_count(JobId(1)), 0);

@@ -92,7 +92,7 @@ async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     assert!(notes[0].contains(&lost[0]), "{text}");
 }
 
-/// Starts job 2, whose preparation does not end, because its first download of artifacts, which job 1 uploaded, is delayed for an hour.
+/// Starts job 2. Its preparation does not end, because the first download of the artifacts of job 1 is delayed for an hour.
 pub(crate) async fn start_job_with_endless_preparation(harness: &Harness) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     harness.push(1, &["echo content > out"], &json!({ "artifacts": artifacts }));
@@ -192,10 +192,10 @@ async fn pause_of_the_manager_does_not_count_as_unresponsive_instance() {
     let harness = Harness::with_instances(1, "max_instances = 1", "").await;
     let lines = Lines::random(&mut StdRng::seed_from_u64(11));
     let machines = start_waiting_job(&harness, lines).await;
-    harness.pause_manager(true);
+    harness.pause_manager();
     // After this time, an unresponsive instance counts as lost.
     tokio::time::sleep(MAX_LOSS_TIME).await;
-    harness.pause_manager(false);
+    harness.resume_manager();
     create_go_file(&harness);
     let job = harness.coordinator.wait_for_end(JOB).await;
     checks::check_success(&harness, JOB, &job, lines);

@@ -138,13 +138,13 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
     wait_until_no_vm(&harness, &nest).await;
 
     // The second job is canceled while its VM is being created. The job does not wait for the VM, which is deleted after its creation.
-    nest.vms.pause_creations(true);
+    nest.vms.pause_creations();
     harness.push(2, &[WAITING_SCRIPT], &json!({}));
     nest.vms.wait_for_creations(2).await;
     harness.coordinator.set_status(NEXT, JobStatus::Canceling);
     let job = harness.coordinator.wait_for(NEXT, |job| job.reports().count() == 1).await;
     assert_eq!(failure_reason(&job), Some("job_canceled"), "{}", job.text());
-    nest.vms.pause_creations(false);
+    nest.vms.resume_creations();
     wait_until("the VM is created", || nest.daemon.created_count() == 2).await;
     wait_until_no_vm(&harness, &nest).await;
 
@@ -195,12 +195,12 @@ async fn restarted_manager_keeps_vm_of_its_job_and_deletes_orphaned_vms() {
     harness.push(1, &["until test -e \"$MARKS/go\"; do sleep 0.02; done", &lines.script()], &json!({}));
     harness.coordinator.wait_for(JOB, |job| job.text().contains("until test -e")).await;
     // The manager is killed while the VM of the second job is being created, so this VM belongs to no job.
-    nest.vms.pause_creations(true);
+    nest.vms.pause_creations();
     harness.push(2, &[&lines.script()], &json!({}));
     nest.vms.wait_for_creations(2).await;
     let first_vm: Vec<String> = nest.daemon.machines().into_keys().collect();
     harness.kill_manager();
-    nest.vms.pause_creations(false);
+    nest.vms.resume_creations();
     wait_until("the orphaned VM is created", || nest.daemon.machines().len() == 2).await;
 
     harness.start_manager();

@@ -90,7 +90,7 @@ pub(crate) enum Victim {
 }
 
 impl Victim {
-    /// Kills, stops or cuts a random one of this kind. Returns whether one existed.
+    /// Kills, stops or cuts a random process, container or connection of this kind. Returns whether one existed.
     fn kill(self, harness: &mut Harness, rng: &mut StdRng) -> bool {
         let mut kill_random = |kind| {
             let pids = harness.machines.processes(kind);
@@ -146,7 +146,7 @@ impl Victim {
 fn freeze_agent(harness: &Harness, rng: &mut StdRng, then: &'static str) -> bool {
     let time = rng.random_range(Duration::ZERO..MAX_FREEZE_TIME);
     let Some(pid) = harness.agent_pid().filter(|pid| signal("STOP", *pid)) else { return false };
-    // A thread, because a stopped agent must not remain if the test fails.
+    // A thread sends the signal, so that no stopped agent remains if the test fails.
     std::thread::spawn(move || {
         std::thread::sleep(time);
         signal(then, pid)

@@ -49,7 +49,8 @@ fn members(url: &str, token: &str, path: &str) -> Value {
     })
 }
 
-/// Runs a job that prints and stores its secrets. Checks that the job has them, and that no log and no other user can see them.
+/// Runs a job that prints and stores its secrets. Checks that the job has them, that no log contains them, and that no other user can
+/// read them.
 async fn check_job_with_secrets(harness: &Harness, server: &OpenBao) {
     let token = server.id_token("group/project");
     let home = harness.home.path().display();

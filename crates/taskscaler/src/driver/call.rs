@@ -32,7 +32,7 @@ pub(super) fn plugin_call(
 }
 
 impl Call {
-    /// Returns the event for a call that panicked, which is a bug in the adapter of the plugin.
+    /// Returns the event for the case that the call panics because of a bug in the adapter of the plugin.
     pub(super) fn panic_event(&self) -> Event {
         let (group, error) = (self.group, || "the plugin call panicked (this is a bug, please report it)".to_owned());
         match self.action.clone() {

@@ -24,7 +24,9 @@ pub(super) struct DriverContext {
     pub(super) plugins: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     connect_infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Number of notifications so far: a reservation is possible again after a refusal, or reservations were revoked. See
+    /// Number of notifications so far.
+    ///
+    /// Callers are notified when a reservation is possible again after a refusal, and when reservations are revoked. See
     /// [`super::Scaler::capacity_changes`].
     pub(super) capacity_changes: watch::Sender<u64>,
     /// Returns the time of the wall clock, in seconds since 1970.

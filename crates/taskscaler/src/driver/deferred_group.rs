@@ -41,7 +41,7 @@ impl DeferredGroup {
     /// Attaches the running plugin. Must be called once.
     pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
         let (mut status, forwarded) = (plugin.status(), self.status.clone());
-        // Calls must succeed as soon as the group is up.
+        // The plugin is attached before the group reports that it is up. Otherwise, the first calls would fail.
         if self.attached.set(plugin).is_err() {
             return;
         }

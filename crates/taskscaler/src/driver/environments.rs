@@ -30,6 +30,7 @@ pub(super) enum EnvironmentCommand {
 
 impl ScalerTask {
     pub(super) fn handle_environment_command(&mut self, now: Now, command: EnvironmentCommand) {
+        // A plugin that has started since the last command may only now know whether it can suspend instances.
         for group in (0..self.engine.config().groups.len()).map(GroupId) {
             if let Some(can) = self.shared.plugin(group).and_then(|plugin| plugin.can_suspend()) {
                 self.engine.handle(now, Event::CanSuspend { group, can });
@@ -66,13 +67,14 @@ impl ScalerTask {
     }
 
     /// Confirms a suspend command after the environment was written to the ledger.
-    pub(super) fn environment_saved(&mut self, key: &TaskKey) {
+    pub(super) fn confirm_suspend(&mut self, key: &TaskKey) {
         if let Some(reply) = self.suspending.remove(key) {
             let _ = reply.send(Ok(()));
         }
     }
 
-    pub(super) fn resume_failed(&mut self, key: &TaskKey, error: ResumeError) {
+    /// Returns an error to the job that waits for an environment.
+    pub(super) fn reject_resume(&mut self, key: &TaskKey, error: ResumeError) {
         if let Some(reply) = self.waiting.remove(key) {
             let _ = reply.send(Err(error.into()));
         }

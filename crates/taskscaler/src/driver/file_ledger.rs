@@ -34,7 +34,9 @@ struct Header {
 pub struct FileLedger {
     path: PathBuf,
     rows: BTreeMap<RowKey, Row>,
+    /// The open file. `None` before the first write and after a failed one.
     file: Option<File>,
+    /// Number of changes in the file.
     changes: usize,
     history: History,
 }
@@ -84,7 +86,7 @@ impl FileLedger {
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
         let (from_history, to_history) = (crate::history::history_files(from), crate::history::history_files(to));
         let histories = from_history.into_iter().zip(to_history);
-        // The ledger comes last. If the process is killed before that, the caller finds the ledger and repeats the call.
+        // The ledger is renamed last. If the process is killed earlier, the caller finds the old ledger and repeats the call.
         for (from, to) in histories.chain([(from.to_owned(), to.to_owned())]) {
             match std::fs::rename(&from, &to) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -107,7 +109,8 @@ impl FileLedger {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.error("read")(error)),
         };
-        // A part of the file must not count as the whole ledger: the instances of the rest would be unmanaged.
+        // A file that is too large is an error. If only its beginning were read, the instances in the rest would count as
+        // unmanaged.
         let size = file.metadata().map_err(self.error("read"))?.len();
         if size > MAX_FILE_BYTES {
             return Err(LedgerError::TooLarge { path: self.path.clone(), size });

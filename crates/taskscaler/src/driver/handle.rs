@@ -139,7 +139,7 @@ impl Scaler {
         self.capacity_changes.clone()
     }
 
-    /// Reserves a slot for a job that has been received already: before a restart, or on an instance that was lost.
+    /// Reserves a slot for a job that was received earlier: before a restart of the manager, or before its instance was lost.
     #[must_use]
     pub fn admit(&self, key: TaskKey) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
@@ -171,7 +171,7 @@ impl Scaler {
 
     /// Reports that the coordinator answered a job request that had a reservation.
     ///
-    /// `is_immediate_job` is true if it returned a job without holding the request.
+    /// `is_immediate_job` is true if the coordinator returned a job without holding the request.
     pub fn job_request_answered(&self, is_immediate_job: bool) {
         self.send(Event::JobRequestAnswered { is_immediate_job });
     }
@@ -181,7 +181,7 @@ impl Scaler {
         self.send(Event::Policies(policies));
     }
 
-    /// Reports that no more jobs are requested. No idle capacity is kept from now on, but received jobs still get slots.
+    /// Stops keeping idle capacity, because no more jobs will be requested. Jobs that were received already still get slots.
     pub fn drain(&self) {
         self.send(Event::Drain);
     }
@@ -208,7 +208,7 @@ impl Scaler {
         tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// Reports that a plugin announced the end of an instance. It gets no more jobs and is deleted after its last job.
+    /// Reports that a plugin announced the end of an instance. The instance gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, group: GroupId, id: InstanceId, reason: String) {
         self.send(Event::Retire { group, id, reason });
     }
@@ -218,7 +218,7 @@ impl Scaler {
         self.send(Event::PriceChanged { group, per_hour });
     }
 
-    /// Sets whether a group's provider has instances in stock. No instances are requested from it while it has none.
+    /// Sets whether a group's provider has instances in stock. While it has none, the scaler requests none from it.
     pub fn set_stock(&self, group: GroupId, available: bool) {
         self.send(Event::StockChanged { group, available });
     }

@@ -169,7 +169,7 @@ impl Drop for Reservation {
 /// A lease: slots of an instance that are assigned to a job. Dropping the handle releases the slots.
 #[derive(Debug)]
 pub struct LeaseHandle {
-    pub(super) inner: types::SlotAssignment,
+    pub(super) assignment: types::SlotAssignment,
     pub(super) group_name: String,
     pub(super) shared: Arc<DriverContext>,
     pub(super) lost: watch::Receiver<Option<LossReason>>,
@@ -180,7 +180,7 @@ impl LeaseHandle {
     /// Returns the task key, with which a later start of the manager claims the lease.
     #[must_use]
     pub fn key(&self) -> &TaskKey {
-        &self.inner.key
+        &self.assignment.key
     }
 
     /// Returns the name of the instance's group.
@@ -192,25 +192,25 @@ impl LeaseHandle {
     /// Returns the ID of the instance.
     #[must_use]
     pub fn instance(&self) -> &InstanceId {
-        &self.inner.instance
+        &self.assignment.instance
     }
 
     /// Returns the lowest assigned slot, counted from 0.
     #[must_use]
     pub fn slot(&self) -> u32 {
-        self.inner.slot
+        self.assignment.slot
     }
 
     /// Returns the number of assigned slots.
     #[must_use]
     pub fn slots(&self) -> u32 {
-        self.inner.slots
+        self.assignment.slots
     }
 
     /// Returns the number of jobs that the instance has had, including this one.
     #[must_use]
     pub fn use_number(&self) -> u32 {
-        self.inner.use_number
+        self.assignment.use_number
     }
 
     /// Returns the connection details of the instance. Waits for the plugin while it is down.
@@ -220,7 +220,7 @@ impl LeaseHandle {
     /// # Errors
     /// Returns [`ConnectInfoError`] if the plugin has no details of the instance or failed several times.
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
-        self.shared.connect_info(self.inner.group, &self.inner.instance).await
+        self.shared.connect_info(self.assignment.group, &self.assignment.instance).await
     }
 
     /// Lets the plugin prepare the instance for the job. Does nothing if the plugin has no hooks.
@@ -230,10 +230,10 @@ impl LeaseHandle {
     /// # Errors
     /// Returns [`PrepareJobError`]. The job cannot run on the instance then.
     pub async fn prepare_job(&self, timeout: Duration) -> Result<(), PrepareJobError> {
-        let Some(plugin) = self.shared.plugin(self.inner.group).filter(|plugin| plugin.has_hooks()) else {
+        let Some(plugin) = self.shared.plugin(self.assignment.group).filter(|plugin| plugin.has_hooks()) else {
             return Ok(());
         };
-        let call = plugin.prepare_job(&self.inner.instance, self.inner.key.as_str());
+        let call = plugin.prepare_job(&self.assignment.instance, self.assignment.key.as_str());
         let result = match tokio::time::timeout(timeout, call).await {
             Ok(result) => result.map_err(PrepareJobError::Plugin),
             Err(_) => Err(PrepareJobError::Timeout(timeout)),
@@ -248,12 +248,14 @@ impl LeaseHandle {
     ///
     /// Must be called however the job ended. An error of the plugin counts as a failed health check.
     pub fn finish_job(self) {
-        let Some(plugin) = self.shared.plugin(self.inner.group).filter(|plugin| plugin.has_hooks()) else { return };
+        let Some(plugin) = self.shared.plugin(self.assignment.group).filter(|plugin| plugin.has_hooks()) else {
+            return;
+        };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         // The call has its own timeout. The slots remain assigned until it ends.
         runtime.spawn(async move {
-            if let Err(error) = plugin.finish_job(&self.inner.instance, self.inner.key.as_str()).await {
-                tracing::warn!(instance = %self.inner.instance, job = self.inner.key.as_str(), error, "plugin failed to clean up after a job");
+            if let Err(error) = plugin.finish_job(&self.assignment.instance, self.assignment.key.as_str()).await {
+                tracing::warn!(instance = %self.assignment.instance, job = self.assignment.key.as_str(), error, "plugin failed to clean up after a job");
                 self.health(Err(format!("the plugin failed to clean up after a job: {error}")));
             }
         });
@@ -273,30 +275,31 @@ impl LeaseHandle {
 
     /// Reports that the connection to the instance broke. The scaler then checks the instance immediately.
     pub fn connection_lost(&self) {
-        self.shared.send_event(Event::ConnectionLost { key: self.inner.key.clone() });
+        self.shared.send_event(Event::ConnectionLost { key: self.assignment.key.clone() });
     }
 
     /// Reports the health of the instance as the job saw it. After `failure_threshold` consecutive failures it is replaced.
     pub fn health(&self, result: Result<(), String>) {
-        let (group, id): (GroupId, InstanceId) = (self.inner.group, self.inner.instance.clone());
+        let (group, id): (GroupId, InstanceId) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Health { group, id, result });
     }
 
     /// Reports that the instance does not respond. It gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, reason: String) {
-        let (group, id) = (self.inner.group, self.inner.instance.clone());
+        let (group, id) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Retire { group, id, reason });
     }
 
     /// Reports the job's resource usage, from which the scaler learns the needs of later jobs of the same kind.
     pub fn report_usage(&self, usage: JobUsage) {
-        self.shared.send_event(Event::JobUsage { key: self.inner.key.clone(), usage });
+        self.shared.send_event(Event::JobUsage { key: self.assignment.key.clone(), usage });
     }
 
     /// Checks whether the instance can be suspended after the job. `None` means that the scaler has shut down.
     pub async fn can_suspend(&self) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
-        self.shared.send(Command::Environment(EnvironmentCommand::MaySuspend { key: self.inner.key.clone(), reply }));
+        self.shared
+            .send(Command::Environment(EnvironmentCommand::MaySuspend { key: self.assignment.key.clone(), reply }));
         answer.await.ok()
     }
 
@@ -306,7 +309,7 @@ impl LeaseHandle {
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentCommand::Suspend {
-            key: self.inner.key.clone(),
+            key: self.assignment.key.clone(),
             owner,
             reply,
         }));
@@ -322,7 +325,7 @@ impl LeaseHandle {
 impl Drop for LeaseHandle {
     fn drop(&mut self) {
         if !self.is_detached {
-            self.shared.send_event(Event::Release { key: self.inner.key.clone() });
+            self.shared.send_event(Event::Release { key: self.assignment.key.clone() });
         }
     }
 }

@@ -28,7 +28,7 @@ const MAX_HISTORY_BACKLOG: usize = 10_000;
 /// Changes that are written together, and the actions that wait for them.
 #[derive(Default)]
 struct Batch {
-    /// The last change of each row. So the size is bounded by the number of rows, however long writes fail.
+    /// The last change of each row. The number of rows limits the size, even if writes fail for a long time.
     changes: BTreeMap<RowKey, Option<Row>>,
     history: VecDeque<HistoryEntry>,
     actions: Vec<Action>,
@@ -71,7 +71,7 @@ struct RunningWrite {
 
 /// Writes ledger changes in the background and releases each action once its change is durable.
 pub(super) struct LedgerWriter {
-    /// The storage. `None` while a write is in progress, which owns it.
+    /// The storage. `None` while a write is in progress, because the write owns it.
     store: Option<Box<dyn LedgerStore>>,
     writing: Option<RunningWrite>,
     /// Changes for the next write.
@@ -104,8 +104,8 @@ impl LedgerWriter {
     /// Returns true if an action must wait until the ledger contains its change.
     ///
     /// These are actions that create, delete, suspend, resume or assign something, and replies that confirm a stored change. Queries
-    /// and other notifications do not wait, with one exception: if a job has not received its instance yet, the loss of the
-    /// instance is reported only afterwards.
+    /// and other notifications do not wait, with one exception: if the assignment of an instance to a job is still waiting, the
+    /// loss of that instance waits, too, so that the job is notified of the loss after the assignment.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {
             Action::List { .. }
@@ -219,7 +219,7 @@ impl LedgerWriter {
         (elapsed >= SLOW_WRITE).then(message)
     }
 
-    /// Returns true if a write is in progress or due. False after a failed write, which may never succeed.
+    /// Returns true if a write is in progress or due. Returns false after a failed write, because it may never succeed.
     pub(super) fn has_pending_writes(&self) -> bool {
         self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
     }

@@ -52,7 +52,7 @@ pub enum LedgerError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// A row cannot be encoded, which is a bug.
+    /// A row cannot be encoded. This is a bug.
     #[error("failed to encode a row of the scaler ledger")]
     Encode(#[source] serde_json::Error),
 }
@@ -71,7 +71,7 @@ impl LedgerError {
 pub trait LedgerStore: Send + 'static {
     /// Returns all rows.
     async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError>;
-    /// Applies all changes or none. After an error it is called again with these changes merged with later ones.
+    /// Applies all changes or none. After an error, it is called again with the same changes and those that were added later.
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError>;
     /// Appends decisions to the one-day history behind `muster fleet explain`. Best effort: a failure loses history only.
     async fn append_history(&mut self, _decisions: &[HistoryEntry]) {}

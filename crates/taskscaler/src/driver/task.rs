@@ -52,7 +52,7 @@ pub(super) struct ScalerTask {
     calls: JoinSet<Event>,
     /// For each running call, the event to handle if the call panics.
     panic_events: HashMap<task::Id, Event>,
-    /// One task per group, which ends when the availability of the group's plugin changes and returns the receiver.
+    /// For each group, a task that waits until the availability of its plugin changes, and then returns the receiver.
     status_watches: JoinSet<(GroupId, watch::Receiver<PluginAvailability>)>,
     /// Callers that wait for slots or for an environment.
     pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,
@@ -238,7 +238,7 @@ impl ScalerTask {
             }
             Command::Cancel { key } => self.cancel(now, key),
             Command::Claim { key, reply } => {
-                let lease = self.engine.claim(&key).and_then(|lease| self.lease(lease));
+                let lease = self.engine.claim(&key).and_then(|assignment| self.lease_handle(assignment));
                 let _ = reply.send(lease);
             }
             Command::Event(event) => {
@@ -279,11 +279,12 @@ impl ScalerTask {
         self.engine.handle(now, Event::Cancel { key });
     }
 
-    fn lease(&mut self, inner: crate::types::SlotAssignment) -> Option<LeaseHandle> {
-        let group_name = self.engine.config().groups.get(inner.group.0)?.name.clone();
-        let losses = self.losses.entry(inner.key.clone()).or_insert_with(|| watch::Sender::new(None));
+    /// Creates the handle of a lease, and the channel that reports the loss of its instance.
+    fn lease_handle(&mut self, assignment: crate::types::SlotAssignment) -> Option<LeaseHandle> {
+        let group_name = self.engine.config().groups.get(assignment.group.0)?.name.clone();
+        let losses = self.losses.entry(assignment.key.clone()).or_insert_with(|| watch::Sender::new(None));
         let lost = losses.subscribe();
-        Some(LeaseHandle { inner, group_name, shared: Arc::clone(&self.shared), lost, is_detached: false })
+        Some(LeaseHandle { assignment, group_name, shared: Arc::clone(&self.shared), lost, is_detached: false })
     }
 
     /// Performs those of the engine's actions whose changes the ledger already contains.
@@ -385,13 +386,13 @@ impl ScalerTask {
 
     fn perform(&mut self, action: Action) {
         match action {
-            Action::Assign(lease) => {
-                let key = lease.key.clone();
+            Action::Assign(assignment) => {
+                let key = assignment.key.clone();
                 let Some(reply) = self.waiting.remove(&key).filter(|reply| !reply.is_closed()) else {
                     self.engine.handle(self.now(), Event::AssignmentAbandoned { key });
                     return;
                 };
-                if let Some(lease) = self.lease(lease) {
+                if let Some(lease) = self.lease_handle(assignment) {
                     // If the caller no longer waits, the handle is dropped, which releases the slots.
                     let _ = reply.send(Ok(lease));
                 }
@@ -401,8 +402,8 @@ impl ScalerTask {
                     loss.send_replace(Some(reason));
                 }
             }
-            Action::EnvironmentSaved { key } => self.environment_saved(&key),
-            Action::ResumeFailed { key, error } => self.resume_failed(&key, error),
+            Action::EnvironmentSaved { key } => self.confirm_suspend(&key),
+            Action::ResumeFailed { key, error } => self.reject_resume(&key, error),
             Action::RevokeReservation { key } => {
                 if let Some(revoked) = self.reservations.remove(&key) {
                     revoked.store(true, Ordering::Relaxed);

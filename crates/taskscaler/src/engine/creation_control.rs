@@ -11,7 +11,7 @@ use crate::time::Time;
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
-/// Consecutive instances that did not become ready, after which instances are requested one at a time.
+/// Number of consecutive instances that did not become ready, after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
 /// First pause after the provider accepted fewer instances than requested.
 ///
@@ -53,7 +53,7 @@ pub(super) struct CreationControl {
     calls: TokenBucket,
     creation: Backoff,
     readiness: Backoff,
-    /// Maximum size of a request after a failure.
+    /// Maximum size of a request after a failure. `None` means no limit.
     max_request_size: Option<u32>,
     /// End of the pause after the last partly accepted request.
     partial_until: Time,
@@ -162,18 +162,18 @@ impl CreationControl {
     }
 
     /// Returns why recent failures block a request. `starting` is the number of instances that are expected or boot.
-    pub(super) fn failure_block(&self, at: Time, has_unanswered: bool, starting: u32) -> Option<ScaleUpBlock> {
-        let is_unready = self.is_probing_readiness();
-        for (backoff, is_relevant) in [(&self.creation, true), (&self.readiness, is_unready)] {
+    pub(super) fn failure_block(&self, at: Time, has_unanswered_request: bool, starting: u32) -> Option<ScaleUpBlock> {
+        let is_probing = self.is_probing_readiness();
+        for (backoff, is_relevant) in [(&self.creation, true), (&self.readiness, is_probing)] {
             if is_relevant && backoff.is_active(at) {
                 let (error, failures) = (backoff.error.clone(), backoff.failures);
                 return Some(ScaleUpBlock::BackOff { error, failures, pause: backoff.until.since(at) });
             }
         }
-        if self.creation.failures > 0 && has_unanswered {
+        if self.creation.failures > 0 && has_unanswered_request {
             return Some(ScaleUpBlock::Probing { error: self.creation.error.clone() });
         }
-        if is_unready && starting > 0 {
+        if is_probing && starting > 0 {
             return Some(ScaleUpBlock::Probing { error: self.readiness.error.clone() });
         }
         (at < self.partial_until).then_some(ScaleUpBlock::PartiallyAccepted)

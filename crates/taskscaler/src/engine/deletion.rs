@@ -18,7 +18,9 @@ use crate::types::GroupId;
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before the first retry of a deletion that the provider rejected. It doubles up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Number of delete calls without effect after which a deletion is reported as stuck. Reported again after each further such number.
+/// Number of delete calls without effect after which a deletion is reported as stuck.
+///
+/// The deletion is reported again each time that this number of further calls has had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
 /// Time after which a delete call without an answer is repeated. The driver answers each call, so this rarely happens.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
@@ -75,8 +77,8 @@ impl Deletions {
 
 /// Handles the provider's answer to a delete call.
 ///
-/// An accepted deletion is repeated after `retry` if the instance still exists by then. A rejected one is retried earlier.
-pub(super) fn decreased(
+/// An accepted deletion is repeated after `retry` if the instance still exists by then. A rejected deletion is retried earlier.
+pub(super) fn handle_answer(
     inventory: &mut Inventory,
     now: Now,
     group: GroupId,

@@ -1,4 +1,4 @@
-//! Reasons why a slot is not reserved or cannot be waited for.
+//! Reasons why a slot is not reserved, or why a request for slots is not queued.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ fn block_list(blocks: &[(String, ScaleUpBlock)]) -> String {
 /// Reason why a request is not queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnqueueError {
-    /// [`super::Engine::reserve`] was not called before.
+    /// The key has no reservation: [`super::Engine::reserve`] was not called for it.
     #[error("reservation not found: {key}")]
     NotReserved {
         /// Task key of the job.

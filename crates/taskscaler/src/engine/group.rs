@@ -16,7 +16,7 @@ use crate::time::{Now, Time};
 pub(super) enum Plugin {
     /// It is not running.
     Down { cause: String },
-    /// It is running. A maximum number of instances of 0 means that it does not report one.
+    /// It is running. `max_size` is the maximum number of instances that it reports. 0 means that it reports none.
     Up { max_size: u32 },
 }
 
@@ -127,7 +127,9 @@ impl GroupState {
         }
     }
 
-    /// Number of requested instances that jobs will be able to use. Those of a drained group are deleted when they appear.
+    /// Number of requested instances that jobs will be able to use.
+    ///
+    /// 0 if the group is drained, because its requested instances are deleted when they appear.
     pub(super) fn expected_usable(&self) -> u32 {
         if self.drained.is_some() { 0 } else { self.requests.expected() }
     }

@@ -1,7 +1,7 @@
-//! Holds an instance for a request for several slots that is starved, because smaller requests are served before it.
+//! Holds an instance for a starved request: a request for several slots that waits while smaller requests are served.
 //!
-//! Free slots go to the oldest request that fits. A request for several slots is thus overtaken while no instance has enough
-//! free slots. After [`STARVATION_TIMEOUT`], an instance is held for it: the instance gets no other job until the request fits.
+//! Free slots are assigned to the oldest request that fits. A request for several slots is thus overtaken while no instance has
+//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for it: the instance gets no other job until the request fits.
 //! In this way every request is served, and at most one instance at a time is held.
 
 use std::time::Duration;
@@ -50,7 +50,8 @@ impl StarvationHold {
         if self.held.is_some() {
             return;
         }
-        let Some(request) = candidate(queue).filter(|request| now.at >= request.since + STARVATION_TIMEOUT) else {
+        let Some(request) = oldest_if_large(queue).filter(|request| now.at >= request.since + STARVATION_TIMEOUT)
+        else {
             return;
         };
         let Some(index) = inventory.pool.soonest(request.slots) else { return };
@@ -63,7 +64,7 @@ impl StarvationHold {
 
     /// Returns when an instance will be held for a request.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
-        let request = candidate(queue).filter(|_| self.held.is_none())?;
+        let request = oldest_if_large(queue).filter(|_| self.held.is_none())?;
         Some(request.since + STARVATION_TIMEOUT).filter(|at| *at > now.at)
     }
 
@@ -98,7 +99,7 @@ impl StarvationHold {
     }
 }
 
-/// Returns the oldest request if it is for several slots.
-fn candidate(queue: &Queue) -> Option<&QueuedRequest> {
+/// Returns the oldest request if it is for several slots, so that it can be starved.
+fn oldest_if_large(queue: &Queue) -> Option<&QueuedRequest> {
     queue.oldest_fitting(u32::MAX).filter(|request| request.slots > 1)
 }

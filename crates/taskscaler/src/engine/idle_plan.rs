@@ -77,12 +77,14 @@ impl IdlePlan {
         self.minute = None;
     }
 
-    /// Looks up the policy again with the next event, because the policies have changed.
-    pub(super) fn policies_changed(&mut self) {
+    /// Forgets the active policy after a change of the policies, so that the next event looks it up again.
+    pub(super) fn forget_policy(&mut self) {
         self.minute = None;
     }
 
-    /// Looks up the active policy once a minute. Returns whether another one became active, or `None` in the same minute.
+    /// Looks up the active policy once a minute. Returns whether another policy became active.
+    ///
+    /// `None` means that the policy was already looked up in this minute.
     pub(super) fn look_up(&mut self, now: Now, policies: &Policies) -> Option<bool> {
         let minute = now.unix.div_euclid(60);
         if self.minute == Some(minute) {

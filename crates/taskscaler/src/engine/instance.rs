@@ -258,7 +258,7 @@ impl Instance {
         // Only an instance that was ready has had jobs.
         self.was_ready = *was_ready || self.job_count > 0;
         self.saved_environment.clone_from(suspended_environment);
-        // Its job may have resumed it just before the restart.
+        // A job may have resumed the instance just before the restart, so lists may still report it as suspended.
         self.ignore_lists_before = now.at + MAX_LIST_AGE;
     }
 
@@ -426,15 +426,15 @@ impl Instance {
     }
 
     /// Returns the start of the boot, deletion or suspension whose completion the next list may show.
-    pub(super) fn expected_since(&self) -> Time {
+    pub(super) fn change_expected_since(&self) -> Time {
         if self.phase == InstancePhase::Booting { self.requested_at } else { self.since }
     }
 
     /// Whether the next list may show a change of the instance.
-    pub(super) fn is_expected(&self) -> bool {
+    pub(super) fn expects_change(&self) -> bool {
         let may_change = match &self.phase {
             InstancePhase::Booting | InstancePhase::Deleting(_) => true,
-            InstancePhase::Suspended(suspension) => suspension.is_expected(),
+            InstancePhase::Suspended(suspension) => suspension.expects_change(),
             InstancePhase::Ready
             | InstancePhase::Draining(_)
             | InstancePhase::Cordoned { .. }

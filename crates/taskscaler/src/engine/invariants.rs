@@ -7,7 +7,7 @@ use super::instance::InstancePhase;
 use super::pool::{Pool, PoolTotals};
 use super::queue::Queue;
 
-/// An invariant that does not hold, which is a bug in the engine.
+/// An invariant that does not hold. Each violation is a bug in the engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invariant {invariant} does not hold: {message}")]
 pub struct Violation {

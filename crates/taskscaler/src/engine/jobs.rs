@@ -108,7 +108,7 @@ impl Engine {
 
     /// Moves a reservation from the key of a job request to the key of the job that the request returned.
     ///
-    /// The job gets a reservation even if that of the request was revoked, because the job has arrived.
+    /// The job gets a reservation even if the reservation of the request was revoked, because the job has arrived.
     pub fn rename(&mut self, from: &TaskKey, to: TaskKey) {
         self.reservations.remove(from);
         self.reservations.add(to);

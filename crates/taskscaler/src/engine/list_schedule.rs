@@ -17,8 +17,9 @@ use crate::time::Time;
 
 /// Minimum time between the starts of two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// Divisor of the typical duration of a change, or of its duration so far if that is longer.
+/// Divisor that determines the list interval while a job waits.
 ///
+/// The interval is the typical duration of the awaited change, or its duration so far if that is longer, divided by this number.
 /// Polling thus delays a waiting job by about a fiftieth of the time that the change takes, or by a tenth if its typical duration is
 /// unknown.
 const TYPICAL_DURATION_DIVISOR: u32 = 50;

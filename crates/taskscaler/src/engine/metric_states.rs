@@ -54,7 +54,7 @@ fn machine_state(instance: &Instance) -> usize {
         _ if instance.assigned_slots > 0 => 3,
         InstancePhase::Ready if !instance.held_for_request => 2,
         InstancePhase::Booting | InstancePhase::Preparing => 1,
-        // It has no job, and not every job can have it: it is held for a large request or with a suspended environment, an
+        // The instance has no job, but jobs cannot get it: it is held for a large request or for a suspended environment, an
         // operator cordoned it, or it is about to be removed.
         InstancePhase::Ready
         | InstancePhase::Suspended(_)

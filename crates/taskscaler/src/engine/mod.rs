@@ -133,7 +133,7 @@ impl Engine {
             }
             Event::Decreased { group, ids, result } => {
                 let retry = self.config.deletion_retry_interval;
-                deletion::decreased(&mut self.inventory, now, group, &ids, result, retry);
+                deletion::handle_answer(&mut self.inventory, now, group, &ids, result, retry);
             }
             Event::Prepared { group, id, result } => self.prepared(now, group, &id, result),
             Event::Health { group, id, result } => self.health(now, group, &id, result),
@@ -163,7 +163,7 @@ impl Engine {
             }
             Event::Policies(policies) => {
                 self.config.policies = policies;
-                self.plan.policies_changed();
+                self.plan.forget_policy();
             }
             Event::Operator { request, group, id, action, by } => {
                 self.apply_operator_action(now, request, (group, id), action, by);

@@ -407,7 +407,7 @@ impl Pool {
                 group.idle.remove(&(instance.idle_since, index));
             }
             if let Some(changes) = group.expected_changes(instance) {
-                changes.remove(&(instance.expected_since(), index));
+                changes.remove(&(instance.change_expected_since(), index));
             }
             group.starting -= u32::from(is_starting(instance));
             group.suspended -= u32::from(is_suspended(instance));
@@ -432,7 +432,7 @@ impl Pool {
                 group.idle.insert((instance.idle_since, index));
             }
             if let Some(changes) = group.expected_changes(instance) {
-                changes.insert((instance.expected_since(), index));
+                changes.insert((instance.change_expected_since(), index));
             }
             group.starting += u32::from(is_starting(instance));
             group.suspended += u32::from(is_suspended(instance));
@@ -445,7 +445,7 @@ impl GroupPool {
     fn expected_changes(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
         match instance.phase {
             InstancePhase::Deleting(_) => Some(&mut self.deleting),
-            _ if instance.is_expected() => Some(&mut self.arriving),
+            _ if instance.expects_change() => Some(&mut self.arriving),
             _ => None,
         }
     }

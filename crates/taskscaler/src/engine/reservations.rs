@@ -3,8 +3,8 @@
 //! A preemptive policy reserves free slots only. With two idle slots and a full queue at the coordinator, only two jobs would
 //! start per boot time. While job requests immediately return jobs, slots of instances that boot or can be created now are
 //! therefore reserved ahead. The maximum is the number of consecutive requests that immediately returned a job, so that it doubles
-//! with each round of requests, like the window of TCP's slow start. After the first answer without a job, or after [`HELD_AFTER`] without any
-//! answer, no more slots are reserved ahead, and those reservations are revoked.
+//! with each round of requests, like the window of TCP's slow start. After the first answer without a job, or after
+//! [`HELD_AFTER`] without any answer, no more slots are reserved ahead, and the existing reservations ahead are revoked.
 //!
 //! A reservation creates no instance. Instances are created for jobs that have arrived.
 

@@ -126,8 +126,8 @@ impl Engine {
         self.leases.restore(pool, now.at, index);
         if *intent == Intent::Suspend {
             let removal = self.suspensions.restore(&mut self.inventory, now, index);
-            // A suspended environment needs an instance for one job. If the new configuration shares instances, it can never be resumed, so
-            // its instance is deleted.
+            // An environment is resumed only if each instance runs a single job. If the new configuration lets jobs share
+            // instances, the environment can never be resumed, so its instance is deleted.
             let removal = removal.or_else(|| (!self.is_single_job()).then_some(RemovalReason::Expired));
             self.delete_if(now, index, removal);
         }

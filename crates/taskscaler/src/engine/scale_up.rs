@@ -6,7 +6,7 @@
 //!    \--failed-----> Unconfirmed -----------/
 //! ```
 //!
-//! An accepted request is written off without being overdue if both deadlines have passed.
+//! If both deadlines of an accepted request pass before the next list, it is written off without being overdue first.
 //!
 //! A failed call may have created instances anyway, and an accepted one may create them late. An instance that appears is
 //! therefore matched to the likeliest request, and counts as managed even after that request was written off. Only a list that
@@ -19,7 +19,7 @@ use super::instance::time_at;
 use crate::ledger::Row;
 use crate::time::{Now, Time};
 
-/// Time in which the instances of a failed request may still appear. They count as instances until then.
+/// Time in which the instances of a failed request may still appear. They count towards the limits until then.
 const UNCONFIRMED_WINDOW: Duration = Duration::from_secs(60);
 /// Time in which an instance is still matched to a failed request that was written off.
 const LATE_MATCH_AFTER_FAILURE: Duration = Duration::from_secs(1800);
@@ -58,21 +58,21 @@ enum RequestState {
     Accepted {
         /// Time at which instances that have not appeared are overdue.
         overdue_at: Time,
-        /// Time until which instances that have not appeared count as instances.
+        /// Time until which instances that have not appeared count towards the limits.
         counts_until: Time,
     },
     /// Some instances did not appear in time. They may still appear, but replacements may be requested within the group's
     /// limits.
     Overdue {
-        /// Time until which they count as instances.
+        /// Time until which the instances count towards the limits.
         until: Time,
     },
     /// The call failed. Whether the provider creates the instances is unknown.
     Unconfirmed {
-        /// Time until which they count as instances.
+        /// Time until which the instances count towards the limits.
         until: Time,
     },
-    /// The instances no longer count. One that appears is still managed.
+    /// The instances no longer count towards the limits. An instance that appears anyway is still managed.
     WrittenOff {
         /// Time at which the request is forgotten.
         until: Time,

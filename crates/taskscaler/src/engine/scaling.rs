@@ -23,7 +23,7 @@ impl Engine {
             self.blocked_groups.clear();
             self.desired_change = 0;
             if self.plan.is_draining() {
-                // A drained manager keeps no idle instances, so those of the last jobs are deleted too.
+                // A drained manager keeps no idle instances, so the instances of the last jobs are deleted, too.
                 self.scale_down(now);
             }
             self.delete_on_shutdown(now);

@@ -36,7 +36,7 @@ use crate::types::{GroupId, RemovalReason, TaskKey};
 
 /// Time after which a suspend call without effect is repeated.
 const SUSPEND_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// Time after which a resume call without effect is repeated. A job waits for it.
+/// Time after which a resume call without effect is repeated. Short, because a job is waiting.
 const RESUME_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 /// Conditions under which an instance can be suspended.
@@ -60,10 +60,10 @@ pub(super) enum Resumed {
 
 /// Suspended instances, and the jobs that wait for them.
 ///
-/// Methods that return a [`RemovalReason`] require that the instance is deleted for it.
+/// If a method returns a [`RemovalReason`], the caller must delete the instance for this reason.
 #[derive(Debug)]
 pub(super) struct Suspensions {
-    /// Jobs that wait for an environment, and its instance.
+    /// For each job that waits for an environment, the instance of the environment.
     waiters: HashMap<TaskKey, Index>,
     /// Maximum time that an environment is kept.
     ttl: Duration,
@@ -367,7 +367,7 @@ pub(super) fn check_suspendable(
     Ok(())
 }
 
-/// Returns the suspended instance to delete if there are so many that other jobs would get no instance.
+/// Returns the suspended instance to delete if so many instances are suspended that other jobs would get none.
 ///
 /// The environment that would expire first is deleted first.
 pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f64>) -> Option<Index> {

@@ -18,7 +18,7 @@ pub struct FleetFromDisk {
     pub report: Report,
 }
 
-/// Reads the fleets whose ledgers are in a directory. A missing directory has none.
+/// Reads the fleets whose ledgers are in a directory. Returns no fleets if the directory does not exist.
 ///
 /// `unix` is the current time in seconds since 1970, from which the ages of instances are computed.
 /// The report of a fleet whose ledger is unreadable contains the error.

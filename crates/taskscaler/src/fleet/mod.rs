@@ -54,7 +54,7 @@ pub struct Report {
     pub runner: String,
     /// Reason why the scaler is not running, or why the report is incomplete. `None` if the scaler is running.
     pub unavailable_reason: Option<String>,
-    /// Reason why no jobs are requested at the moment. `None` if they are requested.
+    /// Reason why the manager requests no jobs at the moment. `None` if it requests jobs.
     pub requests_paused_reason: Option<String>,
     /// Status of the scaler. `None` if it is unknown.
     pub status: Option<ScalerStatus>,
@@ -64,7 +64,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether its ledger is unreadable, so that nothing is known about its instances.
+    /// Whether the runner's ledger is unreadable, so that nothing is known about its instances.
     #[must_use]
     pub fn is_ledger_unreadable(&self, source: ReportSource) -> bool {
         source == ReportSource::Disk && self.status.is_none()

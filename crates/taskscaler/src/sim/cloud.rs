@@ -11,7 +11,7 @@ use crate::throttle::TokenBucket;
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-/// A random duration, given by its median and a factor within which 95 % of the values are (log-normal distribution).
+/// Distribution of a random duration (log-normal), given by its median and its spread around the median.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table such as { median_s = 90, factor = 1.5 }")]
 pub struct Spread {
@@ -123,7 +123,7 @@ pub struct CloudFaults {
     pub reject: f64,
     /// A call takes effect but reports a failure.
     pub fail_after_success: f64,
-    /// A call affects only some of the requested instances.
+    /// A call affects only some of its instances.
     pub partial: f64,
     /// A created instance appears in lists only minutes later.
     pub delayed: f64,

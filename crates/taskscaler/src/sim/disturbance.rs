@@ -107,8 +107,9 @@ fn random_disturbance(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
             Disturbance::Operator { group, machine, action }
         }
         8 => Disturbance::Policies(Policies::always(random_target(random))),
-        // No large jump forward: it makes a restarted manager give up its pending create requests, so it reports their machines as
-        // unmanaged when they appear. The manager cannot avoid that, but this simulation would count them as leaked.
+        // The clock never jumps far forward. After such a jump, a restarted manager would give up its pending create requests, and
+        // report their machines as unmanaged when they appear. The manager cannot avoid that, but this simulation would count
+        // these machines as leaked.
         9 => Disturbance::ClockJump(random.random_range(-100_000..60)),
         10 => Disturbance::Drain,
         _ => Disturbance::Stop(Duration::from_millis(random.random_range(100..120_000))),

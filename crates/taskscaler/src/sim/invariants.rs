@@ -36,7 +36,7 @@ impl InvariantChecker {
     /// # Errors
     /// Returns a violation of J4 if a slot is assigned twice or the instance has too many slots or jobs, and a violation of
     /// `environment` if the instance does not hold the environment that the job resumes.
-    pub fn lease_begins(
+    pub fn record_lease_start(
         &mut self,
         lease: &SlotAssignment,
         resumes: Option<&str>,
@@ -70,7 +70,7 @@ impl InvariantChecker {
     }
 
     /// Records that a lease ends.
-    pub fn lease_ends(&mut self, lease: &SlotAssignment) {
+    pub fn record_lease_end(&mut self, lease: &SlotAssignment) {
         let instance = (lease.group, lease.instance.clone());
         if self.slots.remove(&(instance.0, instance.1.clone(), lease.slot)).is_some()
             && let Some(assigned) = self.assigned.get_mut(&instance)
@@ -80,7 +80,7 @@ impl InvariantChecker {
     }
 
     /// Records that a job saves its environment under this name for a later job.
-    pub fn environment_saved(&mut self, lease: &SlotAssignment, name: String) {
+    pub fn record_saved_environment(&mut self, lease: &SlotAssignment, name: String) {
         self.environments.insert((lease.group, lease.instance.clone()), name);
     }
 
@@ -88,7 +88,7 @@ impl InvariantChecker {
     ///
     /// # Errors
     /// Returns a violation of I4 if an instance has a job.
-    pub fn deleted_or_suspended(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
+    pub fn check_deletion_or_suspension(&self, group: GroupId, ids: &[InstanceId]) -> Result<(), Violation> {
         for id in ids {
             if let Some(assigned @ 1..) = self.assigned.get(&(group, id.clone())) {
                 return Err(Violation::new(
@@ -104,7 +104,7 @@ impl InvariantChecker {
     ///
     /// # Errors
     /// Returns a violation of I6 if there were too many calls in the last minute.
-    pub fn create_call(&mut self, at: Time) -> Result<(), Violation> {
+    pub fn record_create_call(&mut self, at: Time) -> Result<(), Violation> {
         self.increases.push_back(at);
         while self.increases.front().is_some_and(|first| at.since(*first) >= Duration::from_secs(60)) {
             self.increases.pop_front();
@@ -117,11 +117,11 @@ impl InvariantChecker {
 
     /// Checks the number of machines that really exist in a group.
     ///
-    /// Machines that the manager cannot know do not count: no list has contained them since the last wrong list.
+    /// Machines that the manager cannot know about do not count: no list has contained them since the last wrong list.
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.
-    pub fn instance_count(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
+    pub fn check_instance_count(&self, cloud: &Cloud, at: Time, max: u32) -> Result<(), Violation> {
         let live = cloud.live(at).filter(|(_, machine)| machine.visibility == Visibility::Always).count();
         if max > 0 && live > max as usize {
             return Err(Violation::new("I1", format!("{live} machines exist, but at most {max} are allowed")));
@@ -130,7 +130,7 @@ impl InvariantChecker {
     }
 
     /// Records that a price changed.
-    pub fn price_changed(&mut self, at: Time) {
+    pub fn record_price_change(&mut self, at: Time) {
         self.last_price_change = Some(at);
     }
 
@@ -141,7 +141,7 @@ impl InvariantChecker {
     /// # Errors
     /// Returns a violation of I6 if the cost exceeds `max_cost_per_hour`.
     #[expect(clippy::cast_precision_loss, reason = "counts of machines")]
-    pub fn cost(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
+    pub fn check_cost(&self, clouds: &[Cloud], config: &Config, at: Time) -> Result<(), Violation> {
         let Some(max) = config.max_cost_per_hour else { return Ok(()) };
         if self.last_price_change.is_some_and(|change| at.since(change) < config.create_timeout) {
             return Ok(());

@@ -48,7 +48,7 @@ pub struct Scenario {
     pub suspended_jobs: Option<Duration>,
     /// Time from which there are no faults. Later than [`Self::end`] means never.
     pub faults_end: Time,
-    /// Time at which the simulation ends at the latest. All jobs must be done before.
+    /// Time at which the simulation ends at the latest. All jobs must be done by then.
     pub end: Time,
     /// Time that the simulation continues after the last job and the end of faults, to see the fleet shrink. `None` means until
     /// [`Self::end`].
@@ -162,10 +162,11 @@ impl Case {
         let ahead_random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0xa4ead);
         let holds_requests = chance(ahead_random, 0.5);
         if chance(ahead_random, 0.5) {
-            requests_ahead(&mut config, &mut jobs, ahead_random);
+            add_bursts(&mut config, &mut jobs, ahead_random);
             reservations = reservations.max(ahead_random.random_range(0..8));
         }
-        let suspended_jobs = suspended_jobs(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
+        let suspended_jobs =
+            add_suspended_jobs(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
         let end = end + suspended_jobs.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         let kill_before_actions = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
@@ -346,7 +347,7 @@ fn share_instances(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rn
 }
 
 /// Makes jobs arrive in bursts, on a fleet that keeps idle slots and requests jobs ahead of free slots.
-fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
+fn add_bursts(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     let (_, target) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
     config.policies = Policies::always(IdleTarget { idle_count, preemptive: true, reserve_ahead: true, ..target });
@@ -358,7 +359,7 @@ fn requests_ahead(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng
 }
 
 /// Makes jobs save their environments for later jobs, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
-fn suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
+fn add_suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;
     }

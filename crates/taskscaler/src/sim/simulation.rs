@@ -242,14 +242,14 @@ impl<'a> Simulation<'a> {
             }
             SimEvent::JobCanceled { job, attempt } => self.cancel_job(job, attempt)?,
             SimEvent::RequestJobs => self.retry_is_planned = false,
-            SimEvent::EmptyAnswer => self.request_without_job(),
+            SimEvent::EmptyAnswer => self.report_empty_answer(),
             SimEvent::Wake => {
                 self.wake = None;
                 self.report.events += 1;
                 self.engine.handle(self.now, Event::Tick);
             }
             SimEvent::Kill => self.restart()?,
-            SimEvent::PluginUp(group) => self.plugin_is_up(group),
+            SimEvent::PluginUp(group) => self.report_plugin_up(group),
             SimEvent::Disturbance(disturbance) => self.disturb(disturbance)?,
             SimEvent::FaultsEnd => self.end_disturbances(),
             SimEvent::UnmanagedInstance => {
@@ -323,7 +323,7 @@ impl<'a> Simulation<'a> {
             }
             self.report.requested_ahead += usize::from(self.engine.is_ahead());
             self.queue.pop_front();
-            self.job_requested();
+            self.report_answered_request();
             self.sim_jobs[job].state = SimJobState::Waiting;
             self.keys.insert(key.clone(), job);
             self.request_slots(job, key)?;
@@ -372,30 +372,30 @@ impl<'a> Simulation<'a> {
                 (cloud.delay(at, &mut self.random), Event::Listed { group, call, result })
             }
             Action::Increase { group, call, count } => {
-                self.checker.create_call(at)?;
+                self.checker.record_create_call(at)?;
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.increase(at, count, &mut self.random);
                 let max = self.config.groups[group.0].max_instances;
-                self.checker.instance_count(cloud, at, max)?;
+                self.checker.check_instance_count(cloud, at, max)?;
                 let delay = cloud.delay(at, &mut self.random);
-                self.checker.cost(&self.clouds, &self.config, at)?;
+                self.checker.check_cost(&self.clouds, &self.config, at)?;
                 (delay, Event::Increased { group, call, result })
             }
             Action::Decrease { group, ids } => {
-                self.checker.deleted_or_suspended(group, &ids)?;
+                self.checker.check_deletion_or_suspension(group, &ids)?;
                 let cloud = &mut self.clouds[group.0];
                 let result = cloud.decrease(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Decreased { group, ids, result })
             }
             Action::Suspend { group, ids } => {
-                self.checker.deleted_or_suspended(group, &ids)?;
+                self.checker.check_deletion_or_suspension(group, &ids)?;
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.set_suspended(at, &ids, false, &mut self.random);
+                let result = cloud.suspend(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Suspended { group, ids, result })
             }
             Action::Resume { group, ids } => {
                 let cloud = &mut self.clouds[group.0];
-                let result = cloud.set_suspended(at, &ids, true, &mut self.random);
+                let result = cloud.resume(at, &ids, &mut self.random);
                 (cloud.delay(at, &mut self.random), Event::Resumed { group, ids, result })
             }
             Action::Prepare { group, id, .. } => {

@@ -6,27 +6,41 @@ use super::cloud::{Cloud, Machine, chance};
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
+/// The states of a machine before, during and after it is suspended.
+const SUSPEND: [InstanceState; 3] = [InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended];
+/// The states of a machine before, during and after it is resumed.
+const RESUME: [InstanceState; 3] = [InstanceState::Suspended, InstanceState::Resuming, InstanceState::Running];
+
 impl Cloud {
-    /// Suspends or resumes machines, and returns those for which the call was accepted.
-    ///
-    /// Suspending takes as long as a deletion, and resuming as long as a boot.
-    pub fn set_suspended(
+    /// Suspends machines, which takes as long as a deletion. Returns the machines for which the call was accepted.
+    pub fn suspend(
         &mut self,
         at: Time,
         ids: &[InstanceId],
-        resume: bool,
+        random: &mut ChaCha8Rng,
+    ) -> Result<Vec<InstanceId>, String> {
+        self.change_state(at, ids, SUSPEND, random)
+    }
+
+    /// Resumes machines, which takes as long as a boot. Returns the machines for which the call was accepted.
+    pub fn resume(&mut self, at: Time, ids: &[InstanceId], random: &mut ChaCha8Rng) -> Result<Vec<InstanceId>, String> {
+        self.change_state(at, ids, RESUME, random)
+    }
+
+    fn change_state(
+        &mut self,
+        at: Time,
+        ids: &[InstanceId],
+        [from, transition, to]: [InstanceState; 3],
         random: &mut ChaCha8Rng,
     ) -> Result<Vec<InstanceId>, String> {
         self.for_each(at, ids, random, |cloud, id, random| {
-            let duration = if resume { cloud.config.boot } else { cloud.config.deletion }.sample(random);
+            let is_resume = to == InstanceState::Running;
+            let duration = if is_resume { cloud.config.boot } else { cloud.config.deletion }.sample(random);
             let ignored = cloud.faults(at).suspend_ignored;
             let Some(machine) = cloud.machines.get_mut(id).filter(|machine| machine.is_live(at)) else { return false };
-            let (from, transition, to) = match resume {
-                true => (InstanceState::Suspended, InstanceState::Resuming, InstanceState::Running),
-                false => (InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended),
-            };
             let state = machine.suspend_state(at);
-            // A repeated call is accepted, but not one for a machine that is in transition to the opposite state.
+            // A repeated call is accepted. A call for a machine that is in transition to the opposite state is not.
             let accepted = [from, transition, to].contains(&state);
             if state == from && !chance(random, ignored) {
                 machine.suspend_states.extend([(at, transition), (at + duration, to)]);

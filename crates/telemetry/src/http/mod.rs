@@ -27,7 +27,7 @@ use crate::Telemetry;
 pub use endpoint::{Endpoints, JsonEndpoint, JsonResponse};
 pub use listen::ListenError;
 
-/// Maximum number of concurrent connections. Further ones wait in the system's queue.
+/// Maximum number of concurrent connections. Further connections wait in the system's queue.
 const MAX_CONNECTIONS: usize = 64;
 /// Timeout for the head of a request, and for an idle connection.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);

@@ -18,7 +18,7 @@ const JSON: &str = "application/json";
 const ENDPOINT_TIMEOUT: Duration = Duration::from_secs(10);
 const LIST_VERSION: HeaderName = HeaderName::from_static("x-list-version");
 
-const PROFILES: &str = "Profiles of the Go runtime are not available, because this program is not written in Go.\n\
+const PROFILES_UNAVAILABLE: &str = "Profiles of the Go runtime are not available, because this program is not written in Go.\n\
     For CPU time use `perf record -g -p <pid>`; SIGUSR1 writes the state of each thread to the log at level debug.\n";
 
 type TextResponse = Response<Full<Bytes>>;
@@ -38,7 +38,7 @@ pub(super) async fn respond(method: &Method, uri: &Uri, telemetry: &Telemetry) -
         "/health/ready" if telemetry.lifecycle.is_ready() => text(StatusCode::OK, "ready"),
         "/health/ready" => text(StatusCode::SERVICE_UNAVAILABLE, "boot-verify pending"),
         path if path == "/debug/pprof" || path.starts_with("/debug/pprof/") => {
-            text(StatusCode::NOT_IMPLEMENTED, PROFILES)
+            text(StatusCode::NOT_IMPLEMENTED, PROFILES_UNAVAILABLE)
         }
         _ => match endpoint {
             Some(endpoint) => json(&*endpoint, uri.query().unwrap_or_default()).await,

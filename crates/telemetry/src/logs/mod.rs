@@ -40,7 +40,8 @@ pub use sink::{Sink, SyslogError};
 
 use filter::Filter;
 
-/// Target of records in which nothing is masked: the few that must show a token, such as those of `gitlab-runner list`.
+/// Target of records in which nothing is masked. Only records that must show a token use it, such as those of
+/// `gitlab-runner list`.
 pub const UNREDACTED_TARGET: &str = "muster::unredacted";
 
 /// State that the log shares with the metrics: the number of jobs, and counts of errors.
@@ -91,13 +92,13 @@ impl LogState {
 /// Initial options of a log.
 #[derive(Debug)]
 pub struct LogOptions {
-    /// Level from the command line or the environment. `None` uses that of the configuration.
+    /// Level from the command line or the environment. `None` uses the level of the configuration.
     pub level: Option<Level>,
     /// Level if neither the command line, the environment nor the configuration has one.
     pub default_level: Level,
     /// Levels for parts of the program, which override all other levels. `None` means no overrides.
     pub directives: Option<Directives>,
-    /// Format from the command line or the environment. `None` uses that of the configuration.
+    /// Format from the command line or the environment. `None` uses the format of the configuration.
     pub format: Option<Format>,
     /// When lines of the format `runner` are colored.
     pub color: Color,
@@ -150,7 +151,7 @@ impl LogHandle {
         let format = options.format.unwrap_or_default();
         let is_fixed = (options.level.is_some() || options.directives.is_some(), options.format.is_some());
         let filter = options.directives.map_or_else(|| Filter::from_level(level), |directives| directives.0);
-        let (sink, error) = match options.syslog.then(sink::syslog) {
+        let (sink, error) = match options.syslog.then(sink::connect_syslog) {
             None => (sink, None),
             Some(Ok(syslog)) => (sink.with_syslog(syslog), None),
             Some(Err(error)) => (sink, Some(error)),

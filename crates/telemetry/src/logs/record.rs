@@ -8,7 +8,7 @@ use tracing::field::{Field, Visit};
 
 use super::filter::Level;
 
-/// Name of the field that marks an error as fatal, after which the process exits.
+/// Name of the field that marks an error as fatal. The process exits after such an error.
 const FATAL: &str = "fatal";
 
 /// Value of a field.
@@ -50,7 +50,7 @@ impl Fields {
         }
     }
 
-    fn text(&mut self, name: &'static str, text: String) {
+    fn set_text(&mut self, name: &'static str, text: String) {
         // A raw identifier such as `r#type` names the field `type`.
         match name.strip_prefix("r#").unwrap_or(name) {
             "message" => self.message = text,
@@ -78,14 +78,14 @@ impl Visit for Fields {
     fn record_i128(&mut self, field: &Field, value: i128) {
         match i64::try_from(value) {
             Ok(value) => self.record_i64(field, value),
-            Err(_) => self.text(field.name(), value.to_string()),
+            Err(_) => self.set_text(field.name(), value.to_string()),
         }
     }
 
     fn record_u128(&mut self, field: &Field, value: u128) {
         match u64::try_from(value) {
             Ok(value) => self.record_u64(field, value),
-            Err(_) => self.text(field.name(), value.to_string()),
+            Err(_) => self.set_text(field.name(), value.to_string()),
         }
     }
 
@@ -94,15 +94,15 @@ impl Visit for Fields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.text(field.name(), value.to_owned());
+        self.set_text(field.name(), value.to_owned());
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        self.text(field.name(), muster_job::error_chain(value));
+        self.set_text(field.name(), muster_job::error_chain(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.text(field.name(), format!("{value:?}"));
+        self.set_text(field.name(), format!("{value:?}"));
     }
 }
 

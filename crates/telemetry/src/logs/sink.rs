@@ -73,7 +73,7 @@ impl Sink {
 }
 
 /// Connects to syslog.
-pub(super) fn syslog() -> Result<UnixDatagram, SyslogError> {
+pub(super) fn connect_syslog() -> Result<UnixDatagram, SyslogError> {
     connect(Path::new(SYSLOG))
 }
 

@@ -120,6 +120,7 @@ struct Row {
 /// Table of the current jobs.
 #[derive(Default)]
 pub(super) struct Table {
+    /// The last key that was given to a row, and the rows by their keys.
     rows: Mutex<(u64, BTreeMap<u64, Row>)>,
 }
 

@@ -67,8 +67,10 @@ impl MetricSet {
         self.register(histograms)
     }
 
-    /// Registers a metric. If one with the same name and labels exists already, the metric is not exposed and an error is logged:
-    /// no configuration may stop the process because of a metric.
+    /// Registers a metric.
+    ///
+    /// If a metric with the same name and labels exists already, the new one is not exposed and an error is logged: no
+    /// configuration may stop the process because of a metric.
     pub(super) fn register<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
         match self.registry.register(Box::new(metric.clone())) {
             Ok(()) => self.registered.push(Box::new(metric.clone())),

@@ -52,7 +52,9 @@ pub struct Metrics {
     slot_operations: IntCounterVec,
     execution_mode: IntCounterVec,
     process_state: IntGaugeVec,
+    /// Failed and successful attempts to load the configuration.
     loaded: [IntCounter; 2],
+    /// Failed and successful attempts to write the configuration.
     saved: [IntCounter; 2],
     stage: HistogramVec,
     state_writes: HistogramVec,

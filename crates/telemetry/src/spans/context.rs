@@ -47,7 +47,7 @@ pub struct TraceContext {
     pub span: SpanId,
     /// ID of the parent span. `None` means that the job's span is the root of the trace.
     pub parent: Option<SpanId>,
-    /// Whether the trace is recorded. The job gets the header in any case, so that its tools do the same.
+    /// Whether the trace is recorded. The job gets the header in any case, so that its tools follow the same decision.
     pub sampled: bool,
 }
 

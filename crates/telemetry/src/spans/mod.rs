@@ -62,6 +62,7 @@ pub struct Tracer {
 struct Exporter {
     items: mpsc::Sender<ExportItem>,
     task: JoinHandle<()>,
+    /// Whether the queue was full at the last attempt to add an item. An overflow is logged once.
     overflowing: bool,
 }
 

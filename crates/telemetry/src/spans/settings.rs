@@ -26,7 +26,7 @@ pub struct Destination {
 impl Destination {
     /// Parses an endpoint that the coordinator sent with a job. `None` means that it is not an http or https URL.
     ///
-    /// The path is used as it is. Without one, it is OTLP's path for traces.
+    /// The path of the URL is used unchanged. If the URL has no path, OTLP's path for traces is used.
     #[must_use]
     pub fn from_job(text: &str) -> Option<Self> {
         let mut url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;

@@ -140,7 +140,7 @@ async fn job_is_exported_as_tree_of_spans() {
     let attributes = format!("{:?}", spans[3].attributes);
     assert!(attributes.contains("ci.step.cpu_ms") && attributes.contains("7123"), "{attributes}");
     let status = spans[0].status.as_ref().unwrap();
-    assert_eq!((status.code, status.message.as_str()), (2, "script_failure"));
+    assert_eq!((status.code, status.message.as_str()), (2, "script_failure"), "2 is OTLP's code for an error");
     telemetry.tracer.flush().await;
     wait_for(&telemetry, "muster_spans_total{result=\"exported\"} 4\n").await;
 }
@@ -166,8 +166,9 @@ async fn requested_destination_gets_no_configured_credentials() {
     };
     let context = telemetry.tracer.context(&[b"7"], Some(&requested)).unwrap();
     telemetry.tracer.send(job(context), Some(&requested));
-    let ((_, none, request), (_, credentials, copy)) = (requested_collector.next().await, configured.next().await);
-    assert_eq!((none, credentials.as_deref()), (None, Some("secret")));
+    let (_, requested_credentials, request) = requested_collector.next().await;
+    let (_, configured_credentials, copy) = configured.next().await;
+    assert_eq!((requested_credentials, configured_credentials.as_deref()), (None, Some("secret")));
     assert_eq!(request, copy);
     assert_eq!(hex(&spans(&request)[0].trace_id), "0af7651916cd43dd8448eb211c80319c");
     assert_eq!(hex(&spans(&request)[0].parent_span_id), "b7ad6b7169203331");
@@ -217,5 +218,6 @@ async fn silent_collector_does_not_block_jobs() {
     assert!(started.elapsed() < Duration::from_secs(5), "queueing spans must not wait");
     let text = telemetry.metrics.text(ProcessState::Running);
     let dropped = text.lines().find_map(|line| line.strip_prefix("muster_spans_total{result=\"dropped\"} ")).unwrap();
-    assert_eq!(dropped.parse::<usize>().unwrap(), 4 * MAX_QUEUED_ITEMS);
+    let expected = 4 * MAX_QUEUED_ITEMS;
+    assert_eq!(dropped.parse::<usize>().unwrap(), expected, "four spans of each job that does not fit into the queue");
 }

@@ -119,7 +119,7 @@ async fn unresponsive_machine_does_not_delay_the_others() {
     unresponsive["address"] = json!(silent.local_addr().unwrap().to_string());
     let mut config = config(directory.path(), &[unresponsive, machine.entry(directory.path(), "m1")]);
     config["health_timeout_s"] = json!(3600);
-    // Without the timeout of the initial check, this would take half a minute.
+    // If the plugin waited for the unresponsive machine, the start would take half a minute.
     let group = tokio::time::timeout(Duration::from_secs(20), start(&config)).await.unwrap().unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1);
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
@@ -340,6 +340,7 @@ async fn c4_c6_passes_conformance_kit() {
     let mut plan = Plan::new(PLUGIN);
     plan.config = config(directory.path(), &[a.entry(directory.path(), "a"), b.entry(directory.path(), "b")]);
     let report = conformance::run(&plan, &mut |_| {}).await;
+    // These cases concern suspended instances, which this plugin does not support.
     let skipped = ["H13", "P11"];
     for verdict in &report.verdicts {
         let is_expected = verdict.outcome == Outcome::Pass || skipped.contains(&verdict.case.id);

@@ -153,7 +153,7 @@ impl<'a> CaseRunner<'a> {
     async fn observe(self, _served: Served, mut runner: Command) -> Observations {
         // Dropping the runner reads the agent's process ID from the home directory, which must exist until then.
         let _runner = RunnerProcess { process: runner.spawn().unwrap(), state_dir: self.state_dir() };
-        let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.chain(first));
+        let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.run_chain(first));
         let Ok(observations) = tokio::time::timeout(TIMEOUT, join_all(chains)).await else {
             panic!("these cases did not end in time:\n{}\nlog of the runner:\n{}", self.unfinished(), self.log());
         };
@@ -182,7 +182,7 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Runs a case, then the cases that follow it.
-    async fn chain(&self, first: &Case) -> Observations {
+    async fn run_chain(&self, first: &Case) -> Observations {
         let mut observations = Observations::new();
         let mut case = Some(first);
         while let Some(current) = case {

@@ -11,13 +11,14 @@ use crate::types::{SlotRequest, TaskKey};
 /// A duration that is longer than any test takes.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Starts a scaler with at most `max` instances of one slot each and an idle time of `LONG`.
-async fn scaler_with_limits(cloud: &Arc<Cloud>, max: u32, idle: u32, uses: u32) -> Scaler {
-    let mut config = Config::new(GroupConfig::new("main", max));
-    config.max_uses = std::num::NonZeroU32::new(uses);
-    let preemptive = idle > 0;
-    config.policies =
-        Policies::always(IdleTarget { idle_count: idle, idle_time: LONG, preemptive, ..IdleTarget::default() });
+/// Starts a scaler with at most `max_instances` instances of one slot each and an idle time of `LONG`.
+///
+/// A `max_use_count` of 0 means no limit.
+async fn scaler_with_limits(cloud: &Arc<Cloud>, max_instances: u32, idle_count: u32, max_use_count: u32) -> Scaler {
+    let mut config = Config::new(GroupConfig::new("main", max_instances));
+    config.max_uses = std::num::NonZeroU32::new(max_use_count);
+    let preemptive = idle_count > 0;
+    config.policies = Policies::always(IdleTarget { idle_count, idle_time: LONG, preemptive, ..IdleTarget::default() });
     let plugin: Arc<dyn InstanceGroupPort> = Arc::<Cloud>::clone(cloud);
     let store = Box::new(MemoryLedger::default());
     Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
@@ -49,7 +50,7 @@ async fn canceled_request_releases_its_reservation() {
 }
 
 /// Requirement R037: runs jobs one after another and returns how many ran on each instance, in the order of the instances.
-async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
+async fn run_jobs(max_use_count: u32, jobs: usize) -> Vec<usize> {
     let cloud = Cloud::new();
     let scaler = scaler_with_limits(&cloud, 1, 0, max_use_count).await;
     let mut used: Vec<(InstanceId, usize)> = Vec::new();
@@ -66,9 +67,9 @@ async fn uses(max_use_count: u32, jobs: usize) -> Vec<usize> {
 
 #[tokio::test(start_paused = true)]
 async fn instance_runs_exactly_max_use_count_jobs() {
-    assert_eq!(uses(1, 3).await, [1, 1, 1]);
-    assert_eq!(uses(5, 12).await, [5, 5, 2]);
-    assert_eq!(uses(0, 12).await, [12], "without a limit");
+    assert_eq!(run_jobs(1, 3).await, [1, 1, 1]);
+    assert_eq!(run_jobs(5, 12).await, [5, 5, 2]);
+    assert_eq!(run_jobs(0, 12).await, [12], "without a limit");
 }
 
 /// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.

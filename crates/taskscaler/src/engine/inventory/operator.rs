@@ -20,7 +20,7 @@ impl Inventory {
         id: &InstanceId,
         by: &str,
     ) -> Result<OperatorOutcome, OperatorError> {
-        let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
+        let index = self.pool.find(group, id).ok_or_else(|| self.not_found(group, id))?;
         let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
         let jobs = instance.jobs;
         let pending_removal = match &instance.phase {
@@ -48,7 +48,7 @@ impl Inventory {
         group: GroupId,
         id: &InstanceId,
     ) -> Result<(Index, Option<RemovalReason>), OperatorError> {
-        let index = self.pool.find(group, id).ok_or_else(|| self.unknown(group, id))?;
+        let index = self.pool.find(group, id).ok_or_else(|| self.not_found(group, id))?;
         let instance = self.pool.get(index).ok_or(OperatorError::NoInstance)?;
         let drained_by = self.groups.get(group).and_then(|group| group.drained.clone());
         let pending_removal = match &instance.phase {
@@ -146,7 +146,8 @@ impl Inventory {
         self.mark_group_row(id, |group| RowKey::DrainedGroup { group });
     }
 
-    fn unknown(&self, group: GroupId, id: &InstanceId) -> OperatorError {
+    /// Returns the reason why an instance is not in the pool.
+    fn not_found(&self, group: GroupId, id: &InstanceId) -> OperatorError {
         match self.groups.get(group) {
             None => OperatorError::NoGroup,
             Some(group) if group.unmanaged.contains(id) => OperatorError::Unmanaged,

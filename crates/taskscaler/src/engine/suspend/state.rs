@@ -73,7 +73,7 @@ impl Suspension {
 
     /// Suspends an instance again that no job waits for.
     ///
-    /// A preparation in progress is not interrupted, because its answer would be mistaken for that of a later one.
+    /// A preparation in progress is not interrupted. Otherwise its result would be mistaken for the result of a later preparation.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {
         if self.state == SuspendState::Resuming {
             // The last list is from before the resume call.
@@ -86,7 +86,7 @@ impl Suspension {
     }
 
     /// Whether the next list may report a change.
-    pub(in crate::engine) fn is_expected(&self) -> bool {
+    pub(in crate::engine) fn expects_change(&self) -> bool {
         matches!(self.state, SuspendState::Suspending | SuspendState::Resuming)
     }
 

@@ -66,7 +66,7 @@ impl Burst {
     }
 
     /// Runs rounds of requests until the queue is empty or no slot can be reserved. Returns the number of requests of each round.
-    fn rounds(&mut self) -> Vec<u32> {
+    fn run_rounds(&mut self) -> Vec<u32> {
         let mut rounds = Vec::new();
         while self.queued > 0 {
             match self.request() {
@@ -86,14 +86,14 @@ fn reservations_ahead_double_with_each_round() {
     assert_differs_from_upstream(
         "requests for 20 jobs with two idle slots",
         (vec![2], vec![2, 2, 4, 8, 4]),
-        burst.rounds(),
+        burst.run_rounds(),
     );
     burst.fixture.seconds(1);
     assert_eq!(burst.fixture.created, 20, "all are requested before the first has booted, and at most max_instances");
 }
 
-/// Returns the fleet after rounds of 2, 2 and 4 jobs of a long queue, and the number of instances created so far.
-fn after_three_rounds(config: Config) -> (Burst, u32) {
+/// Runs rounds of 2, 2 and 4 jobs of a long queue. Returns the fleet, and the number of instances created so far.
+fn run_three_rounds(config: Config) -> (Burst, u32) {
     let mut burst = Burst::new(config, 100);
     for expected in [2, 2, 4] {
         assert_eq!(burst.request(), expected);
@@ -105,7 +105,7 @@ fn after_three_rounds(config: Config) -> (Burst, u32) {
 
 #[test]
 fn empty_answer_revokes_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(single_use_config(40));
+    let (mut burst, _) = run_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
     burst.queued = 0;
     burst.fixture.handle(Event::JobRequestAnswered { is_immediate_job: false });
@@ -116,7 +116,7 @@ fn empty_answer_revokes_reservations_ahead() {
 
 #[test]
 fn unanswered_requests_revoke_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(single_use_config(40));
+    let (mut burst, _) = run_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
     burst.fixture.advance(std::time::Duration::from_millis(900));
     assert_eq!(burst.fixture.revoked.len(), 0, "they may still be answered immediately");
@@ -128,7 +128,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
 #[test]
 fn reservations_ahead_create_no_instances() {
     let mut burst = Burst::new(single_use_config(40), 9);
-    assert_eq!(burst.rounds(), [2, 2, 4, 8]);
+    assert_eq!(burst.run_rounds(), [2, 2, 4, 8]);
     assert_eq!(burst.fixture.created, 9 + 2, "one instance for each job, and two idle instances");
     burst.fixture.seconds(40);
     assert_eq!(burst.fixture.assignments.len(), 9, "every job has its slot after one boot");
@@ -138,12 +138,12 @@ fn reservations_ahead_create_no_instances() {
 fn reserving_ahead_can_be_disabled() {
     let mut config = single_use_config(20);
     config.policies = Policies::always(crate::policy::IdleTarget { reserve_ahead: false, ..idle_target(2, 300) });
-    assert_eq!(Burst::new(config, 20).rounds(), [2]);
+    assert_eq!(Burst::new(config, 20).run_rounds(), [2]);
 }
 
 #[test]
 fn reservations_ahead_respect_max_instances() {
-    assert_eq!(Burst::new(single_use_config(7), 20).rounds(), [2, 2, 3]);
+    assert_eq!(Burst::new(single_use_config(7), 20).run_rounds(), [2, 2, 3]);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn reservations_ahead_respect_max_cost() {
     let mut config = single_use_config(40);
     config.groups[0].price_per_hour = 1.0;
     config.max_cost_per_hour = Some(5.5);
-    assert_eq!(Burst::new(config, 20).rounds(), [2, 2, 1]);
+    assert_eq!(Burst::new(config, 20).run_rounds(), [2, 2, 1]);
 }
 
 #[test]
@@ -159,14 +159,14 @@ fn reservations_ahead_respect_scale_throttle() {
     let mut config = single_use_config(40);
     config.groups[0].throttle = crate::config::Throttle { limit: 1, burst: 3 };
     let mut burst = Burst::new(config, 20);
-    assert_eq!(burst.rounds(), [2, 2, 1], "two boot for the idle slots, and one more can be created");
+    assert_eq!(burst.run_rounds(), [2, 2, 1], "two boot for the idle slots, and one more can be created");
     burst.fixture.seconds(1);
-    assert_eq!(burst.rounds(), [1], "the throttle allows one instance per second");
+    assert_eq!(burst.run_rounds(), [1], "the throttle allows one instance per second");
 }
 
 #[test]
 fn failed_creation_limits_reservations_to_booting_instances() {
-    let (mut burst, created) = after_three_rounds(single_use_config(40));
+    let (mut burst, created) = run_three_rounds(single_use_config(40));
     burst.fixture.behaviors[0] = super::fixture::CloudBehavior::Reject("quota");
     burst.fixture.acquire("another job");
     assert_eq!((burst.request(), burst.fixture.created), (1, created), "eight instances boot, and seven jobs wait");
@@ -175,7 +175,7 @@ fn failed_creation_limits_reservations_to_booting_instances() {
 
 #[test]
 fn partial_acceptance_stops_reservations_ahead() {
-    let (mut burst, _) = after_three_rounds(single_use_config(40));
+    let (mut burst, _) = run_three_rounds(single_use_config(40));
     burst.fixture.behaviors[0] = super::fixture::CloudBehavior::Partial(1);
     assert_eq!(burst.request(), 8);
     burst.answer();
@@ -203,7 +203,7 @@ fn unready_instances_stop_reservations_ahead() {
 #[test]
 fn full_fleet_requests_jobs_again_once_instances_are_deleted() {
     let mut burst = Burst::new(single_use_config(10), 20);
-    assert_eq!(burst.rounds(), [2, 2, 4, 2]);
+    assert_eq!(burst.run_rounds(), [2, 2, 4, 2]);
     burst.fixture.seconds(40);
     let first: Vec<String> = burst.fixture.assignments.iter().map(|lease| lease.key.to_string()).collect();
     assert_eq!((first.len(), burst.request()), (10, 0));

@@ -20,7 +20,7 @@ fn unknown_price_blocks_scale_up_under_cost_limit() {
     assert_eq!(fixture.created, 0, "nothing is created before the price is known");
     fixture.handle(Event::PriceChanged { group: G, per_hour: 1.0 });
     fixture.seconds(60);
-    assert_eq!(fixture.created, 2);
+    assert_eq!(fixture.created, 2, "the limit allows two instances");
 }
 
 #[test]
@@ -45,7 +45,11 @@ fn rising_price_deletes_idle_instances_only() {
     assert_eq!((fixture.created, fixture.instances()), (4, 4));
     fixture.handle(Event::PriceChanged { group: G, per_hour: 2.0 });
     fixture.seconds(5);
-    assert_eq!((fixture.instances(), fixture.lost.len(), fixture.created), (2, 0, 4));
+    assert_eq!(
+        (fixture.instances(), fixture.lost.len(), fixture.created),
+        (2, 0, 4),
+        "the limit allows two instances at the new price"
+    );
     fixture.handle(Event::PriceChanged { group: G, per_hour: 5.0 });
     fixture.seconds(5);
     assert_eq!((fixture.instances(), fixture.lost.len(), fixture.created), (1, 0, 4), "instances with jobs are kept");

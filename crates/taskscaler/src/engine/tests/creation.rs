@@ -44,6 +44,7 @@ fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
     for round in 0..10 {
         let job = round.to_string();
         fixture.acquire(&job);
+        // The boot time of 30 s, a fiftieth of it, and the minimum list interval of 50 ms.
         fixture.advance(Duration::from_millis(30_650));
         assert_ne!(fixture.slot_of(&job), "none", "round {round}");
     }

@@ -17,6 +17,7 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 
 /// 2026-03-02 00:00 UTC, a Monday.
 pub(super) const MONDAY: i64 = 1_772_409_600;
+/// The first group. Most tests have no other one.
 pub(super) const G: GroupId = GroupId(0);
 
 /// Returns the configuration of at most `max` instances with `capacity` slots each.
@@ -219,10 +220,10 @@ impl Fixture {
                 None
             }
             Action::Suspend { group, ids } => {
-                Some(Event::Suspended { group, result: self.set_suspended(group, &ids, false), ids })
+                Some(Event::Suspended { group, result: self.set_state(group, &ids, InstanceState::Suspended), ids })
             }
             Action::Resume { group, ids } => {
-                Some(Event::Resumed { group, result: self.set_suspended(group, &ids, true), ids })
+                Some(Event::Resumed { group, result: self.set_state(group, &ids, InstanceState::Running), ids })
             }
             Action::ResumeFailed { key, error } => {
                 self.resume_failures.push((key, error));
@@ -232,12 +233,16 @@ impl Fixture {
         }
     }
 
-    /// Suspends or resumes instances immediately, if such calls have an effect.
-    fn set_suspended(&mut self, group: GroupId, ids: &[InstanceId], resume: bool) -> Result<Vec<InstanceId>, String> {
+    /// Answers a suspend or resume call. The instances reach the state `target` immediately, if such calls have an effect.
+    fn set_state(
+        &mut self,
+        group: GroupId,
+        ids: &[InstanceId],
+        target: InstanceState,
+    ) -> Result<Vec<InstanceId>, String> {
         if self.rejects_suspends {
             return Err("not possible".to_owned());
         }
-        let target = if resume { InstanceState::Running } else { InstanceState::Suspended };
         for id in ids.iter().filter(|_| self.suspend_has_effect) {
             self.clouds[group.0].entry(id.clone()).and_modify(|state| *state = target);
         }
@@ -252,7 +257,7 @@ impl Fixture {
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
-    /// Prevents the instances that are booting now from ever running.
+    /// Makes the instances that are booting now boot forever.
     pub(super) fn stop_boots(&mut self) {
         self.started.clear();
     }
@@ -288,6 +293,7 @@ impl Fixture {
         }
     }
 
+    /// Lets this number of seconds pass, like [`Self::advance`].
     pub(super) fn seconds(&mut self, seconds: u64) {
         self.advance(Duration::from_secs(seconds));
     }
@@ -296,12 +302,12 @@ impl Fixture {
         self.engine.reserve(self.now, key(name))
     }
 
-    /// Queues a request of an admitted job.
+    /// Admits a job and queues its request for a slot.
     pub(super) fn acquire(&mut self, name: &str) {
         self.acquire_for(name, &SlotRequest::default());
     }
 
-    /// Queues a request with particular needs.
+    /// Admits a job and queues this request for its slots.
     pub(super) fn acquire_for(&mut self, name: &str, request: &SlotRequest) {
         self.engine.admit(key(name));
         self.engine.acquire(self.now, key(name), request).unwrap();
@@ -363,7 +369,7 @@ pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     assert_ne!(upstream, muster, "{description}: the values do not differ");
 }
 
-/// Returns a fixture with running instances that are adopted.
+/// Returns a fixture with running instances that the engine adopts.
 pub(super) fn adopted(mut config: Config, names: &[&str]) -> Fixture {
     config.unmanaged = crate::config::UnmanagedPolicy::Adopt;
     Fixture::with_instances(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())

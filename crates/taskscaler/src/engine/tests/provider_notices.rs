@@ -10,10 +10,10 @@ use muster_fleeting::model::InstanceState;
 const OTHER: GroupId = GroupId(1);
 
 /// Returns a fixture with two groups of at most one instance each.
-fn two_groups(order: GroupSelection) -> Fixture {
+fn two_groups(selection: GroupSelection) -> Fixture {
     let mut config = config(1, 1);
     config.groups.push(GroupConfig::new("other", 1));
-    config.group_selection = order;
+    config.group_selection = selection;
     Fixture::new(config)
 }
 

@@ -184,8 +184,9 @@ fn v10_rejected_deletion_is_repeated_soon() {
     assert!(fixture.clouds[0].is_empty());
 }
 
-/// Consecutive lists that omit an instance until it is lost, in gitlab-runner and in Muster. They take about six minutes and one
-/// second.
+/// Number of consecutive lists without an instance until it is lost, in gitlab-runner and in Muster.
+///
+/// In gitlab-runner, these lists take about six minutes; in Muster, one second.
 const MISSES: (u32, u32) = (6, 2);
 
 #[test]

@@ -116,7 +116,8 @@ fn lost_instance_that_reappears_is_deleted() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Delete { reason: RemovalReason::Reappeared, .. })));
 }
 
-/// Regression test, found by the simulation: a list omitted the instance before another one reported it as deleting.
+/// Regression test for a case that the simulation found: one list omitted the instance, and a later list reported that it was
+/// being deleted.
 #[test]
 fn lost_instance_that_is_deleting_counts_towards_maximum() {
     let mut fixture = adopted(config(1, 1), &["a"]);
@@ -128,7 +129,7 @@ fn lost_instance_that_is_deleting_counts_towards_maximum() {
     fixture.seconds(61);
     fixture.acquire("2");
     fixture.seconds(5);
-    assert_eq!((fixture.created, decreases(&fixture)), (0, 0), "another one would exceed the maximum");
+    assert_eq!((fixture.created, decreases(&fixture)), (0, 0), "another instance would exceed the maximum");
     fixture.clouds[0].clear();
     fixture.seconds(61);
     assert_eq!(fixture.created, 1);

@@ -5,8 +5,8 @@ use crate::engine::NoCapacity;
 use crate::event::Event;
 use crate::policy::Policies;
 
-/// Runs several jobs at once until they end.
-fn after_peak(mut fixture: Fixture, jobs: u32) -> Fixture {
+/// Runs this number of jobs at once until they end. Returns the fixture.
+fn run_peak(mut fixture: Fixture, jobs: u32) -> Fixture {
     (0..jobs).for_each(|job| fixture.acquire(&format!("job {job}")));
     fixture.seconds(40);
     (0..jobs).for_each(|job| fixture.release(&format!("job {job}")));
@@ -18,7 +18,7 @@ fn after_peak(mut fixture: Fixture, jobs: u32) -> Fixture {
 fn reservations_are_revoked_after_policy_idle_time() {
     let mut config = config(20, 1);
     config.policies = Policies::always(idle_target(2, 300));
-    let mut fixture = after_peak(Fixture::new(config), 12);
+    let mut fixture = run_peak(Fixture::new(config), 12);
     let idle = fixture.engine.slot_counts().idle;
     assert!(idle >= 12, "{idle}");
     (0..10).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
@@ -41,11 +41,11 @@ fn reservations_are_revoked_after_policy_idle_time() {
 fn reservation_keeps_instance_within_idle_time() {
     let mut config = config(20, 1);
     config.policies = Policies::always(idle_target(2, 300));
-    let mut fixture = after_peak(Fixture::new(config), 4);
+    let mut fixture = run_peak(Fixture::new(config), 4);
     (0..4).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
     fixture.seconds(200);
     // Jobs use the instances, so their idle time starts again.
-    let mut fixture = after_peak(fixture, 4);
+    let mut fixture = run_peak(fixture, 4);
     fixture.seconds(200);
     assert_eq!((fixture.engine.slot_counts().reserved, fixture.revoked.len()), (4, 0));
 }
@@ -72,14 +72,14 @@ fn job_of_revoked_reservation_is_queued() {
     assert_eq!(fixture.slot_of("job"), "i1/0");
 }
 
-/// An instance that the provider does not delete is never replaced.
+/// While the provider does not complete a deletion, the instance counts towards the maximum and cannot be replaced.
 #[test]
 fn replacement_of_stuck_deletion_is_not_reserved() {
     let mut fixture = Fixture::with_stuck_deletion(1);
     fixture.seconds(1);
     fixture.reserve("soon").unwrap();
     fixture.seconds(400);
-    assert_eq!(fixture.revoked, [key("soon")], "no more jobs are requested for it");
+    assert_eq!(fixture.revoked, [key("soon")], "no job is requested for a replacement that may never be created");
     let refusal = fixture.reserve("later").unwrap_err().to_string();
     assert!(refusal.contains("1 deletion takes too long, the longest is i1"), "{refusal}");
     fixture.clouds[0].clear();

@@ -130,8 +130,10 @@ fn slots_and_sticky_contexts_survive_restart() {
     assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
 
-/// Returns a fixture whose instance was idle for 100 s before the manager was restarted. Meanwhile, the wall clock advanced by `after_s`.
-fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Fixture {
+/// Returns a fixture whose instance was idle for 100 s before the manager was restarted.
+///
+/// During the restart, the wall clock advanced by `clock_step_s`.
+fn idle_and_restarted(idle_time_s: u64, clock_step_s: i64) -> Fixture {
     let mut config = config(2, 1);
     config.policies = Policies::always(idle_target(0, idle_time_s));
     let mut fixture = Fixture::new(config.clone());
@@ -141,7 +143,7 @@ fn idle_and_restarted(idle_time_s: u64, after_s: i64) -> Fixture {
     fixture.seconds(100);
     assert_eq!(fixture.clouds[0].len(), 1);
     let start = Time::from_millis(1_000_000_000);
-    let mut fixture = restarted_at(Now { at: start, unix: fixture.now.unix + after_s }, fixture, config);
+    let mut fixture = restarted_at(Now { at: start, unix: fixture.now.unix + clock_step_s }, fixture, config);
     fixture.handle(Event::ClaimsComplete);
     fixture
 }
@@ -151,7 +153,7 @@ fn age_and_idle_time_survive_restart() {
     let mut fixture = idle_and_restarted(600, 200);
     let age = |fixture: &Fixture| fixture.engine.status(fixture.now).instances[0].age_ms / 1000;
     let before = age(&fixture);
-    assert!((300..=332).contains(&before), "{before}");
+    assert!((300..=332).contains(&before), "about 130 s before the restart and 200 s during it: {before}");
     fixture.seconds(290);
     assert_eq!((fixture.clouds[0].len(), age(&fixture)), (1, before + 290));
     fixture.seconds(20);
@@ -352,36 +354,38 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert!(!fixture.clouds[0].contains_key(&id("i1")), "it has had four jobs of at most three");
 }
 
-/// Returns the rows of a week of demand, and of the idle time that the forecast caused today.
-fn week_of_demand(spent: Option<u64>) -> Vec<(RowKey, Row)> {
+/// Returns the rows of a week of demand, and of the idle slot seconds that the forecast caused today.
+fn week_of_demand(idle_today: Option<u64>) -> Vec<(RowKey, Row)> {
     let now = MONDAY.div_euclid(300);
     let loads = (now - 7 * 288..now).map(|bucket| (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots: 50 }));
     let day = MONDAY.div_euclid(24 * 3600);
-    loads.chain(spent.map(|slot_seconds| (RowKey::ForecastIdle { day }, Row::ForecastIdle { slot_seconds }))).collect()
+    loads
+        .chain(idle_today.map(|slot_seconds| (RowKey::ForecastIdle { day }, Row::ForecastIdle { slot_seconds })))
+        .collect()
 }
 
 #[test]
 fn daily_forecast_limit_survives_restart() {
     let limited = crate::forecast::ForecastConfig { max_idle_slot_hours_per_day: Some(2.0), ..Default::default() };
     let with_forecast = Config { forecast: Some(limited), ..config(100, 1) };
-    let idle = |spent| {
+    let idle_target = |idle_today| {
         let now = Now::steady(Time::ZERO, MONDAY);
-        let (engine, _) = Engine::restore(with_forecast.clone(), week_of_demand(spent), now);
+        let (engine, _) = Engine::restore(with_forecast.clone(), week_of_demand(idle_today), now);
         engine.status(now).idle_target
     };
-    assert!(idle(None) > 0 && idle(Some(7_000)) > 0);
-    assert_eq!(idle(Some(7_200)), 0);
+    assert!(idle_target(None) > 0 && idle_target(Some(7_000)) > 0, "less than the limit of two hours");
+    assert_eq!(idle_target(Some(7_200)), 0, "the limit of two hours is reached");
 
     let (engine, _) = Engine::restore(with_forecast.clone(), week_of_demand(None), Now::steady(Time::ZERO, MONDAY));
     let mut fixture = Fixture::from_engine(engine, BTreeMap::new());
     fixture.seconds(3600);
     let mut rows = BTreeMap::new();
     store_changes(&mut fixture, &mut rows);
-    let spent = rows.into_iter().find_map(|(key, row)| match (key, row) {
+    let idle_today = rows.into_iter().find_map(|(key, row)| match (key, row) {
         (RowKey::ForecastIdle { .. }, Row::ForecastIdle { slot_seconds }) => Some(slot_seconds),
         _ => None,
     });
-    assert!(spent.is_some_and(|spent| spent > 6_000), "the ledger has the total of the day: {spent:?}");
+    assert!(idle_today.is_some_and(|idle| idle > 6_000), "the ledger has the total of the day: {idle_today:?}");
     assert_eq!(fixture.engine.status(fixture.now).idle_target, 0, "the limit is respected");
 }
 

@@ -86,7 +86,7 @@ fn saved_environment_is_resumed_on_the_same_instance() {
     assert_eq!((fixture.slot_of("3"), state(&fixture, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Running);
     assert_eq!(resume(&mut fixture, "4", "1", OWNER), Err(ResumeError::Unknown));
-    // The instance may run one job, which a resumed job continues, so it is deleted after job 3.
+    // Each instance runs one job. A job that resumes an environment continues that job, so the instance is deleted after job 3.
     fixture.release("3");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "deleted");

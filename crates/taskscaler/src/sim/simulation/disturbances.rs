@@ -36,7 +36,7 @@ impl Simulation<'_> {
             }
             Disturbance::PriceChanged { group, per_hour } => {
                 self.config.groups[group].price_per_hour = per_hour;
-                self.checker.price_changed(self.now.at);
+                self.checker.record_price_change(self.now.at);
                 self.engine.handle(self.now, Event::PriceChanged { group: GroupId(group), per_hour });
             }
             Disturbance::StockChanged { group, available } => {
@@ -79,7 +79,7 @@ impl Simulation<'_> {
         self.engine.handle(self.now, Event::Operator { request: 0, group, id, action, by });
     }
 
-    /// Returns the ID of an existing machine by its index, modulo their number.
+    /// Returns the ID of an existing machine by its index, modulo the number of existing machines.
     fn machine(&self, group: usize, index: usize) -> Option<InstanceId> {
         let existing: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
         existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
@@ -92,7 +92,7 @@ impl Simulation<'_> {
             self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available: true });
             // With a higher price, the cost could exceed the limit permanently.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
-            self.checker.price_changed(self.now.at);
+            self.checker.record_price_change(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
             self.engine.handle(self.now, Event::PriceChanged { group: GroupId(group), per_hour });
             self.apply_operator_action(group, None, OperatorAction::Uncordon);
@@ -109,7 +109,8 @@ impl Simulation<'_> {
         self.down_until[group.0] > self.now.at
     }
 
-    pub(super) fn plugin_is_up(&mut self, group: usize) {
+    /// Reports that a plugin has restarted, unless it failed again in the meantime.
+    pub(super) fn report_plugin_up(&mut self, group: usize) {
         if !self.is_down(GroupId(group)) {
             self.engine.handle(self.now, Event::PluginUp { group: GroupId(group), max_size: 0 });
         }
@@ -171,7 +172,7 @@ impl Simulation<'_> {
     }
 
     /// Reports an answered job request. It was immediate unless the coordinator held the request until a job arrived.
-    pub(super) fn job_requested(&mut self) {
+    pub(super) fn report_answered_request(&mut self) {
         let is_immediate_job = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job });
         if self.queue.is_empty() {
@@ -183,7 +184,7 @@ impl Simulation<'_> {
     }
 
     /// Reports that a job request was answered without a job.
-    pub(super) fn request_without_job(&mut self) {
+    pub(super) fn report_empty_answer(&mut self) {
         if self.empty_since.is_some() {
             self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job: false });
         }

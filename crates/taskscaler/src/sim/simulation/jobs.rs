@@ -19,7 +19,7 @@ impl Simulation<'_> {
             return Err(Violation::new("J2", message));
         }
         let resumes = self.sim_jobs[job].resumes.take();
-        self.checker.lease_begins(
+        self.checker.record_lease_start(
             &lease,
             resumes.as_ref().map(|environment| environment.name.as_str()),
             &self.scenario.config,
@@ -77,7 +77,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn end_lease(&mut self, lease: &SlotAssignment) {
-        self.checker.lease_ends(lease);
+        self.checker.record_lease_end(lease);
         self.running_count -= 1;
     }
 

@@ -30,7 +30,7 @@ pub(super) struct SavedEnvironment {
 }
 
 impl Scenario {
-    /// Returns true if a job arrives only after the one before it, which may save an environment for it.
+    /// Returns true if a job arrives only after the end of the previous job, which may save an environment for it.
     pub(super) fn follows(&self, job: usize) -> bool {
         self.suspended_jobs.is_some() && job % JOB_GROUP_SIZE == 1
     }
@@ -52,7 +52,7 @@ impl Simulation<'_> {
         let is_saved = self.engine.suspend(self.now, &lease.key, &owner).is_ok();
         let mut delay = Duration::ZERO;
         if is_saved {
-            self.checker.environment_saved(lease, lease.key.to_string());
+            self.checker.record_saved_environment(lease, lease.key.to_string());
             delay = Duration::from_millis(self.random.random_range(0..milliseconds(max_delay).max(1)));
             // Some jobs do not request the environment, and some request it with a wrong owner.
             let has_wrong_owner = chance(&mut self.random, 0.1);
