@@ -1,10 +1,10 @@
 //! Paths, variables and messages that the creator of a job's container and the agent in the container agree on.
 //!
 //! ```text
-//! agent on the host                          container
-//!   create, attach, start  ----------------> entrypoint of the image --> agent (EXECUTABLE)
-//!   output until STARTED is the entrypoint's <-------- STARTED on both streams
-//!   SOCKET, or else exec of DIAL for each connection <- READY on stdout: the agent listens on SOCKET
+//! agent on the host                                   container
+//!   creates, attaches to and starts the container --> the entrypoint of the image starts the agent (EXECUTABLE)
+//!   treats all output before it as the entrypoint's <-- the agent prints STARTED on stdout and stderr
+//!   connects to SOCKET, or runs DIAL by an exec     <-- the agent prints READY on stdout: it listens on SOCKET
 //! ```
 
 /// Directory with the executable of the agent. Read-only.
@@ -27,7 +27,7 @@ pub const MIRROR_DIR: &str = "/.muster-git-mirror";
 pub const SERVE: [&str; 2] = ["agent", "container"];
 /// Arguments with which the executable connects its stdin and stdout to the agent of the container.
 pub const DIAL: [&str; 2] = ["agent", "dial"];
-/// Arguments with which the executable gives directories to the user of the container. It must run as root.
+/// Arguments with which the executable changes the owner of directories to the user of the container. It must run as root.
 pub const ADOPT: [&str; 2] = ["agent", "adopt"];
 /// Arguments with which the executable waits until an address accepts a connection. A timeout in milliseconds and addresses follow.
 pub const PROBE: [&str; 2] = ["agent", "probe"];
@@ -45,19 +45,19 @@ pub const MODE: &str = "MUSTER_AGENT_MODE";
 /// Value of [`MODE`].
 pub const MODE_CONTAINER: &str = "container";
 
-/// Variable with the address `host:port` on which the agent in the container listens. It forwards the connections to the relay
-/// socket.
+/// Variable with an address `host:port` on which the agent in the container listens. The agent forwards connections to this address to
+/// the relay socket.
 pub const RELAY: &str = "MUSTER_AGENT_RELAY";
 /// Variable with the directories, one per line, that the agent in the container creates before it listens.
 ///
 /// The agent makes them writable for every user, and must therefore run as root.
 pub const DIRECTORIES: &str = "MUSTER_AGENT_DIRECTORIES";
-/// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the other agent.
+/// Directory with the relay socket. Not below [`RUN_DIR`], because the engine mounts it from the machine of the agent on the host.
 pub const RELAY_DIR: &str = "/.muster-relay";
 /// Name of the relay socket in its directory.
 pub const RELAY_SOCKET_NAME: &str = "relay.sock";
 
-/// Line that the agent prints on both streams when it starts. The lines before it are from the entrypoint of the image.
+/// Line that the agent prints on stdout and stderr when it starts. The lines before it are from the entrypoint of the image.
 pub const STARTED: &str = "muster-agent: started in the container";
 /// Line that the agent prints on stdout when it accepts connections.
 pub const READY: &str = "muster-agent: ready";

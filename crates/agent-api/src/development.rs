@@ -87,7 +87,7 @@ impl BreakWhen {
 pub struct Breakpoint {
     /// Condition for pausing.
     pub when: BreakWhen,
-    /// Name or path of the steps, as in [`matches_path`].
+    /// Pattern for the path of the steps, as in [`matches_path`].
     pub step: String,
 }
 
@@ -149,7 +149,7 @@ fn without_matrix_values(path: &str) -> String {
     let mut names = String::new();
     let mut rest = path;
     while let Some((before, values)) = rest.split_once(": [") {
-        // The values may contain slashes and brackets, but only their end is followed by a slash or by nothing.
+        // The values may contain slashes and brackets. They end at the first `]` before a slash, or else at a `]` that ends the path.
         let end = values.find("]/").or_else(|| values.ends_with(']').then_some(values.len() - 1));
         let Some(after) = end.and_then(|end| values.get(end + 1..)) else { break };
         names.push_str(before);

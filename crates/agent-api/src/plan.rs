@@ -6,7 +6,7 @@
 //!                                                      --> more steps
 //! ```
 //!
-//! Unknown fields are ignored and missing ones have defaults, so that manager and agent can have adjacent versions.
+//! Unknown fields are ignored and missing fields have defaults, so that manager and agent can have adjacent versions.
 
 use muster_job::StepPolicy;
 use serde::de::IgnoredAny;
@@ -55,7 +55,7 @@ pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
 /// Any text that was not created by [`job_steps`] is a step file: the plan then has one step, which runs that file in `work_dir`.
 ///
 /// # Errors
-/// The plan is not valid. The text of a step file is not checked here.
+/// If the plan is not valid. The text of a step file is not checked here.
 pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Error> {
     let definition = steps.strip_prefix(PREAMBLE).unwrap_or_default();
     let parse_error = match serde_json::from_str::<Definition<JobPlan>>(definition) {
@@ -160,7 +160,8 @@ pub struct ArtifactEndpoint {
 /// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Name in the result, for example that of a GitLab stage (`get_sources`, `step_script`). Also the name of its log section.
+    /// Name of the step in the result, such as GitLab's `get_sources` or `step_script`. Also the name of its log section, unless
+    /// [`Policy::section`] is set.
     pub name: String,
     /// Conditions and limits under which the engine runs the step.
     #[serde(default)]

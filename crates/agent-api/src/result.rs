@@ -68,7 +68,7 @@ pub struct ResourceUsage {
 }
 
 impl ResourceUsage {
-    /// Adds what steps used in another environment while this job waited for them.
+    /// Adds the resources that delegated steps used in another environment.
     pub fn add_delegated(&mut self, other: &Self) {
         sum(&mut self.cpu_ms, other.cpu_ms);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
@@ -80,7 +80,7 @@ impl ResourceUsage {
         sum(&mut self.io_stalled_ms, other.io_stalled_ms);
     }
 
-    /// Returns the resource usage at the root of a tree of [`JobResult::to_tree`].
+    /// Returns the resource usage at the root of a tree that [`JobResult::to_tree`] created. `None` if the tree has none.
     #[must_use]
     pub fn from_tree(tree: &Value) -> Option<Self> {
         serde_json::from_value(tree.get(USAGE_KEY)?.clone()).ok()
@@ -94,10 +94,10 @@ fn sum(own: &mut Option<u64>, other: Option<u64>) {
     };
 }
 
-/// Resources that the processes of a step used. `None` means that no process was measured.
+/// Resources that the processes of a step used. In each field, `None` means that no process was measured.
 ///
-/// Only processes that ended during the step are counted, with the children that they waited for. The fields are a subset of those of
-/// [`ResourceUsage`], which the root of the tree has.
+/// Only processes that ended during the step are counted, together with those of their children for which they waited. The root of the
+/// result tree has [`ResourceUsage`] instead, with more fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepUsage {
@@ -187,7 +187,7 @@ pub struct CallRecord {
     /// Inputs, with their defaults.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub inputs: Map<String, Value>,
-    /// Environment variables of the step. In a result tree, without those that all steps of the job have.
+    /// Environment variables of the step. A result tree omits the variables that all steps of the job have.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub env: Map<String, Value>,
     /// Program and arguments of the step's process.

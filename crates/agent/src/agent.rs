@@ -66,7 +66,7 @@ impl Agent {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Adds a job of an earlier agent. The task `ending` gives it its result.
+    /// Adds a job of an earlier agent that has no result yet. The task `ending` records its result.
     pub(crate) fn adopt_unfinished(&self, job: &Arc<Job>, ending: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state.lock();
         state.jobs.insert(job.id.clone(), Arc::clone(job));
@@ -157,11 +157,12 @@ impl Agent {
 
     /// Returns whether the agent can exit.
     ///
-    /// A running job keeps the agent running. If the agent is `reachable`, so does a finished job that has not been closed.
-    pub(crate) fn is_idle(&self, reachable: bool) -> bool {
+    /// A running job keeps the agent running. If managers can still connect (`is_reachable`), a finished job that has not been closed also
+    /// keeps it running.
+    pub(crate) fn is_idle(&self, is_reachable: bool) -> bool {
         let state = self.state.lock();
         let has_running_job = state.jobs.values().any(|job| job.finished().is_none());
-        !has_running_job && (!reachable || state.jobs.is_empty() && self.context.spool.is_empty())
+        !has_running_job && (!is_reachable || state.jobs.is_empty() && self.context.spool.is_empty())
     }
 
     /// Accepts no new jobs, stops those that run, and waits until they have ended.

@@ -6,9 +6,9 @@
 //!
 //! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
 //!
-//! An agent cannot know whether its manager will return, so its connections and jobs decide. The agent keeps running while a
-//! connection is open, a job is running, or a finished job has not been closed. If the agent's socket file was deleted, no manager can
-//! fetch results anymore, and only running jobs keep the agent alive.
+//! The agent keeps running while a connection is open, a job is running, or a finished job has not been closed, because its manager may
+//! return at any time. If the agent's socket file was deleted, no manager can fetch results anymore, and only running jobs keep the agent
+//! alive. With an unattended timeout, the agent stops even if jobs are running or their results have not been fetched.
 
 use std::fs;
 use std::io;
@@ -82,7 +82,7 @@ impl ConnectionTracker {
         let mut is_empty = self.is_empty.subscribe();
         loop {
             if is_empty.wait_for(|empty| *empty).await.is_err() {
-                // The sender is a field of `self`.
+                // Cannot happen: the sender is a field of `self`.
                 return;
             }
             tokio::select! {

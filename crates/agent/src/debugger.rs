@@ -28,7 +28,7 @@ impl Service {
     }
 }
 
-fn refused(error: DebugError) -> Status {
+fn to_status(error: DebugError) -> Status {
     match error {
         DebugError::NoBreakpoint => Status::not_found(error.to_string()),
         DebugError::NotPaused | DebugError::Busy => Status::failed_precondition(error.to_string()),
@@ -41,7 +41,7 @@ fn parse(breakpoint: &str) -> Result<Breakpoint, Status> {
         .map_err(|error: muster_agent_api::development::BreakpointError| Status::invalid_argument(error.to_string()))
 }
 
-fn state(snapshot: Snapshot) -> api::DebugState {
+fn to_api_state(snapshot: Snapshot) -> api::DebugState {
     let step = |(path, state): (String, &'static str)| api::DebugStep { path, state: state.to_owned() };
     let pause = |PauseInfo { number, path, is_after, failure }| api::Pause { number, path, is_after, failure };
     api::DebugState {
@@ -57,12 +57,12 @@ impl api::debugger_server::Debugger for Service {
 
     async fn attach(&self, request: Request<api::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
         let (job, debugger) = self.debugged_job(&request.into_inner().id)?;
-        // A slow client gets the latest state. While the channel is full, the states in between are skipped.
+        // While a slow client has not read a state, newer states are skipped. The next state that it gets is the latest one.
         let (states, receiver) = mpsc::channel(1);
         let mut attached = debugger.attach();
         tokio::spawn(async move {
             loop {
-                if states.send(Ok(state(attached.snapshot()))).await.is_err() {
+                if states.send(Ok(to_api_state(attached.snapshot()))).await.is_err() {
                     return;
                 }
                 tokio::select! {
@@ -72,7 +72,7 @@ impl api::debugger_server::Debugger for Service {
                     () = attached.changed() => {}
                 }
             }
-            let _ = states.send(Ok(state(attached.snapshot()))).await;
+            let _ = states.send(Ok(to_api_state(attached.snapshot()))).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -92,13 +92,13 @@ impl api::debugger_server::Debugger for Service {
     ) -> Result<Response<api::BreakpointResponse>, Status> {
         let request = request.into_inner();
         let breakpoint = parse(&request.breakpoint)?;
-        self.debugged_job(&request.id)?.1.clear_breakpoint(&breakpoint).map_err(refused)?;
+        self.debugged_job(&request.id)?.1.clear_breakpoint(&breakpoint).map_err(to_status)?;
         Ok(Response::new(api::BreakpointResponse {}))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> Result<Response<api::InspectResponse>, Status> {
         let request = request.into_inner();
-        let call = self.debugged_job(&request.id)?.1.inspect(request.pause).map_err(refused)?;
+        let call = self.debugged_job(&request.id)?.1.inspect(request.pause).map_err(to_status)?;
         let call = serde_json::to_string(&call).map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(api::InspectResponse { call }))
     }
@@ -108,7 +108,7 @@ impl api::debugger_server::Debugger for Service {
     async fn execute(&self, request: Request<api::ExecuteRequest>) -> Result<Response<Self::ExecuteStream>, Status> {
         let request = request.into_inner();
         let (_, debugger) = self.debugged_job(&request.id)?;
-        let events = debugger.execute(request.pause, request.command).map_err(refused)?;
+        let events = debugger.execute(request.pause, request.command).map_err(to_status)?;
         let events = UnboundedReceiverStream::new(events).map(|event| {
             use api::execute_response::Event;
             let event = match event {
@@ -129,7 +129,7 @@ impl api::debugger_server::Debugger for Service {
             api::ResumeAction::ResumeSkip => Resume::Skip,
             api::ResumeAction::ResumeFail => Resume::Fail,
         };
-        self.debugged_job(&request.id)?.1.resume(request.pause, action).map_err(refused)?;
+        self.debugged_job(&request.id)?.1.resume(request.pause, action).map_err(to_status)?;
         Ok(Response::new(api::ResumeResponse {}))
     }
 }

@@ -35,7 +35,7 @@ impl StartGate {
             }
             is_first
         });
-        // The sender is a field of `self`.
+        // An error cannot happen: the sender is a field of `self`.
         let _ = self.0.subscribe().wait_for(|state| *state == GateState::Open).await;
     }
 

@@ -33,12 +33,12 @@ pub(crate) struct Job {
     pub(crate) log: Arc<LogFile>,
     pub(crate) cancellation: JobCancellation,
     pub(crate) gate: StartGate,
-    /// Debugger of the job. `None` means that the job's request did not include one, so that no client can pause the job.
+    /// Debugger of the job. `None` means that the job's request did not include a debugger, so no client can pause the job.
     pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
     /// Result of the job. `None` means that no result is in the spool yet.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
-    /// Whether the entry was deleted. A later entry may belong to another attempt with the same ID.
+    /// Whether the entry was deleted. An entry that exists later with the same ID may belong to another attempt.
     removed: Mutex<bool>,
 }
 

@@ -11,7 +11,8 @@
 //! - A result is in the spool before it is reported (R4 in `docs/spec/life-of-a-job.md`).
 //! - The user's code starts at most once per run ID (J2).
 //! - A job with a result has no running process (J5).
-//! - The agent does not exit for lack of connections while a job runs, or while the result of a finished job can still be fetched.
+//! - Without an [`Options::unattended_timeout`], an agent without connections keeps running while a job runs, or while the result of a
+//!   finished job can still be fetched.
 
 mod agent;
 mod connections;

@@ -39,12 +39,12 @@ where
                 Ok(answer) => AssertUnwindSafe(answer).catch_unwind().await,
                 Err(panic) => Err(panic),
             };
-            answered.unwrap_or_else(|panic| Ok(internal(&path, &*panic)))
+            answered.unwrap_or_else(|panic| Ok(panic_response(&path, &*panic)))
         })
     }
 }
 
-fn internal(path: &str, panic: &(dyn Any + Send)) -> Response<Body> {
+fn panic_response(path: &str, panic: &(dyn Any + Send)) -> Response<Body> {
     let message = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     tracing::error!(path, message, "the handler of a call panicked");
     Status::internal("the agent panicked during the call; see the agent's log").into_http()
@@ -57,13 +57,13 @@ mod tests {
     #[tokio::test]
     async fn c113_panic_of_a_handler_is_an_internal_error() {
         type HandlerResult = Result<Response<Body>, String>;
-        let while_called =
+        let panics_when_called =
             tower::service_fn(|_: Request<Body>| -> std::future::Ready<HandlerResult> { panic!("called") });
         let polled = |_: &mut Context<'_>| -> Poll<HandlerResult> { panic!("polled") };
-        let while_polled = tower::service_fn(move |_: Request<Body>| std::future::poll_fn(polled));
+        let panics_when_polled = tower::service_fn(move |_: Request<Body>| std::future::poll_fn(polled));
         let answers = [
-            CatchPanics(while_called).call(Request::default()).await,
-            CatchPanics(while_polled).call(Request::default()).await,
+            CatchPanics(panics_when_called).call(Request::default()).await,
+            CatchPanics(panics_when_polled).call(Request::default()).await,
         ];
         for answer in answers {
             let status = Status::from_header_map(answer.unwrap().headers()).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! - The service answers under both names that GitLab's sources contain, `proto.StepRunner` and `step.StepRunner`.
 //! - Fields of a `RunRequest` that this agent does not know are logged with their numbers, types and sizes. Their content is not used, because
-//!   its meaning can only be guessed. Field 7, for example, is probably the timeout of the job, which the client enforces, too.
+//!   its meaning can only be guessed. Field 7, for example, is probably the timeout of the job. The client enforces that timeout, too.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -104,7 +104,7 @@ fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
     while found.len() < MAX_UNKNOWN_FIELDS
         && let Ok((number, kind)) = decode_key(&mut message)
     {
-        let Some(content) = content(kind, &mut message) else { break };
+        let Some(content) = take_content(kind, &mut message) else { break };
         if !KNOWN_FIELDS.contains(&number) {
             let duration = if kind == WireType::LengthDelimited { duration(&content) } else { None };
             found.push(UnknownField { number, kind, bytes: content.len(), duration });
@@ -114,7 +114,7 @@ fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
 }
 
 /// Takes the content of a field from the message.
-fn content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
+fn take_content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
     let before = message.len();
     let length = match kind {
         WireType::Varint => {
@@ -125,7 +125,7 @@ fn content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
         WireType::ThirtyTwoBit => 4,
         WireType::SixtyFourBit => 8,
         WireType::LengthDelimited => usize::try_from(decode_varint(message).ok()?).ok()?,
-        // Groups are obsolete, and their end is not known without their content.
+        // Groups are obsolete. The length of a group is not known before its content is parsed.
         WireType::StartGroup | WireType::EndGroup => return None,
     };
     (length <= message.remaining()).then(|| message.copy_to_bytes(length))

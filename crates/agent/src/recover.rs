@@ -34,12 +34,12 @@ const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Time that an engine gets to finish a call of a killed agent.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to remove what is left of the environment of a lost job. They take about one hour.
+/// Maximum number of attempts to remove what is left of the environment of a lost job. Together they take about one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
 const REBOOT_MESSAGE: &str =
-    "the machine was restarted while the job ran, so its script was killed; the last second of the log may be missing";
+    "the machine was restarted while the job ran, so its script was killed; the last seconds of the log may be missing";
 
 /// Recovers each job in the spool.
 ///
@@ -124,15 +124,17 @@ async fn recover_job(
     Ok(())
 }
 
-/// Writes the result of a lost job after the first attempt to remove its environment. The next job can use the same volumes, to which
-/// containers that are left of this job may still write. But an engine that does not answer must not hold back the result.
+/// Writes the result of a lost job after the first attempt to remove its environment, or after [`FIRST_REMOVAL_TIMEOUT`].
+///
+/// Remaining containers of the job may still write to volumes that the next job uses, so they should be removed first. But an engine that
+/// does not answer must not delay the result for longer.
 async fn fail_after(
     first_attempt: oneshot::Receiver<()>,
     agent: Arc<AgentContext>,
     job: Arc<Job>,
     message: &'static str,
 ) {
-    // The sender is dropped after the attempt.
+    // Nothing is sent: the sender is dropped after the attempt.
     if tokio::time::timeout(FIRST_REMOVAL_TIMEOUT, first_attempt).await.is_err() {
         tracing::warn!(
             job = job.id,
@@ -175,7 +177,7 @@ fn has_leftovers(parsed: &ParsedRequest) -> bool {
 
 /// Removes what the steps of a lost job left, and then writes its result.
 ///
-/// The manager reuses the job's directories only when the job has a result. If this agent is also killed, the next one starts over.
+/// The manager reuses the job's directories only when the job has a result. If this agent is also killed, the next agent starts over.
 async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
     let journal = Arc::clone(&job.journal);
     let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));
@@ -193,7 +195,7 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
     }
     clear_files(&parsed, &job.id);
     let (attempted, first_attempt) = oneshot::channel();
-    // If this agent ends before everything is removed, the next one continues.
+    // If this agent ends before everything is removed, the next agent continues.
     tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
     fail_after(first_attempt, agent, job, message).await;
 }

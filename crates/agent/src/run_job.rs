@@ -135,7 +135,7 @@ pub(crate) fn persist_result(agent: &AgentContext, job: &Job, outcome: JobOutcom
     job.log.close();
 }
 
-/// Masks a step and the steps inside it. The engine limits their depth.
+/// Masks a step and the steps inside it. The engine limits the depth of the tree, so the recursion is limited, too.
 fn mask(node: &mut StepNode, secrets: &Secrets) {
     node.name = secrets.mask(&node.name);
     node.message = secrets.mask(&node.message);

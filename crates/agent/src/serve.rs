@@ -65,7 +65,7 @@ pub struct Options {
     /// Time without a connection after which the agent exits if it has neither a running job nor a result to fetch. `None` means that it keeps
     /// running.
     pub idle_timeout: Option<Duration>,
-    /// Time without a connection after which the agent ends its jobs and exits. `None` means that it waits for its manager to return.
+    /// Time without a connection after which the agent ends its jobs and exits. `None` means that it waits indefinitely for its manager to return.
     pub unattended_timeout: Option<Duration>,
     /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
@@ -175,7 +175,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    // From here on, the next agent waits for the end of this one. If a file was deleted meanwhile, its path may belong to another agent.
+    // From here on, the next agent waits for this agent to end. If a file was deleted meanwhile, its path may belong to another agent.
     agent.context.spool.mark_shutting_down();
     if socket.exists() {
         let _ = fs::remove_file(&options.socket);

@@ -7,7 +7,7 @@
     clippy::print_stdout,
     clippy::expect_used,
     clippy::unwrap_used,
-    reason = "a benchmark is a program for one person"
+    reason = "a benchmark prints its results, and panics if it fails"
 )]
 
 use std::fs::File;
@@ -20,7 +20,7 @@ use muster_archive::{Format, Limits, unpack};
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
     let Some(archive) = arguments.next() else { return };
-    let directory = arguments.next().expect("ARCHIVE DIRECTORY");
+    let directory = arguments.next().expect("usage: unpack ARCHIVE DIRECTORY");
     std::fs::create_dir_all(&directory).unwrap();
     let into = Dir::open_ambient_dir(&directory, ambient_authority()).unwrap();
     let archive = File::open(archive).unwrap();

@@ -88,11 +88,11 @@ pub enum UnpackError {
 /// Unpacks an archive into an open directory. Existing files are replaced. Several threads unpack zip archives.
 ///
 /// `stop` is called often ([`Meter::new`]). If it returns true, unpacking ends with [`UnpackError::Stopped`].
-/// Returns the entries that were skipped: those below a link of the archive, and those that conflict with an existing directory, or whose
+/// Returns the skipped entries: entries below a link of the archive, entries that conflict with an existing directory, and entries whose
 /// name or permissions the file system rejects.
 ///
 /// # Errors
-/// [`UnpackError`]. The entries before the offending one are already unpacked, and maybe some of those after it.
+/// [`UnpackError`]. All entries before the entry with the error are already unpacked, and some of the entries after it may be.
 pub fn unpack(
     archive: &File,
     into: &Dir,

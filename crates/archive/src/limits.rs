@@ -11,7 +11,7 @@ pub struct Limits {
     pub bytes: u64,
     /// Number of entries. Defaults to 2,000,000.
     ///
-    /// A directory that is created because the name of an entry implies it counts as one.
+    /// A directory that has no entry, but is created because it is part of the name of an entry, counts as an entry.
     pub entries: u64,
     /// Unpacked bytes for each byte of the archive. Defaults to 1000.
     ///
@@ -22,8 +22,8 @@ pub struct Limits {
     /// Bytes of headers. Defaults to 256 MiB.
     ///
     /// For zip, the limit applies to the headers of all entries together, although they are never in memory at the same time. For tar,
-    /// it applies to the headers of each entry. Names and targets of links and names of directories stay in memory until the end.
-    /// They are counted separately, with the same limit.
+    /// it applies to the headers of each entry. The names and targets of links, and the names of directories, stay in memory until the
+    /// end. They are counted separately, with the same limit.
     pub header_bytes: u64,
 }
 

@@ -16,7 +16,7 @@ pub struct Meter<'a> {
     stop: &'a (dyn Fn() -> bool + Sync),
     entries: AtomicU64,
     bytes: AtomicU64,
-    /// Whether bytes of headers are counted. They are not while content is read.
+    /// Whether bytes of headers are counted. False while content is read.
     counts_headers: AtomicBool,
     /// Bytes of headers that may still be read.
     headers: AtomicU64,
@@ -139,7 +139,7 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Subtracts `bytes` from a counter. If it has fewer, sets it to zero and returns false.
+/// Subtracts `bytes` from a counter. If the counter is smaller, sets it to zero and returns false.
 fn take(counter: &AtomicU64, bytes: u64) -> bool {
     let before = counter.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes)));
     before.is_ok_and(|before| before >= bytes)

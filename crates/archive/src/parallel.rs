@@ -5,9 +5,12 @@
 //! ```
 //!
 //! One thread reads the names, checks them, and opens or creates the directories. It is the only one that resolves paths. The other threads
-//! get open directories with names of one component, and write files there. Two entries of which one is written over or below the other are
-//! never in flight at the same time, so the result is the same as that of unpacking one entry after the other. The names of the entries show
-//! such conflicts, except below an existing link, where an entry has a second name. Such an entry is unpacked alone.
+//! get open directories with names of one component, and write files there.
+//!
+//! If an entry is written over or below another entry, the two are never in flight at the same time. The result is therefore the same as if
+//! the entries were unpacked one after the other. Such a conflict is found by comparing the names of the entries. Below an existing link,
+//! the names do not show all conflicts, because an entry there can have a second name. So an entry below an existing link is unpacked while
+//! no other file is in flight.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -58,7 +61,8 @@ type Written = Vec<(Entry, u64, Result<(), PutError>)>;
 /// `worker` is called once for each thread, and returns the function that writes the files of the thread.
 ///
 /// # Errors
-/// [`UnpackError`], also that of `visit`. The entries before the offending one are already written, and maybe some of those after it.
+/// [`UnpackError`], including errors of `visit`. All entries before the entry with the error are already written, and some of the entries
+/// after it may be.
 pub fn write_files<H, W>(
     into: &Dir,
     meter: &Meter<'_>,

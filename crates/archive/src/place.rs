@@ -49,7 +49,7 @@ impl FilePlace {
         })
     }
 
-    /// Opens the regular file that exists at this place, if only one name refers to it.
+    /// Opens the regular file that exists at this place, if it has no other hard links.
     fn existing(&self, root: &Dir) -> Option<File> {
         let dir = self.dir.as_deref().unwrap_or(root);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -58,7 +58,7 @@ impl FilePlace {
         (metadata.is_file() && metadata.nlink() == 1).then_some(file)
     }
 
-    /// Gives an existing file the permissions and the time of the entry.
+    /// Sets the permissions and the time of an existing file, and keeps its content.
     fn keep(&self, file: &File) -> io::Result<()> {
         let metadata = file.metadata()?;
         if metadata.mode() & 0o7777 != self.mode {
@@ -82,16 +82,16 @@ pub struct FileTarget<'a> {
 }
 
 impl FileTarget<'_> {
-    /// Opens the regular file that exists there. `None` if no file exists, or if it has a second name.
+    /// Opens the regular file that exists at this place. `None` if no file exists, or if it has other hard links.
     #[must_use]
     pub fn existing(&self) -> Option<File> {
         self.place.existing(self.root)
     }
 
-    /// Keeps the existing file, which has the content of the entry already.
+    /// Keeps the content of the existing file, because it is already the content of the entry. Sets its permissions and its time.
     ///
     /// # Errors
-    /// [`PutError::Write`] if its permissions and its time cannot be set.
+    /// [`PutError::Write`] if the permissions or the time cannot be set.
     pub fn keep(&self, file: &File) -> Result<(), PutError> {
         Ok(self.place.keep(file)?)
     }

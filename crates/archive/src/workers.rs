@@ -4,7 +4,7 @@
 //! submit --> tasks --> threads --> results --> receive, in the order of `submit`
 //! ```
 //!
-//! Memory is bounded, because only a few tasks per thread may be without a received result.
+//! Memory is bounded, because the number of tasks whose results have not been received is limited.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use std::thread::{self, Scope};
 
 /// Maximum number of threads.
 const MAX_THREADS: usize = 16;
-/// Number of tasks per thread that may be without a received result.
+/// Maximum number of tasks per thread whose results have not been received.
 const TASKS_PER_THREAD: usize = 4;
 
 /// Threads that work on tasks of type `T` and return results of type `R`. The threads end when this value is dropped.
@@ -36,7 +36,7 @@ impl<T: Send, R: Send> Workers<T, R> {
     /// function that works on the tasks.
     ///
     /// # Errors
-    /// The system cannot start a thread.
+    /// The error of the system if it cannot start any thread.
     pub fn start<'scope, W>(scope: &'scope Scope<'scope, '_>, worker: impl Fn() -> W) -> io::Result<Self>
     where
         W: FnMut(T) -> R + Send + 'scope,

@@ -31,15 +31,15 @@ fn secret(number: usize) -> String {
     format!("{:08x}-secret-{number}", number.wrapping_mul(2_654_435_761) & 0xffff_ffff)
 }
 
-/// Writes a log of this size. Each line contains a secret, or the beginning of one.
-fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
+/// Writes a log of this size. If `has_secrets` is set, each line contains a secret, otherwise only the beginning of a secret.
+fn write_log(path: &Path, mib: usize, secrets: usize, has_secrets: bool) {
     let mut block = Vec::new();
     for line in 0.. {
         if block.len() >= 1 << 20 {
             break;
         }
         let full = secret(line % secrets.max(1));
-        let shown = if hits { full.as_str() } else { full.get(..10).unwrap_or_default() };
+        let shown = if has_secrets { full.as_str() } else { full.get(..10).unwrap_or_default() };
         block.extend_from_slice(format!("{line:>8} compiled module with {shown} in 0.{line} s\n").as_bytes());
     }
     let mut file = std::fs::File::create(path).expect("failed to create a file");
@@ -48,6 +48,9 @@ fn write_log(path: &Path, mib: usize, secrets: usize, hits: bool) {
     }
 }
 
+/// Writes the log to the trace of a job, while another task runs on the same thread.
+///
+/// Returns the duration, the longest delay of the other task, and the number of bytes that were written to `spool`.
 async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration, u64) {
     let values: Vec<String> = (0..secrets).map(secret).collect();
     let options = TraceOptions {
@@ -91,8 +94,8 @@ fn main() {
     let (log, spool) = (dir.path().join("log"), dir.path().join("spool"));
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("failed to create a runtime");
-    for (name, hits) in [("no secret", false), ("one in each line", true)] {
-        write_log(&log, mib, secrets, hits);
+    for (name, has_secrets) in [("no secret", false), ("one in each line", true)] {
+        write_log(&log, mib, secrets, has_secrets);
         let (took, max_delay, written) = runtime.block_on(flood(&log, &spool, secrets));
         println!(
             "{name}: {mib} MiB, {secrets} secrets: {:.0} MiB/s, longest delay {:.1} ms, {written} bytes",

@@ -276,8 +276,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // A job's steps in a container run with a bare plan. The other bare plans are for steps without a job, whose exit codes
-                // need no conversion because no job reports them.
+                // The steps of a job in a container run with a bare plan. Other bare plans run steps without a job. Converting their exit
+                // codes has no effect, because no job reports them.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

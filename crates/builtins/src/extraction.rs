@@ -27,7 +27,7 @@ pub enum LimitsFrom {
 pub struct Extraction {
     /// Directory that archives are unpacked into. It is created if it does not exist.
     pub root: PathBuf,
-    /// Components of the path that are trusted. A job could have replaced any other component with a link.
+    /// Part of the path that jobs can change. Links in this part are not followed.
     pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,

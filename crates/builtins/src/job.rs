@@ -146,8 +146,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process runs as root.
 ///
-/// A later job with another user changes the owner of the files only if the directory does not belong to that user. After root may have
-/// written files, the directory must therefore belong to root.
+/// Before a later job runs as another user, the owner of all files is changed to that user, but only if the directory itself does not
+/// belong to that user yet. Files that root may write are therefore found only if the directory belongs to root.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

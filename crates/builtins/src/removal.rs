@@ -30,7 +30,7 @@ mod tests {
         remove_tree(&tree).unwrap();
     }
 
-    /// The tree is deeper than a recursive removal could go on this stack.
+    /// A recursive removal of this tree would overflow the stack.
     #[test]
     fn deep_directory_is_removed_on_small_stack() {
         use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};

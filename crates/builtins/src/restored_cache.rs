@@ -13,7 +13,7 @@ pub(crate) type ChangeTime = (i64, i64);
 pub struct Restored {
     /// Identity of the archive. Another job may have replaced it.
     pub(crate) archive: (u64, ChangeTime),
-    /// Time of the end.
+    /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
 
@@ -28,7 +28,7 @@ impl Restored {
         Ok(Self { archive: identity(archive), at })
     }
 
-    /// Returns the time of the end if `archive` is the one that was restored.
+    /// Returns the time at which the restore ended, if `archive` is the archive that was restored.
     pub(crate) fn end_for(&self, archive: &Metadata) -> Option<ChangeTime> {
         (self.archive == identity(archive)).then_some(self.at)
     }

@@ -4,7 +4,8 @@
 //! port is free -> process starts in an empty directory -> port accepts a connection -> the job's steps -> process terminated
 //! ```
 //!
-//! The processes of a service are a separate set that is recorded with the job, so the next agent terminates them if this one is killed.
+//! The processes of a service are a separate set that is recorded with the job, so the next agent terminates them if this agent
+//! is killed.
 
 use std::fs;
 use std::net::Ipv4Addr;

@@ -7,7 +7,7 @@
     clippy::print_stdout,
     clippy::expect_used,
     clippy::unwrap_used,
-    reason = "a benchmark is a program for one person"
+    reason = "a benchmark prints its results, and panics if it fails"
 )]
 
 use std::path::{Path, PathBuf};

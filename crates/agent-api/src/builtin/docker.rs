@@ -30,8 +30,7 @@ pub struct DockerContainer {
     pub credentials: Vec<RegistryCredentials>,
     /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
-    /// Directories that are given to the user of the build container, with everything in them, because earlier jobs may have had another
-    /// user.
+    /// Directories whose owner is changed recursively to the user of the build container. Earlier jobs may have run as another user.
     pub owned: Vec<String>,
     /// Project directory of the job in the build container.
     pub project_dir: String,
@@ -41,10 +40,10 @@ pub struct DockerContainer {
     pub keep_volumes: bool,
     /// Whether the output of the services is copied to the log (CI_DEBUG_SERVICES).
     pub log_services: bool,
-    /// Address `host:port` on the agent's side that is reachable in the build container under the same address. Used for a coordinator
-    /// that listens on a loopback address. Empty means none.
+    /// Address `host:port` that the agent can reach. Connections of the build container to the same address are forwarded to it. Used for
+    /// a coordinator that listens on a loopback address. Empty means that no connections are forwarded.
     pub relay: String,
-    /// Addresses that no container of the job can reach. No container may have a capability that could undo this.
+    /// Addresses that no container of the job can reach. No container may have a capability with which it could remove the block.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<IpAddr>,
 }
@@ -173,7 +172,8 @@ pub struct DockerVolume {
 pub struct RegistryCredentials {
     /// Registry host with an optional path. The entry with the longest path that an image begins with is used. Docker Hub is `docker.io`.
     ///
-    /// Empty, with `helper`, means every registry: the helper is queried for the host of the image, like an entry for that host.
+    /// If this is empty and `helper` is set, the entry applies to every registry: it is used like an entry for the host of the image, and
+    /// the helper is queried for this host.
     pub registry: String,
     /// User name. Empty if `helper` is set.
     pub username: String,

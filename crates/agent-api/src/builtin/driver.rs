@@ -13,7 +13,7 @@ pub const CACHE_DIR: &str = "/__muster_cache_dir__";
 /// shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
-/// Runs the configuration stage and the preparation of a driver. The other steps of the driver need it.
+/// Runs the configuration stage and the preparation of a driver. Must run before the other steps of the driver.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverPrepare {
@@ -27,7 +27,7 @@ pub struct DriverPrepare {
     pub directories: DriverDirectories,
     /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
     pub project_dir: String,
-    /// Further lines for the log.
+    /// Additional lines to print to the log.
     pub lines: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Inputs of the step that prepares the copy of a repository which the jobs of a machine share.
+//! Inputs of the step that updates a machine's mirror of a repository: a copy that all jobs of the machine share.
 
 use serde::{Deserialize, Serialize};
 

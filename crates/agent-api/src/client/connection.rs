@@ -130,7 +130,7 @@ impl AgentConnection {
         }
     }
 
-    /// Returns the identity of the agent when the connection was opened.
+    /// Returns the identity that the agent had when the connection was opened.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity

@@ -1,7 +1,7 @@
 //! Client of an agent: runs a job, follows its log, waits for its result, cancels it and closes it.
 //!
-//! The manager uses this client, and so does an agent that delegates steps to another one. All calls are idempotent by the ID of the job,
-//! so a caller that got no answer repeats the call over a new connection.
+//! The manager uses this client, and so does an agent that delegates steps to another agent. Each call names the job by its ID and is
+//! idempotent: a caller that got no answer repeats the call over a new connection.
 
 mod connection;
 mod follow;
@@ -97,7 +97,7 @@ pub struct RunOptions<'a> {
 /// Sends `Run` until an agent accepts or rejects it. The caller must apply a timeout.
 ///
 /// # Errors
-/// [`AgentError::Refused`] or [`AgentError::Unknown`].
+/// [`AgentError::Refused`] or [`AgentError::Unknown`] if the agent rejects the request.
 pub async fn run_until_accepted(
     agent: &(impl Reach + ?Sized),
     request: impl Fn() -> Result<RunRequest, AgentError> + Send + Sync,
@@ -203,13 +203,13 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Cancels the job, and lets it clean up. Its result then has the cancel as its cause.
+    /// Cancels the job, and lets it clean up. The job's result then names the cancellation as its cause.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await?;
         Ok(())
     }
 
-    /// Stops the job immediately, for the given cause. Only its cleanup steps run. Idempotent.
+    /// Stops the job immediately, for the given cause. Afterwards, only its cleanup steps run. Idempotent.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         let cause = serde_json::to_value(cause).ok().and_then(|cause| cause.as_str().map(str::to_owned));
         let request = StopRequest { id: id.to_owned(), cause: cause.unwrap_or_default() };

@@ -1,6 +1,6 @@
 //! Measures how long an agent has been silent, counting only the time in which this process was awake.
 //!
-//! A manager that was stopped for a minute, or whose machine was suspended, heard nothing because it did not listen. Such a gap does not
+//! A manager that was stopped for a minute, or whose machine was suspended, received nothing because it did not run. Such a gap does not
 //! count, so that the agent can be queried before it is considered lost.
 
 use std::time::Duration;
@@ -47,8 +47,8 @@ impl Silence {
         self.count(true).await;
     }
 
-    /// Counts the silence. If `may_end` is set, returns when the silence exceeds its limit. Otherwise, never returns.
-    pub async fn count(&mut self, may_end: bool) {
+    /// Counts the silence. Returns when the silence exceeds its limit, but only if `return_when_exceeded` is set.
+    pub async fn count(&mut self, return_when_exceeded: bool) {
         loop {
             let now = Instant::now();
             let elapsed = now.duration_since(self.counted_until);
@@ -56,7 +56,7 @@ impl Silence {
             if elapsed <= MAX_TICK {
                 self.remaining = self.remaining.saturating_sub(elapsed);
             }
-            if self.remaining.is_zero() && may_end {
+            if self.remaining.is_zero() && return_when_exceeded {
                 return;
             }
             sleep(if self.remaining.is_zero() { TICK } else { self.remaining.min(TICK) }).await;
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_exceeded_immediately_when_its_limit_was_counted_before() {
+    async fn exceeded_returns_immediately_when_the_limit_has_passed_before_the_call() {
         let mut silence = Silence::new(Duration::from_secs(7));
         let result = tokio::time::timeout(Duration::from_secs(60), silence.count(false)).await;
         assert!(result.is_err());

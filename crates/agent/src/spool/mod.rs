@@ -12,8 +12,8 @@
 //!   .templates/         templates for checkouts
 //!   .steps/             cache of remote steps
 //! ```
-//! The journal begins with the version of its format. Nothing is synced to disk: after a power failure the last second may be missing, and
-//! anything unreadable counts as not written.
+//! The journal begins with the version of its format. Nothing is synced to disk: after a power failure, the last seconds of data may be missing,
+//! and an incomplete record counts as in [`journal`].
 
 mod journal;
 mod log;
@@ -129,7 +129,7 @@ impl Spool {
         locked.is_some() && locked == id(fs::metadata(self.root.join(LOCK)))
     }
 
-    /// Returns whether the spool has no jobs in any state. A deleted spool has none.
+    /// Returns whether the spool has no jobs in any state. A deleted spool has no jobs.
     pub(crate) fn is_empty(&self) -> bool {
         match self.entries() {
             Ok(entries) => entries.is_empty(),

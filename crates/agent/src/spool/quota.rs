@@ -69,7 +69,7 @@ impl JobQuota {
     /// `QuotaExceeded` if the quota is used up.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         let used = self.quota.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if used > self.quota.limit && !self.fits_final_message(bytes) {
+        if used > self.quota.limit && !self.take_final_message_bytes(bytes) {
             self.quota.used.fetch_sub(bytes, Ordering::Relaxed);
             let message = format!(
                 "the spool is full: all jobs may store {} bytes together until their logs are uploaded; raise MUSTER_SPOOL_LIMIT (in MiB)",
@@ -81,7 +81,10 @@ impl JobQuota {
         Ok(())
     }
 
-    fn fits_final_message(&self, bytes: u64) -> bool {
+    /// Takes bytes from those that the job may write after it exceeded the quota. Returns false if too few remain.
+    ///
+    /// The first call for a job returns false, and makes [`FINAL_MESSAGE_BYTES`] available for the next calls.
+    fn take_final_message_bytes(&self, bytes: u64) -> bool {
         let mut remaining = self.job.final_message_remaining.lock();
         let available = remaining.unwrap_or_default();
         let fits = remaining.is_some() && bytes <= available;

@@ -25,7 +25,8 @@ pub(super) struct Recycler {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<PathBuf>,
-    created: u64,
+    /// Number of directories that were moved to `root` so far. The name of each is its number.
+    moved: u64,
 }
 
 impl Recycler {
@@ -53,8 +54,8 @@ impl Recycler {
     pub(super) fn put(&self, dir: &Path) -> io::Result<()> {
         let target = {
             let mut state = self.state.lock();
-            state.created += 1;
-            self.root.join(state.created.to_string())
+            state.moved += 1;
+            self.root.join(state.moved.to_string())
         };
         match fs::rename(dir, &target) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -63,13 +63,14 @@ fn recycled_directory_is_empty_and_reused() {
     for id in ["1-1", "2-1", "3-1"] {
         let entry = spool.entry(id).unwrap();
         let journal = entry.create(&request(id)).unwrap();
-        entry.log().unwrap().append(format!("log of {id}").as_bytes()).unwrap();
+        let line = format!("log of {id}");
+        entry.log().unwrap().append(line.as_bytes()).unwrap();
         journal.record_user_code().unwrap();
         assert_eq!(
             entry.read_journal().unwrap(),
             JournalContents { request: Some(request(id)), user_code: true, ..JournalContents::default() }
         );
-        assert_eq!(entry.log().unwrap().bytes(), 10);
+        assert_eq!(entry.log().unwrap().bytes(), line.len() as u64);
         seen.push(inodes());
         entry.remove().unwrap();
         assert!(!texts().contains("secret") && !texts().contains("log of"), "{}", texts());
@@ -138,7 +139,8 @@ fn repeated_run_keeps_the_log() {
     let entry = spool.entry("7-1").unwrap();
     let request = |steps: &str| RunRequest { id: "7-1".to_owned(), steps: steps.to_owned(), ..RunRequest::default() };
     entry.create(&request("first")).unwrap();
-    entry.log().unwrap().append(b"first line\n").unwrap();
+    let line = b"first line\n";
+    entry.log().unwrap().append(line).unwrap();
     spool.entry("8-1").unwrap().create(&request("other")).unwrap();
     spool.entry("8-1").unwrap().remove().unwrap();
     entry.create(&request("second")).unwrap();
@@ -146,7 +148,7 @@ fn repeated_run_keeps_the_log() {
         entry.read_journal().unwrap(),
         JournalContents { request: Some(request("second")), ..JournalContents::default() }
     );
-    assert_eq!(entry.log().unwrap().bytes(), 11);
+    assert_eq!(entry.log().unwrap().bytes(), line.len() as u64);
 }
 
 #[test]
@@ -256,9 +258,11 @@ fn quota_covers_all_jobs_except_final_messages() {
     one.log().unwrap().append(&[b'x'; 6000]).unwrap();
     let log = two.log().unwrap();
     log.append(&[b'x'; 3900]).unwrap();
+    // The two logs have 9900 of the 10000 bytes.
     let error = log.append(&[b'x'; 200]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
     assert!(error.to_string().contains("10000 bytes together") && error.to_string().contains("MUSTER_SPOOL_LIMIT"));
+    // After that error, the job may write 4096 more bytes.
     log.append(&[b'x'; 200]).unwrap();
     log.append(&[b'x'; 4000]).unwrap_err();
     let three = spool.entry("3-1").unwrap();

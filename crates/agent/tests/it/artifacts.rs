@@ -9,7 +9,7 @@ use muster_agent_api::builtin::{
 use muster_agent_api::plan::{ArtifactEndpoint, Call, JobPlan, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_job::{JobId, JobStatus};
-use muster_runner_api::test_support::{Call as Exchange, Fault, MemoryCoordinator, Served, serve};
+use muster_runner_api::test_support::{Call as ApiCall, Fault, MemoryCoordinator, Served, serve};
 
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
@@ -67,7 +67,7 @@ const CREATE_FILES: &str = "mkdir -p out/sub; echo a > out/sub/a.txt; echo b > o
 #[tokio::test]
 async fn archive_is_uploaded_and_downloaded_by_another_job() {
     let (coordinator, served) = coordinator().await;
-    coordinator.fail(Exchange::UploadArtifact, [Fault::FailBefore]);
+    coordinator.fail(ApiCall::UploadArtifact, [Fault::FailBefore]);
     let mut agent = Agent::start().await;
     let (log, result) =
         agent.complete(&with_coordinator(&served, agent.plan(vec![script(&[CREATE_FILES]), upload(archive())]))).await;
@@ -117,7 +117,7 @@ async fn provenance_statement_is_uploaded_with_the_files() {
 }
 
 #[tokio::test]
-async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
+async fn report_is_uploaded_as_gzip_and_a_failed_upload_fails_the_job() {
     let (coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let report = ArtifactsUpload {
@@ -140,7 +140,7 @@ async fn reports_are_gzip_and_a_failed_upload_fails_a_green_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
-/// The archive would contain an entry with another name, or one entry for two files.
+/// Without this check, the archive would contain an entry with another name, or one entry for two files.
 #[tokio::test]
 async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let (coordinator, served) = coordinator().await;
@@ -228,7 +228,7 @@ async fn links_are_uploaded_as_links_without_their_targets() {
 }
 
 #[tokio::test]
-async fn artifact_over_a_directory_is_a_warning() {
+async fn artifact_that_would_replace_a_directory_is_skipped_with_a_warning() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let paths = ["d1", "site", "other"].map(str::to_owned).into();

@@ -109,17 +109,17 @@ async fn cache_under_the_alternate_key_is_restored() {
 }
 
 #[tokio::test]
-async fn broken_archive_is_a_warning_and_is_cleaned_up() {
+async fn failed_extraction_is_a_warning_and_its_files_are_removed() {
     let mut agent = Agent::start().await;
     run_job_with_cache(&mut agent, "main", "content").await;
     let mut bytes = fs::read(archive(&agent, "main")).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 8].fill(0);
     fs::write(archive(&agent, "main"), bytes).unwrap();
-    let strict = CacheEntry { clean_up_failed: true, ..entry(&agent, "main") };
+    let cleaned_up = CacheEntry { clean_up_failed: true, ..entry(&agent, "main") };
     let plan = agent.plan(vec![
         script(&["mkdir -p vendor/sub; touch vendor/sub/half"]),
-        restore(strict),
+        restore(cleaned_up),
         script(&["[ -e vendor ] || echo vendor was removed"]),
     ]);
     let (log, result) = agent.complete(&plan).await;

@@ -43,7 +43,7 @@ pub(crate) fn with_sources(mut plan: JobPlan, checkout: Checkout) -> JobPlan {
     plan
 }
 
-fn local(repository: &Path, sha: &str) -> Checkout {
+fn local_checkout(repository: &Path, sha: &str) -> Checkout {
     Checkout {
         strategy: "fetch".to_owned(),
         repo_url: "http://gitlab-ci-token:s3cret@127.0.0.1/p.git".to_owned(),
@@ -56,13 +56,13 @@ fn local(repository: &Path, sha: &str) -> Checkout {
 }
 
 #[tokio::test]
-async fn local_commit_is_copied_clean_for_every_job() {
+async fn every_job_gets_a_clean_copy_of_a_local_commit() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
     let inspect = "git status --porcelain; ./link; git log --format=%s; git describe --tags; cat .git/config";
     let plan = with_sources(
         agent.plan(vec![script(&[inspect, "echo dirt > dirt; echo >> run.sh; rm -r sub"])]),
-        local(&bare, &sha),
+        local_checkout(&bare, &sha),
     );
     for _ in 0..2 {
         let (log, result) = agent.complete(&plan).await;
@@ -108,8 +108,10 @@ async fn missing_commit_fails_the_job_before_the_script() {
     let mut agent = Agent::start().await;
     let (bare, _) = repository(agent.dir.path());
     let missing = "0123456789012345678901234567890123456789";
-    let plan =
-        with_sources(agent.plan(vec![script(&["echo never"]), after_script(&["echo never"])]), local(&bare, missing));
+    let plan = with_sources(
+        agent.plan(vec![script(&["echo never"]), after_script(&["echo never"])]),
+        local_checkout(&bare, missing),
+    );
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(failure(&result).0, "script_failure");
     assert!(!log.contains("\nnever\n"), "{log}");

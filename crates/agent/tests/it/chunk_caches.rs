@@ -67,7 +67,7 @@ async fn only_changes_are_stored_and_restored() {
     let all: u64 = first.iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(new * 10 < all, "{new} of {all} bytes are new");
 
-    // The files are right already.
+    // The files in the project already have the content of the cache.
     let check = script(&["cat vendor/file7"]);
     let log = run(&mut agent, vec![restore(cache.clone()), check, save(cache.clone())]).await;
     assert!(log.contains(": 0.0 MB were restored") && log.contains("\nchanged\n"), "{log}");
@@ -96,7 +96,7 @@ async fn protection_levels_share_nothing() {
 }
 
 #[tokio::test]
-async fn damage_is_a_missing_cache_and_is_repaired_by_the_next_save() {
+async fn damaged_cache_counts_as_missing_and_the_next_save_repairs_it() {
     let mut agent = Agent::start().await;
     let cache = entry(&agent, "deps", "unprotected");
     run(&mut agent, vec![script(&[CREATE]), save(cache.clone())]).await;

@@ -80,7 +80,7 @@ fn debugged(agent: &Agent, steps: Vec<muster_agent_api::plan::Step>, breakpoints
 fn run_list() -> muster_agent_api::plan::Step {
     let list = json!([
         {"name": "first", "script": "echo first"},
-        {"name": "second", "script": "echo told $TOLD", "env": {"OWN": "value", "TOLD": "yes"}},
+        {"name": "second", "script": "echo extra is $EXTRA", "env": {"OWN": "value", "EXTRA": "yes"}},
     ]);
     step("run", When::OnSuccess, Call::Run(list))
 }
@@ -115,14 +115,14 @@ async fn paused_step_shows_its_state_without_masked_values() {
     let pause = client.pause_after(0).await;
     assert_eq!((pause.path.as_str(), pause.is_after), ("run/second", false));
     let call = client.inspect(&pause).await;
-    assert_eq!((&call.env["OWN"], &call.env["TOLD"]), (&json!("value"), &json!("yes")));
-    let (output, code) = client.shell(&pause, "echo $OWN $TOLD; echo masked-value >&2; pwd; exit 4").await;
+    assert_eq!((&call.env["OWN"], &call.env["EXTRA"]), (&json!("value"), &json!("yes")));
+    let (output, code) = client.shell(&pause, "echo $OWN $EXTRA; echo masked-value >&2; pwd; exit 4").await;
     assert_eq!(code, 4);
     assert_eq!(output, format!("value yes\n[MASKED]\n{}\n", agent.project().display()));
     let outdated = Pause { number: 7, ..pause.clone() };
     assert_eq!(client.resume(&outdated, ResumeAction::ResumeContinue).await, Err(Code::FailedPrecondition));
     client.resume(&pause, ResumeAction::ResumeContinue).await.unwrap();
-    assert!(agent.log("1-1").await.contains("told yes\n"));
+    assert!(agent.log("1-1").await.contains("extra is yes\n"));
     assert_eq!(agent.wait("1-1").await.outcome, Outcome::Success);
 }
 
@@ -173,7 +173,7 @@ async fn cancel_ends_a_pause_and_after_script_runs() {
     client.pause_after(0).await;
     agent.cancel("1-1").await;
     let log = agent.log("1-1").await;
-    assert!(log.contains("after\n") && !log.contains("told"), "{log}");
+    assert!(log.contains("after\n") && !log.contains("extra is"), "{log}");
     let result = agent.wait("1-1").await;
     assert!(matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::CanceledByUser), .. }));
     assert_eq!(result.tree.steps[1].steps[1].status, StepStatus::Cancelled);

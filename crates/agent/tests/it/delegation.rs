@@ -172,8 +172,8 @@ async fn timeout_and_close_end_delegated_steps() {
 
 #[tokio::test]
 async fn killed_second_agent_fails_its_step() {
-    // An agent cannot tell the remaining processes of the second agent from those of an older job that still runs in the agent's
-    // process. Jobs of other tests run in this process, so the first agent runs in a separate one.
+    // Jobs of other tests run in the process of this test. An agent in the same process could not distinguish the remaining processes of
+    // the second agent from the processes of those jobs, so the first agent runs in a separate process.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

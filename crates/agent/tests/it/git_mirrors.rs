@@ -157,7 +157,7 @@ async fn jobs_of_one_commit_that_start_together_fetch_it_once() {
     }
     assert_eq!(updates, 1);
     let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
-    // A request without credentials may precede the first one.
+    // Requests for `info/refs` are not counted: the first of them may have no credentials, and is then repeated.
     assert_eq!(paths.iter().filter(|path| path.ends_with("git-upload-pack")).count(), 1, "{paths:?}");
 }
 
@@ -222,7 +222,7 @@ async fn damaged_mirror_is_replaced() {
 }
 
 #[tokio::test]
-async fn mirror_that_cannot_be_used_costs_only_a_warning() {
+async fn unusable_mirror_causes_only_a_warning() {
     let mut fixture = Fixture::new().await;
     let root = fixture.agent.dir.path().join("mirrors");
     fs::create_dir(&root).unwrap();
@@ -291,7 +291,7 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     assert_eq!(fixture.agent.wait("1-1").await.outcome, Outcome::Success, "{log}");
 }
 
-/// Adds a pack to a mirror whose index has `content` under the name of another object.
+/// Adds a pack to a mirror. The index of the pack gives `content` the name of another object.
 pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &[u8]) {
     let work = dir.join("wrong");
     fs::create_dir(&work).unwrap();

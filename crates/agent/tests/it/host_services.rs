@@ -11,7 +11,7 @@ use muster_steps::process::Containment;
 use crate::harness::*;
 use crate::killed_agent::spawn_agent_with;
 
-/// Serves one answer for each connection, and prints the environment that it got.
+/// Python program that prints its environment, and sends one answer on each connection.
 const SERVER: &str = "import os,socket,sys
 print('started in', os.getcwd(), os.listdir('.'), os.environ.get('DB'), os.environ.get('OF_JOB'), flush=True)
 s=socket.create_server(('127.0.0.1', int(sys.argv[1])))
@@ -105,7 +105,7 @@ async fn port_of_another_program_is_refused() {
 }
 
 #[tokio::test]
-async fn service_of_a_killed_agent_is_terminated_by_the_next_one() {
+async fn service_of_a_killed_agent_is_terminated_by_the_next_agent() {
     for containment in [Containment::ProcessTree, Containment::default()] {
         let dir = tempfile::tempdir().unwrap();
         let mut process = spawn_agent_with(dir.path(), containment);

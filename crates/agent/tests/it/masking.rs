@@ -8,12 +8,16 @@ use crate::harness::*;
 
 /// Secret with characters that are escaped if the value is quoted.
 const SECRET: &str = "s3cret \"of\" the\\job";
+/// Secret without such characters.
 const PLAIN: &str = "s3cret-without-them";
 
-async fn run_failing_steps(list: Value, inner: Value) -> (String, Value) {
+/// Runs a `run:` list, which must fail. `exec` is the definition of the local step `./exec`; `./type` has an invalid input type.
+///
+/// Returns the log, and the texts that the agent reports about the job.
+async fn run_failing_steps(list: Value, exec: Value) -> (String, Value) {
     let mut agent = Agent::start().await;
     let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});
-    for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{inner}"))] {
+    for (name, text) in [("type", format!("{typed}\n---\n{{}}")), ("exec", format!("{{}}\n---\n{exec}"))] {
         let dir = agent.project().join(name);
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("step.yml"), text).unwrap();

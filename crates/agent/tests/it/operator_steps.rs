@@ -20,10 +20,11 @@ fn operator(name: &str, commands: &[&str]) -> Step {
     step
 }
 
-fn after(name: &str, commands: &[&str], required: bool) -> Step {
+/// Returns a step of the operator that runs after the job. `is_required` is whether its failure fails the job.
+fn after(name: &str, commands: &[&str], is_required: bool) -> Step {
     let mut step = operator(name, commands);
     step.policy.when = When::Finally;
-    step.policy.allow_failure = !required;
+    step.policy.allow_failure = !is_required;
     step.policy.timeout_ms = 60_000;
     step
 }
@@ -164,7 +165,7 @@ async fn policy_is_checked_when_a_nested_step_is_loaded() {
     }
 }
 
-/// Runs steps with limits. `None` means that this machine does not permit them.
+/// Runs steps with limits. `None` means that this machine cannot enforce such limits.
 async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(steps);
@@ -223,7 +224,8 @@ async fn memory_of_the_author_is_limited_and_reported() {
     assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
 }
 
-/// Runs a `run:` list under these rules, each of which allows a step and has limits. `None` means that this machine does not permit them.
+/// Runs a `run:` list under these rules. Each rule allows a step, and has limits. `None` means that this machine cannot enforce such
+/// limits.
 async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: Value) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let nested = "{}\n---\nrun:\n  - {name: outer, script: 'echo outer; ./show'}\n  - {name: inner, step: ../inner}\n";
@@ -255,7 +257,7 @@ async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: 
     Some((log, result))
 }
 
-/// Returns what `show` printed after the word.
+/// Returns the network interfaces and the file size that `show` printed after the line `word`.
 fn shown(log: &str, word: &str) -> (String, u64) {
     let rest = log.split_once(&format!("\n{word}\n")).unwrap_or_else(|| panic!("no {word:?} in {log}")).1;
     let value = |key: &str| rest.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
@@ -263,7 +265,7 @@ fn shown(log: &str, word: &str) -> (String, u64) {
 }
 
 #[tokio::test]
-async fn limits_of_a_rule_apply_to_its_steps_and_to_those_that_they_call() {
+async fn limits_of_a_rule_apply_to_its_steps_and_the_steps_that_they_call() {
     let file = |megabytes: u64| StepLimits { file_bytes: Some(megabytes << 20), ..StepLimits::default() };
     let no_network = StepLimits { no_network: true, ..StepLimits::default() };
     let rules = [("local:./ci/outer", no_network), ("local:./ci/inner", file(2))];
@@ -283,7 +285,7 @@ async fn limits_of_a_rule_apply_to_its_steps_and_to_those_that_they_call() {
 }
 
 #[tokio::test]
-async fn memory_and_cpu_of_a_rule_are_limited_inside_those_of_the_policy() {
+async fn memory_and_cpu_limits_of_a_rule_apply_in_addition_to_the_policy_limits() {
     let memory = |megabytes: u64, cpu| StepLimits {
         memory_bytes: Some(megabytes << 20),
         cpu_milli: Some(cpu),

@@ -5,6 +5,9 @@ use muster_agent_api::step_runner::Variable;
 
 use crate::harness::*;
 
+/// Length of the time and the space after it at the start of a line with a timestamp.
+const TIME_BYTES: usize = 28;
+
 #[tokio::test]
 async fn ten_megabytes_of_output_are_complete() {
     let mut agent = Agent::start().await;
@@ -63,7 +66,7 @@ async fn lines_have_time_and_stream_if_timestamps_are_on() {
     let mut plan = agent.plan(vec![script(&["echo out; echo err >&2"])]);
     plan.timestamps = true;
     let (log, _) = agent.complete(&plan).await;
-    let without_timestamp = |line: &str| line.get(28..).unwrap_or_default().to_owned();
+    let without_timestamp = |line: &str| line.get(TIME_BYTES..).unwrap_or_default().to_owned();
     let lines: Vec<String> = log.lines().map(without_timestamp).collect();
     for expected in ["01O out", "01O err", "00O \x1b[32;1mJob succeeded\x1b[0;m"] {
         assert!(lines.iter().any(|line| line == expected), "{log}");
@@ -78,7 +81,7 @@ async fn lines_of_both_streams_are_in_write_order() {
     plan.timestamps = true;
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
-    let lines: Vec<&str> = log.lines().filter_map(|line| line.get(28..)).collect();
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.get(TIME_BYTES..)).collect();
     let expected = (1..=1000).flat_map(|n| ["o", "e"].map(|letter| format!("01O {letter} {n}")));
     let expected: Vec<String> = expected.chain(["01O \x1b[32;1m$ echo end\x1b[0;m".to_owned()]).collect();
     let first = lines.iter().position(|line| *line == "01O o 1").unwrap();

@@ -11,7 +11,7 @@ fn run(list: Value) -> muster_agent_api::plan::Step {
 }
 
 #[tokio::test]
-async fn delays_of_retries_and_sections_are_those_of_the_plan() {
+async fn plan_sets_retry_delay_and_whether_steps_have_log_sections() {
     let mut agent = Agent::start().await;
     let list = json!([
         {"name": "flaky", "script": "test -e tried || { touch tried; exit 3; }", "muster": {"retry": 1, "section": "Try it"}},

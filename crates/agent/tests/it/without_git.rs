@@ -17,6 +17,7 @@ struct Fixture {
     agent: Agent,
     server: GitServer,
     sha: String,
+    /// Value of `PATH` for the jobs: a directory with the programs of this machine, but without git.
     path: String,
 }
 

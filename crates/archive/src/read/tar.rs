@@ -61,8 +61,8 @@ fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError>
     }))
 }
 
-/// Returns the kind of an entry. `Ok(None)` means that it describes the archive. The error is the name of a kind that is not
-/// unpacked.
+/// Returns the kind of an entry. `Ok(None)` means that the entry describes the archive instead of a file. The error is the name of a
+/// kind that is not unpacked.
 fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
     match kind {
         EntryType::Directory => Ok(Some(EntryKind::Directory)),

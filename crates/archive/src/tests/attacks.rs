@@ -114,7 +114,11 @@ fn create_root_rejects_links_below_the_base_but_follows_links_above_it() {
         assert_eq!(error.kind(), std::io::ErrorKind::NotADirectory, "{path}: {error}");
         assert!(error.to_string().contains("is a symbolic link or a file, which a job may have put there"), "{error}");
     }
-    assert_eq!(fs::read_dir(outer.join("canary")).unwrap().count(), 3);
+    assert_eq!(
+        fs::read_dir(outer.join("canary")).unwrap().count(),
+        3,
+        "nothing was added to `empty`, `keys` and `project`"
+    );
     let error = below("../outside").unwrap_err().to_string();
     assert!(error.contains("is not below the builds directory"), "{error}");
     create_root(&outer.join("elsewhere"), &Root::Below(base.clone())).unwrap_err();

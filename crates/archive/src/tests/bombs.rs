@@ -130,14 +130,14 @@ fn creating_links_and_setting_modes_after_the_files_can_be_stopped() {
             // The last items are processed first.
             let stop = || is_done(sandbox.root().join("099"));
             let limits = Limits::default();
-            let result = unpack(&stored(&archive(items)), &sandbox.open_root(), &limits, format, &stop);
+            let result = unpack(&temporary_file(&archive(items)), &sandbox.open_root(), &limits, format, &stop);
             assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
             assert!(!is_done(sandbox.root().join("000")), "{format:?}");
         }
     }
 }
 
-/// The content has no entry, so the libraries read all of it before they return.
+/// Such an archive has no entry, so the libraries read all of it before they return.
 #[test]
 fn an_archive_without_entries_can_be_stopped() {
     // A frame that readers skip: its magic and its length.
@@ -158,7 +158,7 @@ fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, 
     let sandbox = Sandbox::new();
     let calls = std::sync::atomic::AtomicUsize::new(0);
     let stop = || calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed) >= max_calls;
-    let result = unpack(&stored(archive), &sandbox.open_root(), &Limits::default(), format, &stop);
+    let result = unpack(&temporary_file(archive), &sandbox.open_root(), &Limits::default(), format, &stop);
     (sandbox, result)
 }
 
@@ -222,7 +222,7 @@ fn peak_memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Each entry implies 400 directories, whose paths have 0.8 MB together. Keeping those of all entries took 4 GB for an archive of 4 MB.
+/// Each entry implies 400 directories, whose paths have 0.8 MB together. The paths for earlier entries must not stay in memory.
 #[test]
 fn memory_does_not_grow_with_the_directories_that_names_imply() {
     const CHILD: &str = "MUSTER_TEST_DEEP_PATHS";

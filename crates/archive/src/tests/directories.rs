@@ -208,6 +208,7 @@ fn names_are_read_from_the_directory_and_contents_must_match_it() {
     sandbox.unpack_checked(Format::Zip, &archive(&content, std::slice::from_ref(&good))).unwrap();
     assert_eq!(sandbox.inside(), ["name: evil"]);
     let longer = with_crc(central_header("name", 5, 0), crc_of(b"evil"));
+    // In a header, the flags begin at byte 8, and the compression method at byte 10.
     let mut encrypted = good.clone();
     encrypted[8] = 1;
     let mut unknown_method = good.clone();

@@ -47,7 +47,7 @@ impl Sandbox {
 
     fn unpack(&self, format: Format, archive: &[u8], limits: &Limits) -> Result<Vec<String>, UnpackError> {
         let root = self.open_root();
-        let skipped = unpack(&stored(archive), &root, limits, format, &|| false)?;
+        let skipped = unpack(&temporary_file(archive), &root, limits, format, &|| false)?;
         Ok(skipped.lines().collect())
     }
 
@@ -75,7 +75,7 @@ impl Sandbox {
 }
 
 /// Returns a file with these bytes.
-fn stored(archive: &[u8]) -> fs::File {
+fn temporary_file(archive: &[u8]) -> fs::File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(archive).unwrap();
     file.rewind().unwrap();

@@ -134,7 +134,7 @@ fn ordinary_item() -> impl Strategy<Value = Item> {
     })
 }
 
-/// Returns a zip archive in which a name may occur several times, unlike those of the zip writer.
+/// Returns a zip archive in which a name may occur several times. The zip writer does not allow this.
 fn zip_with_duplicates(items: &[Item]) -> Vec<u8> {
     let renamed = |(index, item): (usize, &Item)| Item { name: format!("{index:04}/{}", item.name), ..item.clone() };
     let items: Vec<Item> = items.iter().enumerate().map(renamed).collect();

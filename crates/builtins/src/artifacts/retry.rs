@@ -19,7 +19,7 @@ const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duratio
 pub enum RetryPolicy {
     /// Transient errors are retried for an hour, other errors twice. Used by jobs.
     UntilTimeout,
-    /// Transient errors count as attempts too. Used by commands.
+    /// Transient errors count as attempts, too. Used by the commands that upload and download artifacts outside of a job.
     FixedAttempts {
         /// Maximum number of attempts.
         attempts: u32,
@@ -36,7 +36,7 @@ pub(super) struct RetryState {
     backoff: Backoff,
     /// Time from which transient errors are no longer retried. Used only with [`RetryPolicy::UntilTimeout`].
     deadline: Instant,
-    /// Number of failed attempts. Those that may be retried until `deadline` are not counted.
+    /// Number of failed attempts. Attempts that may be retried until `deadline` are not counted.
     attempts: u32,
 }
 
@@ -104,7 +104,7 @@ mod tests {
         ClientError::Rejected { call: "test", code, message: String::new() }
     }
 
-    /// Returns the number of attempts.
+    /// Returns the number of attempts of a transfer that always fails with this error.
     fn count(retry_policy: RetryPolicy, error: &ClientError) -> usize {
         let mut retries = RetryState::new(retry_policy);
         1 + std::iter::from_fn(|| retries.next_delay(error)).take(100).count()
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fixed_attempts_are_counted_with_more_for_503() {
+    async fn fixed_attempts_has_a_separate_limit_for_status_503() {
         let counted = RetryPolicy::FixedAttempts { attempts: 3, unavailable_attempts: 6, backoff: BACKOFF };
         assert_eq!(count(counted, &status(503)), 6);
         assert_eq!(count(counted, &status(500)), 3);

@@ -50,7 +50,7 @@ fn rfc3339(time: OffsetDateTime) -> String {
     time.replace_nanosecond(0).ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// Returns the timeouts of `[runners.artifact]`, or the defaults for those that the plan does not set.
+/// Returns the timeouts of `[runners.artifact]`. A timeout that the plan does not set has its default.
 fn timeouts(context: &Context) -> UploadTimeouts {
     let or_default = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
     let default = UploadTimeouts::default();

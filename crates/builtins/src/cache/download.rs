@@ -63,22 +63,22 @@ impl<'a> Download<'a> {
     pub(super) async fn run(&self, response: Response) -> Result<(), RemoteError> {
         let checksum = declared_checksum(response.headers());
         match (resumable_tag(response.headers()), response.content_length()) {
-            (Some(tag), Some(length)) => self.ranges(response, &tag, length).await?,
+            (Some(tag), Some(length)) => self.transfer_ranges(response, &tag, length).await?,
             (_, length) => {
                 let mut range = Range { at: 0, end: length.unwrap_or(u64::MAX) };
-                self.stream(response, &mut range).await?;
+                self.write_body(response, &mut range).await?;
                 if length.is_some_and(|length| range.at != length) {
                     return Err(RemoteError::Network("the response ended before the end of the object".to_owned()));
                 }
             }
         }
         match checksum {
-            Some(checksum) => self.check(checksum).await,
+            Some(checksum) => self.check_md5(checksum).await,
             None => Ok(()),
         }
     }
 
-    async fn ranges(&self, response: Response, tag: &HeaderValue, length: u64) -> Result<(), RemoteError> {
+    async fn transfer_ranges(&self, response: Response, tag: &HeaderValue, length: u64) -> Result<(), RemoteError> {
         let range_bytes = self.remote.range_bytes;
         let starts = (0..length.div_ceil(range_bytes).max(1)).map(|index| index * range_bytes);
         let mut first = Some(response);
@@ -88,12 +88,14 @@ impl<'a> Download<'a> {
         });
         let ranges = futures::stream::iter(ranges);
         ranges
-            .try_for_each_concurrent(MAX_CONCURRENT, |(range, response)| self.range(range, response, tag, length))
+            .try_for_each_concurrent(MAX_CONCURRENT, |(range, response)| {
+                self.transfer_range(range, response, tag, length)
+            })
             .await
     }
 
     /// Transfers a range, and continues it after a broken connection.
-    async fn range(
+    async fn transfer_range(
         &self,
         mut range: Range,
         mut response: Option<Response>,
@@ -103,9 +105,9 @@ impl<'a> Download<'a> {
         let mut retries_left = self.remote.retries;
         loop {
             let transferred = match response.take() {
-                Some(response) => self.stream(response, &mut range).await,
+                Some(response) => self.write_body(response, &mut range).await,
                 None => match self.request(range, tag, length).await {
-                    Ok(response) => self.stream(response, &mut range).await,
+                    Ok(response) => self.write_body(response, &mut range).await,
                     Err(error) => Err(error),
                 },
             };
@@ -149,7 +151,7 @@ impl<'a> Download<'a> {
     }
 
     /// Writes the body of a response, up to the end of the range.
-    async fn stream(&self, response: Response, range: &mut Range) -> Result<(), RemoteError> {
+    async fn write_body(&self, response: Response, range: &mut Range) -> Result<(), RemoteError> {
         let mut body = response.bytes_stream();
         while range.at < range.end {
             let Some(chunk) = body.next().await else { break };
@@ -164,7 +166,7 @@ impl<'a> Download<'a> {
     }
 
     /// Checks that the content of the file has the MD5 that the store declared.
-    async fn check(&self, expected: [u8; 16]) -> Result<(), RemoteError> {
+    async fn check_md5(&self, expected: [u8; 16]) -> Result<(), RemoteError> {
         let file = self.file.try_clone().map_err(|error| file_error("read", error))?;
         let found = tokio::task::spawn_blocking(move || md5_of(&file)).await;
         let found = found.map_err(io::Error::other).flatten().map_err(|error| file_error("read", error))?;

@@ -1,7 +1,7 @@
 //! `builtin://cache/restore` and `builtin://cache/save`: caches in a directory of this machine (docs/spec/job-execution.md, section 10).
 //!
 //! If the plan has signed URLs of an object store, [`store`] transfers the archives to and from it, so that other machines can use them.
-//! A cache never fails the job. Archives are replaced atomically, so that a reader never sees an incomplete one.
+//! A cache never fails the job. Archives are replaced atomically, so that a reader never sees an incomplete archive.
 
 mod archive;
 mod chunks;

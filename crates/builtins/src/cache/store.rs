@@ -51,7 +51,7 @@ impl<'a> ObjectStore<'a> {
     pub(super) async fn download(&self, context: &Context, file: &Path, stop: &StopToken) -> Result<(), RemoteError> {
         let objects = [self.object].into_iter().chain(self.alternate);
         let objects: Result<Vec<_>, RemoteError> = objects
-            .map(|object| Ok(RemoteObject { url: parse(&object.download)?, head: Some(parse(&object.head)?) }))
+            .map(|object| Ok(RemoteObject { url: parse_url(&object.download)?, head: Some(parse_url(&object.head)?) }))
             .collect();
         self.remote()?.download_newest(context, &objects?, file, stop).await
     }
@@ -67,12 +67,14 @@ impl<'a> ObjectStore<'a> {
         let remote = self.remote()?;
         match written {
             ArchiveOutcome::NoFiles => return Ok(()),
-            ArchiveOutcome::UpToDate if remote.has(context, &parse(&self.object.head)?, stop).await? => return Ok(()),
+            ArchiveOutcome::UpToDate if remote.has(context, &parse_url(&self.object.head)?, stop).await? => {
+                return Ok(());
+            }
             ArchiveOutcome::UpToDate | ArchiveOutcome::Written { .. } => {}
         }
         let headers = self.object.upload_headers.iter().map(|(name, value)| format!("{name}: {value}"));
         let headers: Vec<String> = headers.collect();
-        remote.upload(context, file, &parse(&self.object.upload)?, &headers, self.max_upload_bytes, stop).await
+        remote.upload(context, file, &parse_url(&self.object.upload)?, &headers, self.max_upload_bytes, stop).await
     }
 }
 
@@ -96,6 +98,6 @@ pub(super) fn timeout(context: &Context) -> Duration {
     Duration::from_secs(minutes.saturating_mul(60))
 }
 
-pub(super) fn parse(url: &Secret) -> Result<Url, RemoteError> {
+pub(super) fn parse_url(url: &Secret) -> Result<Url, RemoteError> {
     Url::parse(url.expose()).map_err(|error| RemoteError::Setup(format!("the cache has an invalid URL: {error}")))
 }

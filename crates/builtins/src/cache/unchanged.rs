@@ -1,7 +1,7 @@
 //! Compares the files of a cache with the archive from which they were restored.
 //!
-//! The archive is the only record of what was restored: a signed URL fixes the headers of an upload before its content is known, so no
-//! fingerprint can be stored with the object, and archives of gitlab-runner have none.
+//! The content of the archive is compared, because archives have no fingerprint of their files. None could be stored in the headers of an
+//! object: a signed URL fixes the headers of an upload before its content is known. Archives of gitlab-runner have no fingerprint either.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -84,7 +84,7 @@ fn compare(
         &Meter::new(limits, &|| stop.cause().is_some()),
         &mut |entry, content| {
             is_same = match packed.remove(entry.path.as_path()) {
-                Some(metadata) => same(entry, content, &root.join(&entry.path), &metadata, equal_at),
+                Some(metadata) => is_equal(entry, content, &root.join(&entry.path), &metadata, equal_at),
                 None => false,
             };
             // An error ends the reading.
@@ -98,8 +98,8 @@ fn compare(
     }
 }
 
-/// Returns whether a file is equal to its entry. At the time `equal_at`, if there is one, it was equal.
-fn same(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, equal_at: Option<ChangeTime>) -> bool {
+/// Returns whether a file is equal to its entry. `equal_at` is a time at which the file was equal to its entry, if such a time is known.
+fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, equal_at: Option<ChangeTime>) -> bool {
     let has_mode = || entry.mode.is_none_or(|mode| mode == file.permissions().mode() & 0o777);
     match &entry.kind {
         EntryKind::Directory => file.is_dir() && has_mode(),

@@ -129,9 +129,10 @@ pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
     text
 }
 
-/// Returns pairs of a URL with credentials and the URL that git replaces with it (docs/spec/job-execution.md, section 2.6).
+/// Returns pairs `(to, from)`: git replaces the beginning `from` of a URL with `to`, which has credentials (docs/spec/job-execution.md,
+/// section 2.6).
 ///
-/// Of several pairs for the same URL, only the first is returned.
+/// Of several pairs with the same `from`, only the first is returned.
 pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));

@@ -46,6 +46,7 @@ pub(super) async fn repository(
     }
 }
 
+/// Creates the repository in `dir`. Returns false if the view is not complete.
 fn create(view: &Path, dir: &Path) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
     remove_tree(dir)?;
@@ -87,9 +88,9 @@ pub(super) fn report_broken(context: &Context, reason: &str) {
 /// Makes a new repository borrow the objects of a view. Returns whether the view is complete.
 ///
 /// Used with libgit2, which detects a damaged object because it compares the hash of each object that it reads with the object's name.
-pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], tags: bool) -> io::Result<bool> {
+pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], with_tags: bool) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
-    let tags = tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
+    let tags = with_tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
     let refspecs: Vec<Refspec> = refspecs.iter().chain(&tags).filter_map(|text| Refspec::parse(text)).collect();
     let mut own: Vec<(String, String)> = refs
         .iter()

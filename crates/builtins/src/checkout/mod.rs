@@ -74,12 +74,12 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> R
         }
         _ => {}
     }
-    hook(context, checkout, ("pre_clone_script", &checkout.pre_script), stop).await?;
+    run_hook(context, checkout, ("pre_clone_script", &checkout.pre_script), stop).await?;
     match &checkout.local_repository {
         Some(repository) => template::check_out(context, checkout, Path::new(repository), stop).await?,
         None => remote::check_out(context, checkout, stop).await?,
     }
-    hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
+    run_hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
 /// Name and title of the section between the first and the second attempt of a checkout.
@@ -90,7 +90,7 @@ fn print_skipped(context: &Context, reason: &str) {
     context.print(&[reason, "Skipping Git checkout", "Skipping Git submodules setup"].map(style::info).concat());
 }
 
-async fn hook(
+async fn run_hook(
     context: &Context,
     checkout: &Checkout,
     hook: script::ScriptBlock<'_>,

@@ -131,7 +131,7 @@ pub(crate) fn options(checkout: &Checkout) -> Vec<String> {
     options
 }
 
-/// Checks out the files of the commit, including those in LFS.
+/// Checks out the files of the commit, including LFS files.
 async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     let notice =

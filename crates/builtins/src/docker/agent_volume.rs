@@ -34,8 +34,9 @@ const FILE_NAME: &str = "muster-agent";
 const FILE_MODE: u32 = 0o755;
 /// Beginning of the volume's name, before the hash.
 const VOLUME_PREFIX: &str = "muster-agent-";
-/// Age from which the volume of another version is removed. Two versions can use one engine, so a new one is kept.
-const MAX_UNUSED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// Age from which the volume of another version of the agent is removed. A younger volume is kept, because agents of both versions may use
+/// the engine.
+const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Number of hexadecimal digits of the hash in the name of the volume.
 const HASH_DIGITS: usize = 12;
 /// Length of a block of a tar archive in bytes.
@@ -49,7 +50,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serializes the jobs of this process that find an empty volume.
 static FILLING: Mutex<()> = Mutex::const_new(());
-/// Identities of the volumes that are known to be complete. Querying the engine takes as long as creating a container.
+/// Identities of the volumes that are known to be complete. They are remembered, because querying the engine takes as long as creating a
+/// container.
 static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 /// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();
@@ -84,7 +86,7 @@ pub(super) async fn create(engine: &Docker, host: &str) -> Result<AgentVolume, F
 }
 
 /// Forgets which volumes are complete. Called if a job cannot start, because a changed volume may be the reason.
-pub(super) fn verify_again() {
+pub(super) fn forget_complete_volumes() {
     COMPLETE.lock().clear();
 }
 
@@ -97,7 +99,7 @@ async fn read_own() -> io::Result<Executable> {
     read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// Executable in a volume, which may still be copied.
+/// Executable that exists in a volume. It may be incomplete, because another agent is still copying it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
     /// Size in bytes.
@@ -203,7 +205,7 @@ async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result
     sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
 }
 
-/// Removes the volumes of other versions that are older than [`MAX_UNUSED`].
+/// Removes the volumes of other versions that are older than [`MAX_OTHER_AGE`].
 ///
 /// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
 async fn remove_unused(engine: &Docker, own: &str) {
@@ -217,7 +219,7 @@ async fn remove_unused(engine: &Docker, own: &str) {
             return;
         }
     };
-    let oldest = time::OffsetDateTime::now_utc() - MAX_UNUSED;
+    let oldest = time::OffsetDateTime::now_utc() - MAX_OTHER_AGE;
     let is_old = |created: &str| time::OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < oldest);
     for volume in found {
         let is_other = volume.name.starts_with(VOLUME_PREFIX) && volume.name != own;

@@ -1,7 +1,8 @@
-//! Creates directories in the build container that every user can write to. Either the agent in the container creates them, or they are
-//! created before it starts.
+//! Creates directories in the build container that every user can write to. Either the agent in the container creates them when it starts, or
+//! this module creates them before the container starts.
 //!
-//! In the latter case, they are sent as an archive. Then no container needs to run, and the engine resolves their paths inside the container.
+//! This module sends the directories to the engine as an archive. So no container needs to run, and the engine resolves the paths inside the
+//! container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -30,7 +31,7 @@ pub(super) fn setup_name(job: &DockerContainer) -> String {
 ///
 /// `None` means that they must be created before the container starts, because the agent is not root, an entrypoint may drop the rights of
 /// root, or the root directory is read-only.
-pub(super) fn left_to_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
+pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
     let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
     let has_entrypoint = entrypoint.iter().any(|word| !word.is_empty());

@@ -1,8 +1,9 @@
 //! `builtin://docker/container`: runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
 //!
 //! ```text
-//! engine reached -> images -> volumes, network -> services -> build container, its entrypoint runs the agent
-//!                -> steps at that agent -> everything removed
+//! connect to the engine -> create volumes and the network -> pull the images of the services, start the services
+//!   -> pull the image of the build container, start the container, whose entrypoint runs the agent
+//!   -> run the steps at this agent -> remove everything
 //! ```
 //!
 //! The agent in the build container runs all steps. No other container runs code of Muster, and nothing on the engine's side follows
@@ -62,7 +63,7 @@ impl DelegateTarget<Context> for DockerContainer {
         match create_all(self, &objects, &engine, context, stop).await {
             Ok(container) => Ok(Box::new(container)),
             Err(failure) => {
-                agent_volume::verify_again();
+                agent_volume::forget_complete_volumes();
                 objects.remove_or_log(&engine).await;
                 if unanswered.happened() {
                     // The engine may have carried out the call only after the removal.
@@ -96,20 +97,20 @@ async fn create_all(
     let images = Images::new(engine, &job.credentials, &print, stop);
     let agent = agent_volume::create(engine, &job.engine.host).await?;
     let run_dir = Some(create::volumes(engine, job).await?).filter(|_| is_local).map(RunDirectory);
-    check(stop)?;
+    fail_if_stopped(stop)?;
     network::create(engine, job).await?;
     let services = services::start(engine, job, &images, &agent, context, stop).await?;
     let resolved = images.ensure(&job.build.image).await?;
     let image = &resolved.id;
-    check(stop)?;
-    let directories = directories::left_to_agent(job, &resolved);
+    fail_if_stopped(stop)?;
+    let directories = directories::directories_for_agent(job, &resolved);
     let build =
         build::create(engine, job, &resolved, &agent, &services, relay.as_ref(), directories.as_deref()).await?;
     stoppable(stop, agent.fill(engine, &build, image)).await?;
     if directories.is_none() {
         directories::create(engine, job, &build, image).await?;
     }
-    check(stop)?;
+    fail_if_stopped(stop)?;
     let service_logs = if job.log_services { services::copy_logs(engine, &services, context) } else { JoinSet::new() };
     let mut container =
         build::start(engine, job, objects, (build, run_dir), context, stop).await?.with_helpers(service_logs, relay);
@@ -139,6 +140,6 @@ async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Fai
 }
 
 /// Fails if the step was stopped. Calls that create something are not interrupted, so that the cleanup finds what they created.
-fn check(stop: &StopToken) -> Result<(), Failure> {
+fn fail_if_stopped(stop: &StopToken) -> Result<(), Failure> {
     stop.cause().map_or(Ok(()), |cause| Err(Failure::Stopped(cause)))
 }

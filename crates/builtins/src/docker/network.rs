@@ -20,7 +20,7 @@ const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 /// Creates the network of the job, if the job has a separate one.
 pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
     let DockerNetwork::PerJob { name, ipv6, mtu } = &job.network else { return Ok(()) };
-    // Engines accept a second network with the same name. An earlier attempt may have left one.
+    // An earlier attempt may have left the network, and engines accept a second network with the same name.
     remove(engine, name).await.map_err(failed(format!("failed to remove an old network with the name {name}")))?;
     let options = (*mtu > 0).then(|| HashMap::from([(MTU.to_owned(), mtu.to_string())]));
     let request = NetworkCreateRequest {
@@ -95,7 +95,8 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
     *network == DockerNetwork::Mode("host".to_owned())
 }
 
-/// Returns the settings with which a container is attached to its network. `None` means that it needs no names or other settings.
+/// Returns the settings with which a container is attached to its network. `None` means that the container
+/// needs no aliases and no MAC address.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

@@ -1,4 +1,4 @@
-//! Output of the build container: first that of the image's entrypoint, which is written to the job's log, then that of the agent.
+//! Output of the build container. Output of the image's entrypoint comes first and is written to the job's log. Output of the agent follows.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Output {
         Ok(Self { progress, tail, reading })
     }
 
-    /// Waits until the start has made this progress. Never returns if the container ends before that. Cancel-safe.
+    /// Waits until the start has progressed this far. Never returns if the container ends before that. Cancel-safe.
     pub(super) async fn wait_for(&self, progress: Progress) {
         if self.progress.clone().wait_for(|reached| *reached >= progress).await.is_err() {
             std::future::pending().await

@@ -1,4 +1,5 @@
-//! Gives the directories of a job to the user of its image. Jobs of one project with different images share these directories.
+//! Changes the owner of a job's directories to the user of the build container. Jobs of one project share these directories, although the
+//! users of their images can differ.
 
 use bollard::Docker;
 use muster_agent_api::builtin::DockerContainer;
@@ -29,7 +30,8 @@ pub(super) async fn adopt(
     let owned = &job.owned;
     let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
     let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
-    // Like gitlab-runner (docs/spec/job-execution.md, section 5.6), but the agent changes a volume only if its mode is still the original one.
+    // gitlab-runner changes these volumes, too (docs/spec/job-execution.md, section 5.6). But the agent changes a volume only if the volume
+    // still has its original mode.
     let volumes = job.volumes.iter().filter(|volume| create::is_named(volume) && !volume.labels.is_empty());
     let command = command.chain(volumes.map(|volume| format!("--volume={}", volume.destination)));
     let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);

@@ -25,18 +25,18 @@ use tokio::time::sleep;
 /// Delay after a connection that cannot be accepted, for example because too many files are open.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum number of connections of one job. Further ones wait.
+/// Maximum number of connections of one job. Further connections wait.
 const MAX_CONNECTIONS: usize = 256;
 
 /// Number of hexadecimal digits of the hash in the name of the directory. It is small because the path of a socket has a maximum length.
 const HASH_DIGITS: usize = 24;
 
-/// Directory that is removed when this is dropped. Its name follows from the job, so that another agent can remove it, too.
+/// Directory that is removed when this value is dropped. Its name is derived from the job, so that another agent can remove it, too.
 #[derive(Debug)]
 struct Directory(PathBuf);
 
 impl Directory {
-    /// Creates the directory of a job. Other users cannot enter it. One that a killed agent left is replaced.
+    /// Creates the directory of a job. Other users cannot enter it. A directory that a killed agent left is replaced.
     fn create(job: &DockerContainer) -> io::Result<Self> {
         let path = Self::path(job);
         let create = || DirBuilder::new().mode(0o700).create(&path);

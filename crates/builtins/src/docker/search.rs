@@ -1,4 +1,4 @@
-//! Searches for an engine on this machine, for programs that can work without one.
+//! Searches for an engine on this machine, for programs that can work without an engine.
 
 use std::time::Duration;
 

@@ -23,12 +23,12 @@ use super::agent_volume::AgentVolume;
 use super::engine::{failed, inspect_container, reason};
 use super::exec::{self, MAX_OUTPUT_BYTES};
 use super::images::{Images, ResolvedImage};
-use super::{block, check, create, network};
+use super::{block, create, fail_if_stopped, network};
 use crate::context::Context;
 
 /// Length of the short ID of a container, which is one of its host names.
 const SHORT_ID: usize = 12;
-/// Maximum number of ports that are checked: those with the lowest numbers.
+/// Maximum number of ports that are checked. The ports with the lowest numbers are checked.
 const MAX_PORTS: usize = 20;
 /// Variable of a service with the only port to check.
 const HEALTH_CHECK_PORT: &str = "HEALTHCHECK_TCP_PORT";
@@ -46,7 +46,7 @@ pub(super) struct Service {
     /// Reason why the service counts as unhealthy. `None` means that it accepted a connection, or was not checked.
     unhealthy: Option<String>,
     aliases: Vec<String>,
-    /// Address in the network of the build container. `None` means that it has none.
+    /// Address in the network of the build container. `None` means that the service has no address there.
     address: Option<String>,
     /// Exit code of a service that exited immediately. `None` means that the service was still running after its start.
     exited: Option<i64>,
@@ -67,7 +67,7 @@ pub(super) async fn start(
     for service in &job.services {
         context.print(&style::plain(&format!("Starting service {}...", service.title)));
         let image = images.ensure(&service.container.image).await?;
-        check(stop)?;
+        fail_if_stopped(stop)?;
         started.push(start_one(engine, job, service, &image, agent).await?);
     }
     Ok(started)
@@ -143,7 +143,7 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container, or the timeout has passed. Returns the services with the result.
+/// Waits until each service accepts a connection from the build container, or the timeout has passed. Returns the services with the results.
 ///
 /// A service that does not accept a connection causes a warning in the log.
 pub(super) async fn wait_until_healthy(
@@ -212,7 +212,7 @@ impl Service {
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(
-                "service \"{name}\" has no exposed ports; set {HEALTH_CHECK_PORT} in its variables to check one"
+                "service \"{name}\" has no exposed ports; set {HEALTH_CHECK_PORT} in its variables to the port to check"
             );
             return Err(Unhealthy::without_check(message));
         }

@@ -154,7 +154,7 @@ impl Container {
     }
 
     /// Connects to the socket of the agent. `None` means that this process cannot use the socket.
-    async fn direct(&self) -> Option<UnixStream> {
+    async fn connect_to_socket(&self) -> Option<UnixStream> {
         match self.run_dir.as_ref()?.connect().await {
             Ok(socket) => Some(socket),
             Err(error) => {
@@ -186,7 +186,7 @@ impl Container {
     }
 }
 
-/// Watch for a report that the kernel killed a process of a container because of the memory limit.
+/// Watches for a report that the kernel killed a process of a container because of the memory limit.
 #[derive(Debug)]
 struct OutOfMemory {
     reported: watch::Receiver<bool>,
@@ -260,7 +260,7 @@ impl Reach for Container {
             return Ok(connection);
         }
         let location = format!("container {}", self.name);
-        let opened = match self.direct().await {
+        let opened = match self.connect_to_socket().await {
             Some(socket) => AgentConnection::from_stream(location, socket).await,
             None => {
                 let command = [EXECUTABLE].into_iter().chain(DIAL).map(str::to_owned);

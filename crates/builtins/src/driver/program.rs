@@ -40,7 +40,7 @@ pub(super) struct ProgramRun<'a> {
 }
 
 impl ProgramRun<'_> {
-    /// Path of the file in which a program reports the exit code of the job.
+    /// Returns the path of the file in which a program reports the exit code of the job.
     pub(super) fn exit_code_file(dir: &Path) -> std::path::PathBuf {
         dir.join("build_exit_code")
     }

@@ -125,7 +125,7 @@ impl DriverState {
         with_base(&context.processes, self.own_env(context))
     }
 
-    /// Returns the variables that the environment of a program has in addition to that of the agent.
+    /// Returns the variables that a program of the driver gets in addition to the environment of the job's processes.
     pub(super) fn own_env(&self, context: &Context) -> BTreeMap<String, String> {
         let mut own = BTreeMap::from([
             ("TMPDIR".to_owned(), self.dir.display().to_string()),
@@ -150,7 +150,7 @@ impl DriverState {
         let status = status.map(|status| ("CI_JOB_STATUS".to_owned(), status));
         let all = context.variables.current().into_iter().map(|variable| (variable.key, variable.value));
         let bound = all.filter_map(|(key, value)| match &self.binding {
-            Some(binding) => Some((key, binding.text(&value))),
+            Some(binding) => Some((key, binding.expand(&value))),
             None => (!has_placeholder(&value)).then_some((key, value)),
         });
         bound.chain(status).collect()

@@ -15,7 +15,7 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// Returns the directories that the driver reported, or else those of the configuration.
+    /// Returns the directories that the driver reported, or else the directories of the configuration.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if a directory is not set, or if it is not an absolute path.
@@ -43,7 +43,7 @@ impl Binding {
     }
 
     /// Replaces the placeholders in a text.
-    pub(crate) fn text(&self, text: &str) -> String {
+    pub(crate) fn expand(&self, text: &str) -> String {
         if !has_placeholder(text) {
             return text.to_owned();
         }
@@ -52,11 +52,11 @@ impl Binding {
     }
 
     /// Replaces the placeholders in all texts of a value.
-    pub(crate) fn value(&self, value: &mut Value) {
+    pub(crate) fn expand_value(&self, value: &mut Value) {
         match value {
-            Value::String(text) => *text = self.text(text),
-            Value::Array(items) => items.iter_mut().for_each(|item| self.value(item)),
-            Value::Object(members) => members.values_mut().for_each(|member| self.value(member)),
+            Value::String(text) => *text = self.expand(text),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.expand_value(item)),
+            Value::Object(members) => members.values_mut().for_each(|member| self.expand_value(member)),
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
@@ -82,12 +82,12 @@ mod tests {
     fn reported_directories_take_precedence_and_may_be_shared() {
         let project = format!("{DRIVER_BUILDS_DIR}{DRIVER_LAYOUT}/group/project");
         let none = Binding::new(&configured("/b/"), &ConfigOutput::default()).unwrap();
-        assert_eq!(none.text(&project), "/b/group/project");
+        assert_eq!(none.expand(&project), "/b/group/project");
         let reported = ConfigOutput::parse(br#"{"builds_dir":"/r","builds_dir_is_shared":true}"#).unwrap();
         let shared = Binding::new(&configured("/b"), &reported).unwrap();
-        assert_eq!(shared.text(&project), "/r/token/3/group/project");
+        assert_eq!(shared.expand(&project), "/r/token/3/group/project");
         let mut value = json!({ "a": [format!("{DRIVER_CACHE_DIR}/x"), 1], "b": "plain" });
-        shared.value(&mut value);
+        shared.expand_value(&mut value);
         assert_eq!(value, json!({ "a": ["/c/x", 1], "b": "plain" }));
     }
 

@@ -21,7 +21,7 @@ pub struct FileSelection<'a> {
     pub paths: &'a [String],
     /// Patterns of files to exclude.
     pub exclude: &'a [String],
-    /// Whether to add all files that git does not track, including ignored ones.
+    /// Whether to add all files that git does not track, including ignored files.
     pub untracked: bool,
 }
 
@@ -269,7 +269,7 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     out
 }
 
-/// Returns the files that git does not track, including ignored ones.
+/// Returns the files that git does not track, including ignored files.
 async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("failed to store or read the list of untracked files");
@@ -289,6 +289,7 @@ async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Resu
 mod tests {
     use super::*;
 
+    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns their paths, and the messages.
     fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {

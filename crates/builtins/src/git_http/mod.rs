@@ -22,7 +22,7 @@ use url::{Origin, Url};
 
 pub(crate) use credentials::{Credentials, without_credentials};
 
-/// Maximum size of a request in bytes. A request lists the commits that the job needs and those that it has.
+/// Maximum size of a request in bytes. A request lists the commits that the job needs, and the commits that it already has.
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
 /// Path and query, after the URL of a repository, that request the list of its refs.
@@ -52,7 +52,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Returns the clients. `own` has the certificates of the job, and `other` has those of the system.
+    /// Returns the clients. `own` uses the certificates of the job, and `other` uses the certificates of the system.
     pub(crate) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
         Self { coordinator: origin(coordinator), own, other }
     }

@@ -76,14 +76,14 @@ impl<'a> GitDir<'a> {
         Ok(Self { context, inputs, mirror, dir })
     }
 
-    /// Returns those of the recorded commits that the mirror still has. It has their whole history, too.
+    /// Returns the recorded commits that the mirror still has. The mirror then has the whole history of these commits, too.
     pub(super) async fn existing_tips(&self, stop: &StopToken) -> Result<Vec<String>, Failure> {
         let tips = self.mirror.tips();
         let missing = self.missing(tips.iter().map(String::as_str), stop).await?;
         Ok(tips.into_iter().filter(|tip| !missing.contains(tip)).collect())
     }
 
-    /// Returns whether the mirror has a commit and the objects that refs point to. Objects that these refer to in turn are not checked.
+    /// Returns whether the mirror has a commit and the objects that refs point to. Objects to which these objects refer are not checked.
     pub(super) async fn has_objects(&self, refs: &Refs, sha: &str, stop: &StopToken) -> Result<bool, Failure> {
         let all = refs.0.iter().map(|(hash, _)| hash.as_str()).chain([sha]);
         Ok(self.missing(all, stop).await?.is_empty())
@@ -224,7 +224,7 @@ impl<'a> GitDir<'a> {
         }
         env.push(("GIT_TERMINAL_PROMPT".into(), "0".into()));
         env.push(("GCM_INTERACTIVE".into(), "Never".into()));
-        // For the credential helper.
+        // The credential helper reads this variable.
         env.push(("CI_JOB_TOKEN".into(), self.context.coordinator.token.clone().into()));
         Ok(env)
     }

@@ -8,11 +8,11 @@
 //! has the view read-only. Without containers, jobs run as the user of the agent, and could write to any of the agent's files. Therefore
 //! nothing in a mirror is trusted:
 //!
-//! - Objects are copied by `git fetch`, which computes their names from their content, or are read by libgit2, which compares the two. An
-//!   object with changed content is an error, and the job fetches from the server.
+//! - Objects are copied by `git fetch`, which computes the name of each object from its content, or are read by libgit2, which compares the
+//!   name with the content. An object with changed content is an error, and the job fetches from the server.
 //! - The refs that jobs get are kept in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
 //! - A mirror has no configuration, hooks or refs. Each command of git uses a new directory for them ([`git::GitDir`]).
-//! - A job's variables do not affect the commands of git for a mirror, because they run on the machine of all jobs.
+//! - The commands of git for a mirror run on the machine itself, outside of any container. So a job's variables do not affect them.
 
 mod git;
 
@@ -84,7 +84,7 @@ async fn prepare(
             blocking(&**context, "cleaning the git mirror", stop, clean).await?;
         }
         let git = GitDir::new(context, inputs, &mirror, stop).await?;
-        // While this job waited for the exclusive lock, another one may have fetched the commit.
+        // While this job waited for the exclusive lock, another job may have fetched the commit.
         let found = match mirrors.refs(&key) {
             Some(refs) if git.has_objects(&refs, &inputs.sha, stop).await? => Some(refs),
             _ => None,
@@ -99,14 +99,14 @@ async fn prepare(
             }
         };
         mirrors.remember(key, &refs);
-        let view = view_of(inputs, context, mirror, refs, stop).await?;
+        let view = create_view(inputs, context, mirror, refs, stop).await?;
         drop(guard);
         return Ok((line, view));
     }
     Err(Failure::System("failed to lock the git mirror".to_owned()))
 }
 
-async fn view_of(
+async fn create_view(
     inputs: &GitMirror,
     context: &Arc<Context>,
     mirror: Mirror,

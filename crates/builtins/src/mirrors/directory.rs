@@ -130,8 +130,8 @@ impl Mirror {
             let is_leftover = |name: &str| name.starts_with("tmp_") || name.starts_with('.') || name.ends_with(".keep");
             if entry.file_name().to_str().is_none_or(is_leftover) {
                 match fs::remove_file(entry.path()) {
-                    // Another job has removed it.
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    // If the file was not found, another job has removed it.
                     _ => {}
                 }
             }
@@ -139,7 +139,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes git's directories of commands of killed agents. The caller holds the exclusive lock.
+    /// Removes the git directories that the commands of killed agents left. The caller holds the exclusive lock.
     pub(crate) fn remove_command_dirs(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -154,7 +154,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes all objects. Views of running jobs keep theirs.
+    /// Removes all objects. Views of running jobs keep their objects, which are hard links.
     pub(crate) fn clear(&self) -> io::Result<()> {
         remove_tree(&self.objects())?;
         match fs::remove_file(self.tips_path()) {
@@ -230,7 +230,7 @@ impl Mirror {
     }
 }
 
-/// Removes a mirror, unless a job uses it or a view of it.
+/// Removes a mirror, unless a job uses the mirror or one of its views.
 fn discard(root: &Path, name: &str, trash: &Trash) {
     let views = root.join(name).join("views");
     let is_used = |view: &str| !matches!(named_lock::try_lock(&views, view, Kind::Exclusive), Ok(Some(_)));

@@ -1,4 +1,4 @@
-//! Memory of an agent about its mirrors.
+//! Refs and locks of the mirrors, which an agent keeps in memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ pub(crate) struct Key {
 
 /// Mirrors of an agent: their refs as the servers reported them, and the locks of the jobs that use them.
 ///
-/// The refs are not read from the disk, because a job with the user of the agent could replace them.
+/// The refs are not read from the disk, because a job that runs as the user of the agent could replace them.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
     lists: Mutex<VecDeque<(Key, Arc<Refs>)>>,

@@ -1,4 +1,4 @@
-//! Builds an image for each platform: one layer for each file or directory, the common ones first.
+//! Builds an image for each platform. It has one layer for each file or directory, and the files for all platforms come first.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,7 +45,7 @@ struct Layers {
     artifacts: Vec<Artifact>,
 }
 
-/// Which of a file mapping's sides is the source. The two dialects differ.
+/// Direction of a file mapping. `step/oci/build` maps sources to destinations, and `function/oci/build` maps destinations to sources.
 #[derive(Clone, Copy)]
 enum Mapping {
     SourceToDestination,

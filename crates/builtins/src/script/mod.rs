@@ -123,13 +123,15 @@ fn remove_if_exists(path: &Path) -> io::Result<()> {
 struct ScriptFrame<'a> {
     script: &'a Script,
     directory: &'a Path,
-    /// File that the shell writes to after it has executed its profile. `None` means that it does not execute a profile.
+    /// File that the shell writes to after it has executed its profile. `None` means that the shell does not execute a
+    /// profile.
     started: Option<&'a Path>,
     blocks: &'a [ScriptBlock<'a>],
 }
 
 impl ScriptFrame<'_> {
-    /// Returns the variables that the script sets: `of_job` without those that an operator's script must not have, and the script's own.
+    /// Returns the variables that the script sets: the variables `of_job`, and the variables of the script itself. An operator's script does
+    /// not get variables of the job that select programs.
     fn exports<'b>(&'b self, of_job: Vec<ResolvedVariable<'b>>) -> Vec<ResolvedVariable<'b>> {
         let of_job = of_job.into_iter().filter(|(key, _)| !self.script.by_operator || !selects_programs(key));
         of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()

@@ -26,7 +26,7 @@ const EXIT_CODE_CHECK: &str =
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let shell = find_shell(&frame.script.shell)?;
     // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
-    // script sets all variables. Otherwise it sets only those that the environment cannot hold.
+    // script sets all variables. Otherwise it sets only the variables that the environment cannot hold.
     let of_job = if frame.script.login || frame.script.debug {
         context.variables.all(&context.temp_dir)
     } else {
@@ -34,21 +34,21 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     };
     let exports = frame.exports(of_job);
     let args: Vec<OsString> = if frame.script.login { vec!["-l".into()] } else { Vec::new() };
-    Ok(frame.shell_process(context, shell.path.clone(), args, Some(text(frame, shell.bash, &exports))))
+    Ok(frame.shell_process(context, shell.path.clone(), args, Some(text(frame, shell.is_bash, &exports))))
 }
 
 /// Shell on this machine.
 #[derive(Debug, Clone)]
 struct Shell {
     path: PathBuf,
-    bash: bool,
+    is_bash: bool,
 }
 
 fn find_shell(wanted: &str) -> Result<&'static Shell, Failure> {
     static BASH: OnceLock<Option<Shell>> = OnceLock::new();
     static SH: OnceLock<Option<Shell>> = OnceLock::new();
-    let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, bash: false })).as_ref();
-    let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, bash: true })).as_ref();
+    let sh = || SH.get_or_init(|| program("sh").map(|path| Shell { path, is_bash: false })).as_ref();
+    let bash = || BASH.get_or_init(|| program("bash").map(|path| Shell { path, is_bash: true })).as_ref();
     let found = if wanted == "sh" { sh() } else { bash().or_else(sh) };
     found.ok_or_else(|| not_found("neither bash nor sh; install one of them"))
 }
@@ -69,7 +69,7 @@ pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[Script
     }
 }
 
-pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
+pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
     // The shell parses the text for `eval` twice, so variables are set before `eval` to save time. A traced shell must set them in the
@@ -85,7 +85,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVaria
     push_quoted(&mut body, &frame.directory.to_string_lossy());
     body.push('\n');
     push_commands(&mut body, script, frame.blocks);
-    let pipefail = if bash { "set -o pipefail" } else { PIPEFAIL };
+    let pipefail = if is_bash { "set -o pipefail" } else { PIPEFAIL };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
         text.push_str("command echo >> ");
@@ -102,12 +102,12 @@ pub(super) fn text(frame: &ScriptFrame<'_>, bash: bool, exports: &[ResolvedVaria
 ///
 /// A single command for all variables saves a tenth of the run time of the smallest script. A traced shell gets one command for
 /// each variable, because that is easier to read.
-fn export(to: &mut String, exports: &[ResolvedVariable<'_>], debug: bool) {
+fn export(to: &mut String, exports: &[ResolvedVariable<'_>], is_traced: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {
         to.push_str("export ");
         assign(to, key, value);
-        while let Some((key, value)) = exports.next_if(|_| !debug) {
+        while let Some((key, value)) = exports.next_if(|_| !is_traced) {
             to.push(' ');
             assign(to, key, value);
         }
@@ -121,6 +121,7 @@ fn assign(to: &mut String, key: &str, value: &str) {
     push_quoted(to, value);
 }
 
+/// Returns whether a shell can set a variable with this name.
 pub(crate) fn can_be_set(key: &str) -> bool {
     !key.starts_with(|first: char| first.is_ascii_digit())
         && key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')

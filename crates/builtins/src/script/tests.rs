@@ -1,4 +1,4 @@
-//! Tests of the script frames. Those for POSIX shells are executed; those for PowerShell are compared as text.
+//! Tests of the script frames. Scripts for POSIX shells are executed. Scripts for PowerShell are compared as text.
 
 use std::io::Write;
 use std::process::{Output, Stdio};

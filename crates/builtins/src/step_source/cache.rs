@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oldest_entries_are_removed_first_but_not_while_one_is_used() {
+    async fn oldest_entries_are_removed_first_but_not_while_an_entry_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let mut cache = StepCache::new(dir.path().join("steps")).unwrap();
         cache.max_bytes = 100;

@@ -167,8 +167,9 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 }
 
 impl Connection {
-    /// Returns the pinned commit, or the commit that the revision denotes if there is no pin. `references` are those that the server listed:
-    /// by listing them, the server has shown that the job may read the repository.
+    /// Returns the pinned commit, or the commit that the revision denotes if there is no pin.
+    ///
+    /// `references` are the references that the server listed. By listing them, the server has shown that the job may read the repository.
     fn resolve(
         &self,
         references: &[(String, String)],
@@ -201,7 +202,7 @@ impl Connection {
             return Ok(Resolved { commit: digits, reference: None });
         }
         let directory = tempfile::tempdir().map_err(io_failed)?;
-        let repository = self.session.enter(|| self.all(&directory.path().join("repository")))?;
+        let repository = self.session.enter(|| self.fetch_all(&directory.path().join("repository")))?;
         let object = repository.revparse_single(&digits).and_then(|object| object.peel_to_commit());
         let commit = object.map_err(|_| not_found(revision))?.id().to_string();
         Ok(Resolved { commit, reference: None })
@@ -259,14 +260,14 @@ impl Connection {
                 return fetched;
             }
             crate::removal::remove_tree(directory).map_err(io_failed)?;
-            let repository = self.all(directory)?;
+            let repository = self.fetch_all(directory)?;
             repository.find_commit(commit).map(drop).map_err(|_| not_found(&resolved.commit))
         };
         self.session.enter(download)
     }
 
     /// Fetches all branches and tags with their history.
-    fn all(&self, directory: &Path) -> Result<Repository, git2::Error> {
+    fn fetch_all(&self, directory: &Path) -> Result<Repository, git2::Error> {
         let repository = Repository::init_bare(directory)?;
         for refspec in ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"] {
             self.fetch_into(&repository, refspec, 0)?;
@@ -287,7 +288,9 @@ impl Connection {
         drop(options);
         if is_too_large {
             let limit = MAX_BYTES / 1024 / 1024;
-            return Err(git2::Error::from_str(&format!("the repository has more than {limit} MiB; use a smaller one")));
+            return Err(git2::Error::from_str(&format!(
+                "the repository has more than {limit} MiB; use a smaller repository"
+            )));
         }
         fetched
     }

@@ -124,10 +124,10 @@ fn select(index: &Index) -> Result<&Descriptor, String> {
     })
 }
 
-/// Returns the notices of the publisher: annotations of the index, and of the newest document that was published about it later.
+/// Returns the notices of the publisher: annotations of the index, and annotations of the newest document that was published about the index.
 ///
 /// # Errors
-/// [`RegistryError`] if the registry does not list the documents. If there are none, the list is empty.
+/// [`RegistryError`] if the registry does not list the documents.
 pub async fn registry_notices(
     registry: &Registry,
     digest: Digest,
@@ -145,7 +145,7 @@ pub async fn registry_notices(
     Ok(found)
 }
 
-/// Returns the newest document with notices. Registries keep the earlier ones, which a publisher may have withdrawn.
+/// Returns the newest document with notices. Registries keep earlier documents, whose notices a publisher may have withdrawn.
 fn newest_notice(referrers: &[Descriptor]) -> Option<&Descriptor> {
     let created = |entry: &&Descriptor| -> jiff::Timestamp {
         entry.annotations.get(CREATED).and_then(|time| time.parse().ok()).unwrap_or(jiff::Timestamp::MIN)

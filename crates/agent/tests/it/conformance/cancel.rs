@@ -19,7 +19,7 @@ impl Agent {
     }
 
     /// Starts waiting for the result of a job that is closed later.
-    fn result_later(&self, id: &str) -> JoinHandle<JobResult> {
+    fn wait_in_background(&self, id: &str) -> JoinHandle<JobResult> {
         let request = muster_agent_api::agent::WaitForResultRequest { id: id.to_owned() };
         let mut extension = self.extension.clone();
         tokio::spawn(async move {
@@ -51,7 +51,7 @@ async fn c107_close_before_the_first_command_cancels_the_job() {
     agent.run("1", &plan, &[]).await;
     let approval = muster_agent_api::agent::WaitForStartApprovalRequest { id: "1".to_owned() };
     assert!(agent.extension.wait_for_start_approval(approval).await.unwrap().into_inner().is_waiting);
-    let result = agent.result_later("1");
+    let result = agent.wait_in_background("1");
     agent.log_until("1", "job script").await;
     agent.close("1").await;
     assert_canceled(result).await;
@@ -63,7 +63,7 @@ async fn c108_close_ends_a_running_job_and_its_followers() {
     let mut agent = Agent::start().await;
     agent.run_script("1", SLEEP, &[]).await;
     let pid = agent.sleeping_process("1").await;
-    let result = agent.result_later("1");
+    let result = agent.wait_in_background("1");
     let request = FollowLogsRequest { id: "1".to_owned(), offset: 0 };
     let mut followed = agent.steps.follow_logs(request).await.unwrap().into_inner();
     agent.close("1").await;

@@ -8,7 +8,7 @@ use super::*;
 async fn c103_every_follower_gets_the_bytes_after_its_offset() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
-    agent.run_script("1", &format!("echo early; {}; printf '\\nlate\\r\\nend'", fifo.wait()), &[]).await;
+    agent.run_script("1", &format!("echo early; {}; printf '\\nlate\\r\\nend'", fifo.wait_command()), &[]).await;
     let expected = log_of("early\n\nlate\r\nend").into_bytes();
     let follow = |offset: usize| {
         let mut steps = agent.steps.clone();
@@ -40,7 +40,7 @@ async fn c103_every_follower_gets_the_bytes_after_its_offset() {
 async fn c104_interrupted_follower_resumes_at_its_offset() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
-    agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait()), &[]).await;
+    agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
     // The stream is dropped as if the client's writer had failed.
     let early = agent.log_until("1", "early\n").await;
     fifo.open().await;
@@ -52,7 +52,7 @@ async fn c104_interrupted_follower_resumes_at_its_offset() {
 async fn c105_lines_arrive_while_the_job_runs() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
-    agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait()), &[]).await;
+    agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
     assert_eq!(agent.log_until("1", "early\n").await, log_of("early\n"));
     assert_eq!(agent.status("1").await.status(), State::Running);
     fifo.open().await;

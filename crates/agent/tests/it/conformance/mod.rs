@@ -70,7 +70,7 @@ impl Fifo {
     }
 
     /// Returns a command that waits for [`Self::open`].
-    fn wait(&self) -> String {
+    fn wait_command(&self) -> String {
         format!("read line <{}", self.0.display())
     }
 

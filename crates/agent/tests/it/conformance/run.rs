@@ -62,7 +62,7 @@ async fn c101_status_without_id_lists_all_jobs() {
 async fn c102_jobs_in_the_same_directory_keep_env_files_and_logs_apart() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
-    let script = format!("{}; echo $WHO $(cat ${{{{ vars.FILE }}}})", fifo.wait());
+    let script = format!("{}; echo $WHO $(cat ${{{{ vars.FILE }}}})", fifo.wait_command());
     for who in ["1", "2"] {
         let file = Variable { file: true, ..variable("FILE", &format!("file of {who}")) };
         let script = if who == "1" { &script } else { "echo $WHO $(cat ${{ vars.FILE }})" };

@@ -8,7 +8,8 @@ fn entries(agent: &Agent) -> Vec<PathBuf> {
     entries.filter(|path| !path.ends_with(".incomplete")).collect()
 }
 
-/// Returns the number of connections to the server since the last call. A job needs one, and another one for a download.
+/// Returns the number of connections to the server since the last call. A job opens one connection, and a second one if it downloads the
+/// step.
 fn connections(server: &GitServer) -> usize {
     server.requests().iter().filter(|(path, _)| path.ends_with("/info/refs")).count()
 }
@@ -20,7 +21,7 @@ async fn commit_is_downloaded_once_but_every_job_needs_access() {
     for _ in 0..2 {
         fixture.pass(json!(own)).await;
     }
-    assert_eq!(connections(&fixture.server), 3);
+    assert_eq!(connections(&fixture.server), 3, "only the first job downloads the step");
     let sha = git(&fixture.work(), &["rev-parse", "HEAD"]);
     let reference = format!("http://{}/g/steps.git@{sha}", fixture.server.address);
     let (log, _) = fixture.run_list(json!([{"name": "a", "step": reference}]), &[]).await;
@@ -65,7 +66,7 @@ async fn content_that_a_job_changed_is_not_used() {
     let mut fixture = Fixture::new().await;
     let reference = json!(format!("{}@main", fixture.public()));
     fixture.pass(reference.clone()).await;
-    // Replace the content of the printed word in the objects of the cached commit.
+    // Damage the pack with the objects of the cached commit.
     let [entry] = entries(&fixture.agent).try_into().unwrap();
     let pack = fs::read_dir(entry.join("objects/pack")).unwrap().map(|entry| entry.unwrap().path());
     let pack = pack.into_iter().find(|path| path.extension().is_some_and(|it| it == "pack")).unwrap();
@@ -77,7 +78,7 @@ async fn content_that_a_job_changed_is_not_used() {
     fs::remove_file(&pack).unwrap();
     fs::write(&pack, bytes).unwrap();
     assert!(fixture.pass(reference).await.contains("<top>"));
-    assert_eq!(connections(&fixture.server), 4);
+    assert_eq!(connections(&fixture.server), 4, "both jobs download the step");
 }
 
 #[tokio::test]
@@ -138,7 +139,7 @@ async fn two_jobs_that_fetch_the_same_step_download_it_once() {
         assert!(fixture.agent.log(id).await.contains("<top>"));
         fixture.agent.wait(id).await;
     }
-    assert_eq!(connections(&fixture.server), 3);
+    assert_eq!(connections(&fixture.server), 3, "only one job downloads the step");
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ async fn notices_of_a_repository_are_printed_for_their_version() {
 }
 
 #[tokio::test]
-async fn c092_host_without_dot_is_refused_legacy() {
+async fn c092_host_without_dot_is_refused_in_the_legacy_dialect() {
     let mut fixture = Fixture::new().await;
     let list = json!([{"name": "remote", "step": "localhost/g/steps@main"}]);
     let (log, _) = fixture.run_list(list, &[variable("CI_STEPS_DIALECT", "legacy")]).await;

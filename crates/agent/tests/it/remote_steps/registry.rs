@@ -54,7 +54,7 @@ pub(super) fn login(registry: &DockerRegistry) -> Variable {
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }
 
-/// Returns the mapping with the location of the image.
+/// Returns the mapping that names the image with this tag as a step. `more` has further keys of the location.
 fn oci(registry: &DockerRegistry, tag: &str, more: Value) -> Value {
     let mut location = json!({"registry": registry.host(), "repository": "g/echo", "tag": tag});
     location.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

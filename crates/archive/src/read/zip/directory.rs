@@ -222,7 +222,7 @@ fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<EndRecord> {
         let end =
             EndRecord { entries: entries.into(), size: size.into(), offset: offset.into(), at: start + at as u64 };
         if entries == u16::MAX || size == u32::MAX || offset == u32::MAX {
-            return end64(archive, end.at).map(|end64| end64.unwrap_or(end));
+            return read_end64(archive, end.at).map(|end64| end64.unwrap_or(end));
         }
         if disk != directory_disk {
             return Err(invalid("zip archives that are split into several files are not supported"));
@@ -233,7 +233,7 @@ fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<EndRecord> {
 }
 
 /// Reads the zip64 end record that belongs to the end record at `end`. Returns `None` if the archive has none.
-fn end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<EndRecord>> {
+fn read_end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<EndRecord>> {
     let Some(locator) = end.checked_sub(END64_LOCATOR_BYTES.into()) else { return Ok(None) };
     let mut bytes = [0; END64_LOCATOR_BYTES as usize];
     archive.seek(SeekFrom::Start(locator))?;

@@ -33,7 +33,7 @@ impl<'a> ZipFiles<'a> {
     /// Calls `write` with the content of an entry. Reading fails at the end if the checksum or the size differs from the header.
     ///
     /// # Errors
-    /// The entry is damaged, and `write` was not called.
+    /// An error if the entry is found to be damaged before `write` is called.
     pub(crate) fn unpack<T>(&mut self, header: &Header, write: impl FnOnce(&mut dyn Read) -> T) -> io::Result<T> {
         let meter = self.meter;
         if let Some(unpacked) = self.unpack_in_memory(header)? {
@@ -85,7 +85,7 @@ impl<'a> ZipFiles<'a> {
     }
 }
 
-/// Returns the first bytes of a buffer, which grows if necessary. Their content is that of an earlier use.
+/// Returns the first bytes of a buffer, which grows if necessary. The bytes may be left over from an earlier use.
 fn first_bytes(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < length {
         buffer.resize(length, 0);
@@ -114,7 +114,7 @@ pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize>
     Ok(filled)
 }
 
-/// Reader of a file with a separate position.
+/// Reader of a file with its own position. Several readers of the same open file do not affect each other.
 struct At<'a> {
     file: &'a File,
     position: u64,

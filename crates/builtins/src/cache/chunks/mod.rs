@@ -1,7 +1,7 @@
 //! Caches that are stored as chunks (`docs/how-to/use-caches.md`): on this machine, or in an object store.
 //!
 //! ```text
-//! restore: reference --> index --> chunks that the files lack --> files
+//! restore: reference --> index --> chunks that no existing file has --> files
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
@@ -32,7 +32,7 @@ fn store(cache: &CacheEntry, chunks: &ChunkCache) -> Result<Store, Failure> {
 }
 
 /// Parses a reference that the manager has read from the object store.
-fn parse(text: &str, level: &str) -> Result<Reference, ChunkError> {
+fn parse_reference(text: &str, level: &str) -> Result<Reference, ChunkError> {
     let reference = Reference::parse(text.as_bytes())?;
     if reference.level == level {
         Ok(reference)
@@ -57,7 +57,7 @@ fn remote_failure(error: RemoteError) -> Failure {
 }
 
 /// Returns a function with which blocking work checks whether it must end.
-fn stopped(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
+fn stop_check(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
     let stop = stop.clone();
     move || stop.cause().is_some()
 }

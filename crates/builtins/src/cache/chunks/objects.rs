@@ -43,7 +43,7 @@ pub(super) struct Upload<'a> {
 
 impl Objects<'_> {
     fn url(&self, object: &Object) -> Result<Url, RemoteError> {
-        crate::cache::store::parse(self.urls.get(&object.name).ok_or(RemoteError::Missing)?)
+        crate::cache::store::parse_url(self.urls.get(&object.name).ok_or(RemoteError::Missing)?)
     }
 
     /// Downloads a whole object into the directory of the store.
@@ -83,7 +83,7 @@ impl Objects<'_> {
         self.store.persist(file, &object.name).map_err(write_failed)
     }
 
-    /// Downloads the missing parts of packs. Whole packs are kept in the directory of the store.
+    /// Downloads the missing parts of packs. A pack that is downloaded as a whole is kept in the directory of the store.
     pub(super) async fn fetch_chunks(&self, downloads: &[Download]) -> Result<Spool, RemoteError> {
         // Without a name, the file is removed when its last descriptor is closed.
         let file = self.store.temporary().map_err(write_failed)?.into_file();
@@ -106,7 +106,7 @@ impl Objects<'_> {
                 let Some(range) = range else { return self.fetch_with(&pack, meter).await };
                 let at = end.fetch_add(range.end - range.start, Ordering::Relaxed);
                 let url = self.url(&pack)?;
-                let transfer = || self.range_once(&url, &range, file, at, meter);
+                let transfer = || self.fetch_range_once(&url, &range, file, at, meter);
                 self.record_loss(&pack, self.remote.with_retries(self.context, self.stop, transfer).await)?;
                 spool.lock().add(number, &range, at);
                 Ok(())
@@ -119,7 +119,7 @@ impl Objects<'_> {
     }
 
     /// Downloads a range of an object to position `at` of a file, in one attempt.
-    async fn range_once(
+    async fn fetch_range_once(
         &self,
         url: &Url,
         range: &Range<u64>,
@@ -163,7 +163,7 @@ impl Objects<'_> {
         let uploads = futures::stream::iter(uploads.into_iter().map(Ok::<_, RemoteError>));
         uploads
             .try_for_each_concurrent(MAX_CONCURRENT, |upload| async move {
-                let url = crate::cache::store::parse(upload.url)?;
+                let url = crate::cache::store::parse_url(upload.url)?;
                 let transfer = || self.remote.put(&upload.file, &url, headers, Arc::clone(meter));
                 self.remote.with_retries(self.context, self.stop, transfer).await.map(drop)
             })

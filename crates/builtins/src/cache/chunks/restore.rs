@@ -11,7 +11,7 @@ use muster_steps::stop::StopToken;
 use parking_lot::Mutex;
 
 use super::objects::Objects;
-use super::{chunk_failure, client, megabytes, parse, remote_failure, stopped, store};
+use super::{chunk_failure, client, megabytes, parse_reference, remote_failure, stop_check, store};
 use crate::blocking::blocking;
 use crate::context::Context;
 use crate::extraction::Extraction;
@@ -33,7 +33,7 @@ pub(in crate::cache) async fn restore(
 ) -> Result<bool, Failure> {
     let store = Arc::new(store(cache, chunks)?);
     let reference = match &chunks.store {
-        Some(remote) => remote.references.get(key).map(|text| parse(text, &chunks.level)).transpose(),
+        Some(remote) => remote.references.get(key).map(|text| parse_reference(text, &chunks.level)).transpose(),
         None => {
             let (store, key) = (Arc::clone(&store), key.to_owned());
             blocking(context, "reading the cache", stop, move || Ok(store.reference(&key))).await?
@@ -78,7 +78,7 @@ impl RestoreRun<'_> {
         let index = Arc::new(self.index().await?);
         let spool = self.fetch_missing(&index).await?;
         let extraction = self.context.extraction();
-        let (store, restored_index, stop) = (Arc::clone(&self.store), Arc::clone(&index), stopped(self.stop));
+        let (store, restored_index, stop) = (Arc::clone(&self.store), Arc::clone(&index), stop_check(self.stop));
         let token = self.stop.clone();
         let restored = blocking(self.context, "restoring the cache", self.stop, move || {
             let (into, limits) = (extraction.open_root()?, extraction.limits);
@@ -142,7 +142,7 @@ impl RestoreRun<'_> {
             return Ok(None);
         }
         let extraction: Extraction = self.context.extraction();
-        let (compared, store, stop) = (Arc::clone(index), Arc::clone(&self.store), stopped(self.stop));
+        let (compared, store, stop) = (Arc::clone(index), Arc::clone(&self.store), stop_check(self.stop));
         let token = self.stop.clone();
         let needed = blocking(self.context, "comparing the files with the cache", self.stop, move || {
             let missing = missing_chunks(&compared, &extraction.open_root()?, &stop);

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rand::Rng;
 
 use super::objects::{Objects, Upload};
-use super::{chunk_failure, client, megabytes, parse, remote_failure, stopped, store};
+use super::{chunk_failure, client, megabytes, parse_reference, remote_failure, stop_check, store};
 use crate::blocking::blocking;
 use crate::cache::NO_UPLOAD;
 use crate::cache::archive::{NO_FILES, UP_TO_DATE};
@@ -24,7 +24,8 @@ use crate::files::format::Level;
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Size in bytes at which a pack is complete. Larger packs need fewer requests, but a pack is kept with its unused parts.
+/// Size in bytes at which a pack is complete. Larger packs need fewer requests, but more unused bytes are kept: a pack is kept as a whole
+/// while any part of it is used.
 const PACK_BYTES: u64 = 16 << 20;
 /// Maximum number of packs per save without an object store.
 const MAX_PACKS: usize = 4096;
@@ -112,7 +113,7 @@ impl SaveRun<'_> {
     /// Returns the references of caches that may share chunks with this one. Damaged references are skipped.
     async fn references(&self, level: &str) -> Result<Vec<Reference>, Failure> {
         if let Some((remote, _)) = self.remote {
-            let parsed = remote.references.values().filter_map(|text| parse(text, level).ok());
+            let parsed = remote.references.values().filter_map(|text| parse_reference(text, level).ok());
             return Ok(parsed.collect());
         }
         let (store, keys) = (Arc::clone(&self.store), self.cache.fallback_keys.clone());
@@ -173,13 +174,13 @@ impl SaveRun<'_> {
             Some((_, upload)) => (upload.id.clone(), upload.packs.len()),
             None => (hex::encode(rand::rng().random::<[u8; 16]>()), MAX_PACKS),
         };
-        let (is_remote, stop, token) = (self.remote.is_some(), stopped(self.stop), self.stop.clone());
+        let (is_remote, stop, token) = (self.remote.is_some(), stop_check(self.stop), self.stop.clone());
         blocking(self.context, "storing the cache", self.stop, move || {
             // The object store contains every object that a reference names. This machine may have removed its copy.
             let is_usable = |pack: &Object| {
                 !marked.contains(&pack.name) && store.trusts(&pack.name) && (is_remote || store.has(pack))
             };
-            let (known, current) = known(&store, &references, &key, &limits, is_usable);
+            let (known, current) = load_known(&store, &references, &key, &limits, is_usable);
             let save = Save {
                 root: &root,
                 files: &files,
@@ -235,7 +236,7 @@ impl SaveRun<'_> {
 }
 
 /// Returns the chunks that need not be stored again, and the index of the key if all its packs can be used.
-fn known(
+fn load_known(
     store: &Store,
     references: &[Reference],
     key: &str,

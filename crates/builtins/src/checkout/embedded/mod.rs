@@ -55,7 +55,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let template = config::write_template(context, checkout, stop).await?;
     let tls = context.tls_files(&checkout.tls);
     let text = |name: &str| context.environment_value(name).unwrap_or_default().to_string_lossy().into_owned();
-    let accept_any = !matches!(text("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
+    let accepts_any_certificate = !matches!(text("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
     let credentials = credentials(checkout, &text("CI_JOB_TOKEN"));
     let skips_lfs = checkout.skip_lfs || !checkout.checkout;
     let (shared, checkout, stop_work) = (Arc::clone(context), checkout.clone(), stop.clone());
@@ -63,7 +63,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     blocking(&**context, "getting the sources", stop, move || {
         let failed = |error: &dyn std::error::Error| Failure::Step(format!("failed to get the sources: {error}"));
         let client = |tls: &TlsFiles| {
-            let client = match accept_any {
+            let client = match accepts_any_certificate {
                 true => reqwest::Client::builder().danger_accept_invalid_certs(true),
                 false => muster_runner_api::client::http_client(tls).map_err(|error| failed(&error))?,
             };

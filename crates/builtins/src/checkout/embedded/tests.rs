@@ -112,8 +112,8 @@ impl ClientCertVerifier for AnyClient {
 /// A Git server with TLS, which counts the connections with and without a client certificate.
 struct Server {
     url: String,
-    with: Arc<AtomicUsize>,
-    without: Arc<AtomicUsize>,
+    with_certificate: Arc<AtomicUsize>,
+    without_certificate: Arc<AtomicUsize>,
 }
 
 impl Server {
@@ -129,8 +129,8 @@ impl Server {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://{}", listener.local_addr().unwrap());
-        let (with, without) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let counters = (Arc::clone(&with), Arc::clone(&without));
+        let (with_certificate, without_certificate) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let counters = (Arc::clone(&with_certificate), Arc::clone(&without_certificate));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let Ok(mut stream) = acceptor.accept(stream).await else { continue };
@@ -147,11 +147,12 @@ impl Server {
                 let _ = stream.shutdown().await;
             }
         });
-        Self { url, with, without }
+        Self { url, with_certificate, without_certificate }
     }
 
+    /// Returns the number of connections with and without a client certificate.
     fn connections(&self) -> (usize, usize) {
-        (self.with.load(Ordering::Relaxed), self.without.load(Ordering::Relaxed))
+        (self.with_certificate.load(Ordering::Relaxed), self.without_certificate.load(Ordering::Relaxed))
     }
 }
 

@@ -58,7 +58,7 @@ async fn read_end(mut stderr: ChildStderr) -> String {
 }
 
 impl AsyncRead for CommandStream {
-    /// Reads what the other end sends. If the command ends before that, its messages are the error.
+    /// Reads what the other end sends. If the command ends before the other end has sent anything, the messages of the command are the error.
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();

@@ -135,7 +135,7 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     Some(command.into_iter().map(OsString::from).collect())
 }
 
-/// Returns the addresses at which an engine may be found without settings: that of `DOCKER_HOST`, or else the usual sockets.
+/// Returns the addresses at which an engine may be found without settings: the address in `DOCKER_HOST`, or else the usual sockets.
 pub(super) fn candidates(variables: &Variables) -> Vec<String> {
     if !variables.host.is_empty() {
         return vec![variables.host.clone()];

@@ -1,4 +1,4 @@
-//! State of a container, also of one that Podman calls `stopped`.
+//! State of a container, including a container in Podman's state `stopped`.
 
 use std::time::Duration;
 

@@ -72,8 +72,8 @@ pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineErr
     connect_to_create(settings).await.map(|(engine, _)| engine)
 }
 
-/// Returns a client of the engine, once the engine has answered, and a record of whether the engine left one of the client's calls that create
-/// something without an answer.
+/// Returns a client of the engine, once the engine has answered. Also returns a record that shows whether the engine left a creating call of
+/// this client without an answer.
 ///
 /// # Errors
 /// [`EngineError`] if the settings are wrong or the engine does not answer.

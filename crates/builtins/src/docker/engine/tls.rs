@@ -74,7 +74,7 @@ fn config(cert_path: &str, verify: bool) -> Result<ClientConfig, EngineError> {
     }
 }
 
-/// Returns the certificates of the authority, or those of the system if there is no file.
+/// Returns the certificates of the authority, or the certificates that the system trusts if there is no file.
 fn roots(authority: Option<&Path>) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
     match authority {

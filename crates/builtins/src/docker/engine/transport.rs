@@ -38,7 +38,7 @@ impl UnansweredCreation {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns a guard for a call, or `None` if it creates nothing that belongs to a job. An image does not.
+    /// Returns a guard for a call. `None` means that the call creates nothing that belongs to a job, as when it pulls an image.
     fn watch(&self, request: &BollardRequest) -> Option<CreationGuard> {
         let path = request.uri().path();
         let creates = path.ends_with("/create") && !path.ends_with("/images/create");

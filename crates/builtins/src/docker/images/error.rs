@@ -7,7 +7,7 @@ use muster_steps::failure::Failure;
 /// Reason why a pull policy did not provide an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ImageError {
-    /// The engine has answered a request with an error, which is often that of the registry.
+    /// The engine has answered a request with an error, often with an error of the registry.
     #[error("Error response from daemon: {0}")]
     Answer(String),
     /// The engine has reported an error during the pull.

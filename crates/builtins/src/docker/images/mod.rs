@@ -155,7 +155,7 @@ impl<'a> Images<'a> {
                 let line = format!("Attempt #{}: Trying {:?} pull policy", index + 1, policy.as_str());
                 (self.print)(&style::info(&line));
             }
-            match self.by_policy(*policy, &wanted).await {
+            match self.apply_policy(*policy, &wanted).await {
                 Ok(image) => {
                     self.mark_used(&wanted, &image);
                     return Ok(image);
@@ -176,7 +176,7 @@ impl<'a> Images<'a> {
         Err(error.into_failure(message))
     }
 
-    async fn by_policy(&self, policy: PullPolicy, wanted: &ImageRequest) -> Result<ResolvedImage, ImageError> {
+    async fn apply_policy(&self, policy: PullPolicy, wanted: &ImageRequest) -> Result<ResolvedImage, ImageError> {
         let name = wanted.name();
         let present = self.inspect(name).await?;
         let found = match present {

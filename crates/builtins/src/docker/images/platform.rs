@@ -53,7 +53,7 @@ impl Platform {
     /// Returns whether an image runs on this platform.
     ///
     /// An empty value of the image is unknown, and matches. A lower variant matches, too: a registry without an image for `arm/v7` provides
-    /// the one for `arm/v6`.
+    /// the image for `arm/v6`.
     pub(super) fn matches(&self, os: &str, architecture: &str, variant: &str) -> bool {
         let matches = |own: &str, image: &str| own.is_empty() || image.is_empty() || own == image;
         let number = |variant: &str| variant.trim_start_matches('v').parse::<u32>().ok();

@@ -1,6 +1,6 @@
 //! References of images: `[registry/]path[:tag][@digest]`.
 //!
-//! A reference comes from a job and becomes part of requests to the engine, so any other text is rejected.
+//! A reference comes from a job and becomes part of requests to the engine, so a text that is not a valid reference is rejected.
 
 /// Registry of references that do not name one.
 pub(super) const HUB: &str = "docker.io";

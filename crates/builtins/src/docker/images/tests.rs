@@ -35,12 +35,12 @@ fn credentials(registry: &str, password: &str) -> RegistryCredentials {
 
 impl Fixture {
     /// Starts an engine and a registry, and pushes the image. The engine itself does not have the image afterwards.
-    async fn start(login: bool) -> Option<Self> {
-        Self::with(DockerEngine::start(&[])?, login).await
+    async fn start(needs_login: bool) -> Option<Self> {
+        Self::with(DockerEngine::start(&[])?, needs_login).await
     }
 
-    async fn with(process: DockerEngine, login: bool) -> Option<Self> {
-        let (registry, root) = (DockerRegistry::start(login)?, busybox_root()?);
+    async fn with(process: DockerEngine, needs_login: bool) -> Option<Self> {
+        let (registry, root) = (DockerRegistry::start(needs_login)?, busybox_root()?);
         let host = process.url();
         let engine = connect(&EngineSettings { host, ..EngineSettings::default() }).await.unwrap();
         let name = format!("{}/{APP}", registry.host());
@@ -75,7 +75,7 @@ impl Fixture {
         self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await.unwrap();
     }
 
-    /// Ensures images in one job. Returns the result for the last one.
+    /// Ensures images in one job. Returns the result for the last image.
     async fn ensure(
         &self,
         credentials: &[RegistryCredentials],
@@ -203,7 +203,7 @@ async fn registry_with_a_login_needs_the_right_credentials() {
 }
 
 #[tokio::test]
-async fn credential_helpers_are_used_and_a_broken_one_is_skipped() {
+async fn credential_helpers_are_used_and_a_broken_helper_is_skipped() {
     let Some(fixture) = Fixture::start(true).await else { return };
     let dir = tempfile::tempdir().unwrap();
     let answer = format!(r#"{{"Username":"{REGISTRY_USER}","Secret":"{REGISTRY_PASSWORD}"}}"#);

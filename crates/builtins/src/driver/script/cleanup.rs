@@ -14,8 +14,8 @@ const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext
 pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, variables: &[Variable]) {
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
-    // Secrets are removed first, because a later command that fails would end the script before that. A variable whose name cannot be set is
-    // skipped, because its name could be the path of another file.
+    // Secrets are removed first, because a command that fails ends the script. A variable with a name that the shell cannot set is skipped,
+    // because the name could be the path of another file.
     let files = variables.iter().filter(|variable| variable.file && can_be_set(&variable.key));
     let files = files.map(|variable| variable.key.as_str());
     let mut words = ["rm", "-f"].map(str::to_owned).to_vec();

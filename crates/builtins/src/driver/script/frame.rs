@@ -124,7 +124,7 @@ fn variables(session: &DriverState, context: &Context, target: &Target<'_>, file
         all.iter().chain(&status).filter(|variable| can_be_set(&variable.key) && !variable.value.contains('\0'))
     {
         let value = match &session.binding {
-            Some(binding) => binding.text(&variable.value),
+            Some(binding) => binding.expand(&variable.value),
             None => variable.value.clone(),
         };
         let value = match variable.file {

@@ -49,7 +49,7 @@ pub(super) fn generate(
     let mut inputs = inputs.clone();
     let (project_dir, temp_dir) = directories(session);
     if let Some(binding) = &session.binding {
-        binding.value(&mut inputs);
+        binding.expand_value(&mut inputs);
     }
     let target = Target { project_dir: &project_dir, temp_dir: &temp_dir };
     let mut body = Body::default();
@@ -92,7 +92,7 @@ pub(super) fn has_repository(checkout: &Value) -> bool {
 
 fn directories(session: &DriverState) -> (PathBuf, PathBuf) {
     let project = match &session.binding {
-        Some(binding) => binding.text(&session.project_dir),
+        Some(binding) => binding.expand(&session.project_dir),
         None => session.project_dir.clone(),
     };
     let temp = format!("{project}.tmp");

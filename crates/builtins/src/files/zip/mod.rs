@@ -188,7 +188,8 @@ fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
 /// Returns the name for an entry.
 ///
 /// # Errors
-/// The name is not valid UTF-8. A converted name could be equal to the name of another file.
+/// [`io::ErrorKind::InvalidFilename`] if the name is not valid UTF-8. The name is not converted, because it could then be equal to the name
+/// of another file.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
         let message = format!(
