@@ -226,6 +226,44 @@ fn names_are_read_from_the_directory_and_contents_must_match_it() {
     }
 }
 
+/// Small entries are inflated in memory, and large ones as a stream.
+#[test]
+fn deflated_content_must_match_its_header() {
+    for size in [8_u32, 5000, 3 << 20] {
+        let content = b"content ".repeat(1 << 20)[..size as usize].to_vec();
+        let mut deflated = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::fast());
+        deflated.write_all(&content).unwrap();
+        let deflated = deflated.finish().unwrap();
+        let (packed, crc) = (u32::try_from(deflated.len()).unwrap(), crc_of(&content));
+        let unpack = |deflated: &[u8], packed: u32, size: u32, crc: u32| {
+            let mut header = with_crc(central_header("name", size, 0), crc);
+            header[10] = 8;
+            header[20..24].copy_from_slice(&packed.to_le_bytes());
+            let bytes = archive(&[local_header("name", size), deflated.to_vec()].concat(), &[header]);
+            let sandbox = Sandbox::new();
+            let result = sandbox.unpack(Format::Zip, &bytes, &Limits::default());
+            (result, fs::read(sandbox.root().join("name")).ok())
+        };
+        let (good, written) = unpack(&deflated, packed, size, crc);
+        good.unwrap();
+        assert!(written.unwrap() == content, "{size}");
+        let mut damaged = deflated.clone();
+        // The type of the first block then does not exist.
+        damaged[0] |= 0b110;
+        for (deflated, packed, declared, crc) in [
+            (&damaged, packed, size, crc),
+            (&deflated, packed - 1, size, crc),
+            (&deflated, packed, size + 1, crc),
+            (&deflated, packed, size - 1, crc_of(&content[..content.len() - 1])),
+            (&deflated, packed, size, crc + 1),
+        ] {
+            let (result, left) = unpack(deflated, packed, declared, crc);
+            assert!(matches!(&result, Err(UnpackError::Broken(_))), "{size} {packed} {declared}: {result:?}");
+            assert!(left.is_none(), "{size} {packed} {declared}: a part of the file is left");
+        }
+    }
+}
+
 fn with_crc(mut header: Vec<u8>, crc: u32) -> Vec<u8> {
     header[16..20].copy_from_slice(&crc.to_le_bytes());
     header

@@ -13,6 +13,11 @@ pub(super) const LOCAL_HEADER_BYTES: usize = 30;
 pub(super) const STORED: u16 = 0;
 pub(super) const DEFLATE: u16 = 8;
 const ZSTD: u16 = 93;
+/// Message about an entry whose content does not match its header.
+pub(super) const DAMAGED: &str =
+    "the content of an entry is damaged: its size or its checksum does not match the zip directory";
+/// Message about an entry whose content is larger than its header declares.
+pub(super) const LARGER: &str = "an entry is larger than its size in the zip directory";
 /// Binary logarithm of the maximum window size of a decoder. The archive chooses the size, and with it the memory that the decoder uses.
 /// Compression uses larger windows only with `--long` or `--ultra`.
 const MAX_ZSTD_WINDOW_LOG: u32 = 23;
@@ -97,11 +102,9 @@ impl<R: Read> Read for Checked<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         let remaining = self.remaining.checked_sub(read as u64);
-        self.remaining = remaining.ok_or_else(|| invalid("an entry is larger than its size in the zip directory"))?;
+        self.remaining = remaining.ok_or_else(|| invalid(LARGER))?;
         if read == 0 && !buffer.is_empty() && (self.remaining > 0 || self.inner.crc().sum() != self.crc) {
-            return Err(invalid(
-                "the content of an entry is damaged: its size or its checksum does not match the zip directory",
-            ));
+            return Err(invalid(DAMAGED));
         }
         Ok(read)
     }

@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 
-use flate2::{Crc, Decompress, FlushDecompress, Status};
+use libdeflater::{DecompressionError, Decompressor, crc32};
 
-use super::content::{DEFLATE, LOCAL_HEADER_BYTES, STORED, content, content_offset};
+use super::content::{DAMAGED, DEFLATE, LARGER, LOCAL_HEADER_BYTES, STORED, content, content_offset};
 use super::directory::{Header, invalid};
 use crate::meter::{Content, Meter, Packed};
 
@@ -19,7 +19,7 @@ const EXTRA_BYTES: usize = 64;
 pub(crate) struct ZipFiles<'a> {
     archive: &'a File,
     meter: &'a Meter<'a>,
-    inflate: Decompress,
+    inflate: Decompressor,
     /// Buffers that only grow. Clearing them for each entry would take as long as filling them.
     packed: Vec<u8>,
     unpacked: Vec<u8>,
@@ -27,7 +27,7 @@ pub(crate) struct ZipFiles<'a> {
 
 impl<'a> ZipFiles<'a> {
     pub(crate) fn new(archive: &'a File, meter: &'a Meter<'a>) -> Self {
-        Self { archive, meter, inflate: Decompress::new(false), packed: Vec::new(), unpacked: Vec::new() }
+        Self { archive, meter, inflate: Decompressor::new(), packed: Vec::new(), unpacked: Vec::new() }
     }
 
     /// Calls `write` with the content of an entry. Reading fails at the end if the checksum or the size differs from the header.
@@ -63,23 +63,17 @@ impl<'a> ZipFiles<'a> {
         let content = if header.method == STORED {
             packed
         } else {
-            // One more byte shows that the content is larger than its header declares.
-            let buffer = first_bytes(&mut self.unpacked, unpacked + 1);
-            self.inflate.reset(false);
-            let status = self.inflate.decompress(packed, buffer, FlushDecompress::Finish);
-            let ended = status.map_err(io::Error::other)? == Status::StreamEnd;
-            let length = to_usize(self.inflate.total_out())?;
-            if !ended && length <= unpacked {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+            let buffer = first_bytes(&mut self.unpacked, unpacked);
+            let length = self.inflate.deflate_decompress(packed, buffer).map_err(|error| match error {
+                DecompressionError::BadData => {
+                    invalid("the content of an entry is damaged: it is not valid deflate data")
+                }
+                DecompressionError::InsufficientSpace => invalid(LARGER),
+            })?;
             self.unpacked.get(..length).unwrap_or_default()
         };
-        let mut crc = Crc::new();
-        crc.update(content);
-        if content.len() != unpacked || crc.sum() != header.crc {
-            return Err(invalid(
-                "the content of an entry is damaged: its size or its checksum does not match the zip directory",
-            ));
+        if content.len() != unpacked || crc32(content) != header.crc {
+            return Err(invalid(DAMAGED));
         }
         Ok(Some(content))
     }

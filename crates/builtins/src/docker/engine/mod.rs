@@ -8,6 +8,7 @@ mod tests;
 mod tls;
 mod transport;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use bollard::Docker;
@@ -31,6 +32,10 @@ const NOT_FOUND: u16 = 404;
 const CONFLICT: u16 = 409;
 /// Status of an answer that reports a problem of the engine.
 const INTERNAL_ERROR: u16 = 500;
+
+/// Locations of the engines whose platform was checked. Docker starts two programs to describe its platform, which takes as long as creating a
+/// container.
+static CHECKED: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 
 /// Reason why an engine cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -82,9 +87,13 @@ pub(crate) async fn connect_to_create(settings: &DockerEngine) -> Result<(Docker
     let unreachable =
         |error: ApiError| EngineError::Unreachable { location: location.clone(), message: reason(&error) };
     let (engine, unanswered) = transport::client(Connector::new(endpoint), CALL_TIMEOUT_S).map_err(unreachable)?;
-    let engine = engine.negotiate_version().await.map_err(unreachable)?;
-    let version = engine.version().await.map_err(unreachable)?;
-    check_platform(location, version.os, version.arch)?;
+    if CHECKED.lock().contains(&location) {
+        engine.ping().await.map_err(unreachable)?;
+    } else {
+        let version = engine.version().await.map_err(unreachable)?;
+        check_platform(location.clone(), version.os, version.arch)?;
+        CHECKED.lock().insert(location);
+    }
     Ok((engine, unanswered))
 }
 

@@ -1,9 +1,12 @@
 //! Connections to a Docker Engine: through a command, and over TCP, TLS with certificates on both sides, and SSH.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use muster_test_prerequisites::DockerEngine as TestEngine;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixListener;
 
 use super::*;
 
@@ -77,10 +80,8 @@ async fn engine_is_reached_through_a_command() {
         transport::client(Connector::new(Endpoint::Command(command)), CALL_TIMEOUT_S).unwrap()
     };
     let client = through(&["docker", "--host", &engine.url(), "system", "dial-stdio"]);
-    let client = client.0.negotiate_version().await.unwrap();
-    let version = client.version().await.unwrap();
+    let version = client.0.version().await.unwrap();
     assert_eq!(version.os.as_deref(), Some("linux"));
-    assert!(client.client_version().minor_version < bollard::API_DEFAULT_VERSION.minor_version);
 
     let refused = through(&["sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"]);
     let error = reason(&refused.0.version().await.unwrap_err());
@@ -154,6 +155,40 @@ async fn certificates_that_cannot_be_used_are_named() {
     certificates(dir.path(), dir.path());
     std::fs::remove_file(dir.path().join("key.pem")).unwrap();
     assert!(message().await.contains("key.pem is missing beside it"));
+}
+
+#[tokio::test]
+async fn platform_of_an_engine_is_checked_once_and_its_answer_each_time() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("engine.sock");
+    let paths = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let serving = tokio::spawn(answer(UnixListener::bind(&socket).unwrap(), Arc::clone(&paths)));
+    let settings = settings(format!("unix://{}", socket.display()));
+    for _ in 0..3 {
+        connect(&settings).await.unwrap();
+    }
+    assert_eq!(*paths.lock(), ["/version", "/_ping", "/_ping"]);
+    serving.abort();
+    // Aborted, not failed.
+    serving.await.unwrap_err();
+    let error = connect(&settings).await.unwrap_err().to_string();
+    assert!(error.contains("failed to reach the Docker engine at unix://"), "{error}");
+}
+
+/// Answers like an engine without containers, and records the paths of the requests.
+async fn answer(listener: UnixListener, paths: Arc<parking_lot::Mutex<Vec<String>>>) {
+    loop {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"\r\n\r\n") {
+            assert!(stream.read_buf(&mut request).await.unwrap() > 0);
+        }
+        let path = String::from_utf8(request).unwrap().split(' ').nth(1).unwrap().to_owned();
+        let body = if path == "/version" { r#"{"Os":"linux"}"# } else { "OK" };
+        paths.lock().push(path);
+        let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all((head + body).as_bytes()).await.unwrap();
+    }
 }
 
 #[test]

@@ -10,8 +10,6 @@ use std::time::Duration;
 use bollard::errors::Error as ApiError;
 use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
 use futures::future::BoxFuture;
-use http::Uri;
-use http::uri::PathAndQuery;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -68,7 +66,6 @@ pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, Un
     let watched = unanswered.clone();
     let transport = move |request: BollardRequest| {
         let (http, guard) = (Arc::clone(&http), watched.watch(&request));
-        let request = without_version(request);
         async move {
             let response = http.request(request).await;
             if let Some(mut guard) = guard {
@@ -77,25 +74,10 @@ pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, Un
             response.map_err(|error| ApiError::from(io::Error::other(error)))
         }
     };
-    // The host is only the value of a header: the connector has the address.
+    // The host is only the value of a header: the connector has the address. Requests contain no version, so each engine uses its newest one.
     let engine =
         Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)?;
     Ok((engine, unanswered))
-}
-
-/// Removes the version of the API from the request for the engine's version.
-///
-/// The engine would reject a version that it does not support, and only the answer to this request contains the supported versions.
-fn without_version(mut request: BollardRequest) -> BollardRequest {
-    const VERSION: &str = "/version";
-    if request.uri().path().ends_with(VERSION) && request.uri().path().matches('/').count() == 2 {
-        let mut parts = request.uri().clone().into_parts();
-        parts.path_and_query = Some(PathAndQuery::from_static(VERSION));
-        if let Ok(uri) = Uri::from_parts(parts) {
-            *request.uri_mut() = uri;
-        }
-    }
-    request
 }
 
 /// Opens connections to one engine.

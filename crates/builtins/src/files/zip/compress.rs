@@ -3,6 +3,7 @@
 use std::io;
 
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
+use libdeflater::{CompressionError, CompressionLvl, Compressor as WholeCompressor};
 use zstd::bulk::Compressor as ZstdCompressor;
 
 use super::records::Method;
@@ -45,7 +46,12 @@ impl ZipCompression {
 /// Compresses one block at a time. The result depends only on the block.
 pub(super) enum Compressor {
     Stored,
-    Deflate { compress: Box<Compress>, store: Box<Compress> },
+    /// `whole` compresses files that are one block, in less time than `blocks`, but it cannot divide a stream into blocks.
+    Deflate {
+        whole: WholeCompressor,
+        blocks: Box<Compress>,
+        store: Box<Compress>,
+    },
     Zstd(ZstdCompressor<'static>),
 }
 
@@ -58,9 +64,11 @@ impl Compressor {
         let deflate = |level| Box::new(Compress::new(level, false));
         Ok(match compressing {
             ZipCompression::Stored => Self::Stored,
-            ZipCompression::Deflate(level) => {
-                Self::Deflate { compress: deflate(Compression::new(level)), store: deflate(Compression::none()) }
-            }
+            ZipCompression::Deflate(level) => Self::Deflate {
+                whole: whole(level)?,
+                blocks: deflate(Compression::new(level)),
+                store: deflate(Compression::none()),
+            },
             ZipCompression::Zstd(level) => Self::Zstd(ZstdCompressor::new(level)?),
         })
     }
@@ -69,8 +77,13 @@ impl Compressor {
     pub(super) fn add_file(&mut self, content: &[u8], out: &mut Vec<u8>) -> io::Result<Method> {
         let start = out.len();
         let method = match self {
-            Self::Deflate { compress, .. } if !is_random(content) => {
-                deflate(compress, content, true, out)?;
+            Self::Deflate { whole, .. } if !is_random(content) => {
+                out.resize(start + content.len(), 0);
+                match whole.deflate_compress(content, out.get_mut(start..).unwrap_or_default()) {
+                    Ok(length) => out.truncate(start + length),
+                    // The content would not become smaller.
+                    Err(CompressionError::InsufficientSpace) => {}
+                }
                 Method::Deflate
             }
             Self::Zstd(zstd) if !is_random(content) => {
@@ -91,15 +104,21 @@ impl Compressor {
     pub(super) fn add_block(&mut self, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stored => out.extend_from_slice(content),
-            Self::Deflate { compress, store } => {
-                let compress = if is_random(content) { store } else { compress };
-                deflate(compress, content, is_last, out)?;
+            Self::Deflate { blocks, store, .. } => {
+                deflate(if is_random(content) { store } else { blocks }, content, is_last, out)?;
             }
             // Each block is a separate frame, and a stream may consist of several frames.
             Self::Zstd(zstd) => out.extend(zstd.compress(content)?),
         }
         Ok(())
     }
+}
+
+/// Returns a compressor of whole files. Its result has about the size of that of zlib with this level, which is one level higher.
+fn whole(level: u32) -> io::Result<WholeCompressor> {
+    let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
+    let level = CompressionLvl::new(level);
+    level.map(WholeCompressor::new).map_err(|_| io::Error::other("the compression level is not valid"))
 }
 
 /// Returns the checksum of a block.
@@ -165,6 +184,31 @@ mod tests {
         assert!(is_random(&random(4096)) && is_random(&random(1 << 20)));
         let text: Vec<u8> = random(20_000).into_iter().map(|byte| b'a' + byte % 64).collect();
         assert!(!is_random(&text) && !is_random(&[0; 8192]) && !is_random(&random(100)));
+    }
+
+    #[test]
+    fn file_is_stored_unless_compression_makes_it_smaller() {
+        let text = b"text and more text ".repeat(1000);
+        for level in [1, 5, 7, 9] {
+            let mut compressor = Compressor::new(ZipCompression::Deflate(level)).unwrap();
+            for (content, expected) in [
+                (text.clone(), Method::Deflate),
+                (random(100), Method::Stored),
+                (random(10_000), Method::Stored),
+                (Vec::new(), Method::Stored),
+            ] {
+                let mut out = b"before".to_vec();
+                assert!(compressor.add_file(&content, &mut out).unwrap() == expected, "{level} {}", content.len());
+                let mut unpacked = out.split_off(b"before".len());
+                assert_eq!(out, b"before");
+                if expected == Method::Deflate {
+                    assert!(unpacked.len() < content.len() / 50, "{level}: {}", unpacked.len());
+                    let packed = std::mem::take(&mut unpacked);
+                    flate2::read::DeflateDecoder::new(&packed[..]).read_to_end(&mut unpacked).unwrap();
+                }
+                assert!(unpacked == content, "{level} {}", content.len());
+            }
+        }
     }
 
     #[test]
