@@ -8,7 +8,11 @@ use std::path::PathBuf;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut compiler = protox::Compiler::new(["proto"])?;
     compiler.include_imports(true).open_files(["step_runner.proto", "agent.proto", "debugger.proto"])?;
-    tonic_prost_build::configure().compile_fds(compiler.file_descriptor_set())?;
+    tonic_prost_build::configure()
+        // Without this, the reader of a log would copy each chunk once more.
+        .bytes(".proto.FollowLogsResponse")
+        .codec_path("crate::codec::SmallBufferCodec")
+        .compile_fds(compiler.file_descriptor_set())?;
     let descriptors = PathBuf::from(env::var("OUT_DIR")?).join("descriptors.bin");
     fs::write(descriptors, compiler.encode_file_descriptor_set())?;
     println!("cargo:rerun-if-changed=proto");

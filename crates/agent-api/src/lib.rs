@@ -8,6 +8,7 @@
 
 pub mod builtin;
 pub mod client;
+mod codec;
 pub mod container;
 pub mod development;
 pub mod plan;

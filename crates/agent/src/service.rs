@@ -59,7 +59,7 @@ impl proto::step_runner_server::StepRunner for Service {
             .map_err(|_| Status::invalid_argument(format!("{} is not a valid offset", request.offset)))?;
         let chunks = Arc::clone(&job.log).follow(offset);
         let stream = chunks.map(|chunk| match chunk {
-            Ok(data) => Ok(proto::FollowLogsResponse { data: data.into() }),
+            Ok(data) => Ok(proto::FollowLogsResponse { data }),
             Err(error) => Err(Status::data_loss(format!("failed to read the log: {error}"))),
         });
         Ok(Response::new(Box::pin(stream)))

@@ -53,7 +53,9 @@ pub async fn run(
     let start = StartTime::now();
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
-    let (resources, prepared) = prepare(&context, plan, steps, cancellation, engine.deadline()).await;
+    // Boxed, so that its state takes no memory while the steps run.
+    let preparation = Box::pin(prepare(&context, plan, steps, cancellation, engine.deadline()));
+    let (resources, prepared) = preparation.await;
     let StepsResult { failure, nodes } = match prepared {
         Ok(()) => engine.run(steps, cancellation).await,
         Err(failure) => StepsResult { failure: Some(failure), nodes: Vec::new() },

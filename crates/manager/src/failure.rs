@@ -143,7 +143,7 @@ mod tests {
             agent::ListJobsResponse { jobs: vec![entry] }.encode_to_vec(),
             agent::GetInfoResponse { version: "0.1.0".to_owned(), pid: i64::MIN, supports_start_approval: true }
                 .encode_to_vec(),
-            step_runner::FollowLogsResponse { data: b"log".to_vec() }.encode_to_vec(),
+            step_runner::FollowLogsResponse { data: b"log".as_slice().into() }.encode_to_vec(),
         ];
         let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
         let words = [

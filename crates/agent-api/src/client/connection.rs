@@ -27,6 +27,10 @@ const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30)
 /// If no answer arrives in time, the connection is closed, and the executor checks whether the machine is lost. The agent answers
 /// even if its jobs use the whole machine.
 pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(2), timeout: Duration::from_secs(4) };
+/// Maximum size of an HTTP/2 frame of an agent on this machine, so that each chunk of a log is one frame.
+///
+/// Agents on other machines send smaller frames, because the answer to a ping waits for the frame that is being sent.
+const LOCAL_FRAME_BYTES: u32 = 512 * 1024;
 /// Maximum size of a message. A result tree can be large.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
@@ -86,7 +90,7 @@ impl AgentConnection {
             let stream = dial();
             async move { stream.await.map(TokioIo::new) }
         });
-        Self::connect_with(location, connector, LOCAL_KEEPALIVE).await
+        Self::connect_with(location, connector, LOCAL_KEEPALIVE, Some(LOCAL_FRAME_BYTES)).await
     }
 
     /// Connects over a stream that leads to an agent at `location`, and queries its identity.
@@ -104,10 +108,16 @@ impl AgentConnection {
             let stream = stream.take().map(TokioIo::new);
             std::future::ready(stream.ok_or_else(|| io::Error::new(io::ErrorKind::BrokenPipe, "the stream has ended")))
         });
-        Self::connect_with(location, connector, REMOTE_KEEPALIVE).await
+        Self::connect_with(location, connector, REMOTE_KEEPALIVE, None).await
     }
 
-    async fn connect_with<C>(location: String, connector: C, keep_alive: KeepAlive) -> Result<Self, Unreachable>
+    /// `max_frame_size` is in bytes. `None` means the default of HTTP/2, 16 KiB.
+    async fn connect_with<C>(
+        location: String,
+        connector: C,
+        keep_alive: KeepAlive,
+        max_frame_size: Option<u32>,
+    ) -> Result<Self, Unreachable>
     where
         C: Service<Uri, Error = io::Error> + Send + 'static,
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
@@ -116,6 +126,7 @@ impl AgentConnection {
         // The address is not used, because the connector has its own.
         let opened = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_TIMEOUT)
+            .max_frame_size(max_frame_size)
             .http2_keep_alive_interval(keep_alive.interval)
             .keep_alive_timeout(keep_alive.timeout)
             .connect_with_connector(connector)

@@ -1,12 +1,13 @@
 //! Log of a job, with one writer and any number of readers. Each write wakes the readers.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::stream::{self, Stream};
 use muster_builtins::trace::Sink;
 use parking_lot::Mutex;
@@ -16,6 +17,11 @@ use super::quota::JobQuota;
 
 /// Maximum number of bytes of a chunk for a reader.
 const CHUNK_BYTES: usize = 256 * 1024;
+
+thread_local! {
+    /// Memory for the chunks of all readers. It is used again as soon as the chunks were sent.
+    static CHUNKS: RefCell<BytesMut> = RefCell::default();
+}
 
 /// State of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,15 +119,23 @@ impl LogFile {
                 let now = *progress.borrow_and_update();
                 if offset < now.bytes {
                     let wanted = usize::try_from(now.bytes - offset).unwrap_or(CHUNK_BYTES).min(CHUNK_BYTES);
-                    let mut chunk = vec![0; wanted];
-                    log.file.read_exact_at(&mut chunk, offset)?;
+                    let chunk = log.read(offset, wanted)?;
                     let next = offset + wanted as u64;
-                    return Ok(Some((Bytes::from(chunk), (log, progress, next))));
+                    return Ok(Some((chunk, (log, progress, next))));
                 }
                 if now.closed || progress.changed().await.is_err() {
                     return Ok(None);
                 }
             }
+        })
+    }
+
+    /// Returns bytes that were written before.
+    fn read(&self, offset: u64, length: usize) -> io::Result<Bytes> {
+        CHUNKS.with_borrow_mut(|chunks| {
+            chunks.resize(length, 0);
+            self.file.read_exact_at(chunks, offset)?;
+            Ok(chunks.split().freeze())
         })
     }
 }

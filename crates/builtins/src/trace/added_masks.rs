@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 
+use memchr::{memchr, memmem};
+
 /// Beginning of a line that adds a value.
 pub(super) const COMMAND: &str = "::add-mask::";
 /// Maximum length of such a line in bytes.
@@ -51,7 +53,14 @@ impl AddedMasks {
     pub(super) fn push<'a>(&mut self, mut bytes: &'a [u8]) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         while !bytes.is_empty() {
-            let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |index| index + 1);
+            let end = match &self.line {
+                Line::Candidate(line) if line.is_empty() && !may_add(bytes) => {
+                    self.line = Line::Other;
+                    continue;
+                }
+                Line::Other => next_candidate(bytes),
+                Line::Candidate(_) | Line::Rejected => memchr(b'\n', bytes).map_or(bytes.len(), |index| index + 1),
+            };
             let (piece, rest) = bytes.split_at_checked(end).unwrap_or((bytes, &[]));
             bytes = rest;
             parts.extend(self.push_piece(piece));
@@ -71,7 +80,10 @@ impl AddedMasks {
         }
     }
 
-    /// Adds a piece of the current line, in which a line break can only be at the end. Returns the part that can be written now.
+    /// Adds a piece of the current line. Returns the part that can be written now.
+    ///
+    /// The line ends with the piece if the piece ends with a line break. If the line adds no value, other such lines may follow in the same
+    /// piece.
     fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
         let line = match &mut self.line {
             Line::Candidate(line) => line,
@@ -86,7 +98,7 @@ impl AddedMasks {
         if line.starts_with(COMMAND.as_bytes()) {
             return if line.ends_with(b"\n") { self.finish() } else { None };
         }
-        if COMMAND.as_bytes().starts_with(line) {
+        if may_add(line) {
             return None;
         }
         let text = std::mem::take(line);
@@ -106,6 +118,18 @@ impl AddedMasks {
         self.bytes += value.len();
         Part::Value(String::from_utf8_lossy(value).into_owned())
     }
+}
+
+/// Returns whether a line that starts with these bytes may add a value.
+fn may_add(start: &[u8]) -> bool {
+    start.starts_with(COMMAND.as_bytes()) || COMMAND.as_bytes().starts_with(start)
+}
+
+/// Returns the position of the next line that may add a value, in bytes that start inside a line that does not.
+fn next_candidate(bytes: &[u8]) -> usize {
+    let breaks = memmem::find_iter(bytes, b"\n:").map(|index| index + 1);
+    let mut candidates = breaks.filter(|start| bytes.get(*start..).is_some_and(may_add));
+    candidates.next().unwrap_or(bytes.len())
 }
 
 #[cfg(test)]

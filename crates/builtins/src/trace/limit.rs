@@ -24,28 +24,39 @@ impl SizeLimiter {
         self.truncated
     }
 
-    pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        if self.truncated || bytes.is_empty() {
+    /// Processes more of the stream, in place.
+    pub(super) fn push(&mut self, bytes: &mut Vec<u8>) {
+        if self.truncated {
+            bytes.clear();
+        }
+        if bytes.is_empty() {
             return;
         }
-        let start = out.len();
-        if self.incomplete.is_empty() {
-            self.clean(bytes, out);
-        } else {
-            let mut joined = std::mem::take(&mut self.incomplete);
-            joined.extend_from_slice(bytes);
-            self.clean(&joined, out);
+        if !self.incomplete.is_empty() {
+            bytes.splice(..0, std::mem::take(&mut self.incomplete));
         }
-        self.count(start, out);
+        // Most output is ASCII, and the check for that is faster.
+        if !bytes.is_ascii()
+            && let Err(error) = std::str::from_utf8(bytes)
+        {
+            if error.error_len().is_none() {
+                self.incomplete = bytes.split_off(error.valid_up_to());
+            } else {
+                let invalid = std::mem::take(bytes);
+                self.clean(&invalid, bytes);
+            }
+        }
+        self.count(bytes);
     }
 
-    /// Ends the stream. An incomplete character at its end is invalid.
-    pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
+    /// Ends the stream, and returns its last bytes. An incomplete character at its end is invalid.
+    pub(super) fn finish(&mut self) -> Vec<u8> {
+        let mut end = Vec::new();
         if !self.truncated && !std::mem::take(&mut self.incomplete).is_empty() {
-            let start = out.len();
-            out.extend_from_slice(REPLACEMENT);
-            self.count(start, out);
+            end.extend_from_slice(REPLACEMENT);
+            self.count(&mut end);
         }
+        end
     }
 
     fn clean(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
@@ -62,26 +73,26 @@ impl SizeLimiter {
         out.extend_from_slice(bytes);
     }
 
-    /// Counts the bytes that were appended after `start`, and truncates them at the limit.
-    fn count(&mut self, start: usize, out: &mut Vec<u8>) {
-        let added = (out.len() - start) as u64;
+    /// Counts more bytes of the stream, and truncates them at the limit.
+    fn count(&mut self, bytes: &mut Vec<u8>) {
+        let added = bytes.len() as u64;
         if self.size + added < self.limit {
             self.size += added;
             return;
         }
         let capacity = usize::try_from(self.limit.saturating_sub(self.size)).unwrap_or(usize::MAX);
-        let mut end = (start + capacity).min(out.len());
+        let mut end = capacity.min(bytes.len());
         // All bytes of a character except the first have the form 10xxxxxx.
-        while end > start && out.get(end).is_some_and(|byte| byte & 0b1100_0000 == 0b1000_0000) {
+        while end > 0 && bytes.get(end).is_some_and(|byte| byte & 0b1100_0000 == 0b1000_0000) {
             end -= 1;
         }
-        out.truncate(end);
+        bytes.truncate(end);
         let notice = format!(
             "\n\x1b[33;1mJob's log exceeded limit of {} bytes.\n\
              Job execution will continue but no more output will be collected.\x1b[0;m\n",
             self.limit
         );
-        out.extend_from_slice(notice.as_bytes());
+        bytes.extend_from_slice(notice.as_bytes());
         self.truncated = true;
     }
 }

@@ -6,6 +6,7 @@ mod added_masks;
 mod limit;
 mod timestamps;
 
+use std::cell::RefCell;
 use std::io;
 
 use muster_job::mask::{Masker, Secrets};
@@ -61,7 +62,18 @@ struct Inner {
     sink: Box<dyn Sink>,
     /// Whether the sink failed. Later output is dropped, because there would be a gap before it.
     faulted: bool,
-    buffers: [Vec<u8>; 3],
+}
+
+/// Buffers for one piece of output: what is masked, and what is stamped.
+#[derive(Default)]
+struct Buffers {
+    masked: Vec<u8>,
+    stamped: Vec<u8>,
+}
+
+thread_local! {
+    /// Buffers for the output of all jobs. Most jobs print little, so that buffers for each would only take memory.
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
 struct Channel {
@@ -95,7 +107,6 @@ impl Trace {
                 limiter: SizeLimiter::new(options.limit, initial_length),
                 sink,
                 faulted: false,
-                buffers: Default::default(),
             }),
         }
     }
@@ -222,10 +233,7 @@ impl Inner {
         for stream in self.streams() {
             self.finish(stream)?;
         }
-        let [_, _, out] = &mut self.buffers;
-        out.clear();
-        self.limiter.finish(out);
-        self.sink.append(out)
+        self.sink.append(&self.limiter.finish())
     }
 
     fn process(&mut self, stream: Stream, mask: impl FnOnce(&mut Masker, &mut Vec<u8>), last: bool) -> io::Result<()> {
@@ -235,22 +243,23 @@ impl Inner {
         }
         let index = self.channels.iter().position(|(known, _)| *known == stream).unwrap_or(0);
         let Some((_, channel)) = self.channels.get_mut(index) else { return Ok(()) };
-        let [masked, stamped, limited] = &mut self.buffers;
-        masked.clear();
-        stamped.clear();
-        limited.clear();
-        mask(&mut channel.masker, masked);
-        match &mut channel.stamper {
-            Some(stamper) => {
-                stamper.push(masked, stamped);
-                if last {
-                    stamper.finish(stamped);
+        BUFFERS.with_borrow_mut(|Buffers { masked, stamped }| {
+            masked.clear();
+            mask(&mut channel.masker, masked);
+            let output = match &mut channel.stamper {
+                Some(stamper) => {
+                    stamped.clear();
+                    stamper.push(masked, stamped);
+                    if last {
+                        stamper.finish(stamped);
+                    }
+                    stamped
                 }
-                self.limiter.push(stamped, limited);
-            }
-            None => self.limiter.push(masked, limited),
-        }
-        if limited.is_empty() { Ok(()) } else { self.sink.append(limited) }
+                None => masked,
+            };
+            self.limiter.push(output);
+            if output.is_empty() { Ok(()) } else { self.sink.append(output) }
+        })
     }
 }
 

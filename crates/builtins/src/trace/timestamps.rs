@@ -3,8 +3,7 @@
 //! The letter is always `O`. gitlab-runner writes `E` for standard error, which it reads from a separate pipe, so
 //! lines of the two streams can appear in the wrong order. Muster reads both from one pipe, which keeps their order.
 
-use std::io::Write;
-
+use memchr::memchr;
 use muster_steps::log::Stream;
 use time::OffsetDateTime;
 
@@ -28,48 +27,54 @@ impl LineTimestamper {
         Self { tag, line: Vec::new(), continues: false }
     }
 
+    /// Processes more of the stream. All lines that end in it have the same time.
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
+        let time = now();
         let mut rest = bytes;
-        while let Some(at) = rest.iter().position(|byte| *byte == b'\n') {
-            let (line, after_newline) = rest.split_at(at);
-            self.line.extend_from_slice(line);
-            self.emit(out, false);
-            rest = after_newline.get(1..).unwrap_or_default();
+        while let Some(at) = memchr(b'\n', rest) {
+            let (line, after) = rest.split_at(at);
+            self.emit(&time, line, false, out);
+            rest = after.get(1..).unwrap_or_default();
         }
         self.line.extend_from_slice(rest);
         // A progress bar rewrites its line with `\r` and no `\n`. It is shown immediately, not held back until the line ends.
         let redraws = rest.len() == bytes.len() && rest.contains(&b'\r');
         if redraws || self.line.len() > MAX_HELD_BYTES {
-            self.emit(out, true);
+            self.emit(&time, &[], true, out);
         }
     }
 
     /// Ends the stream, and writes its last line if it is incomplete.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.line.is_empty() {
-            self.emit(out, false);
+            self.emit(&now(), &[], false, out);
         }
     }
 
-    fn emit(&mut self, out: &mut Vec<u8>, unfinished: bool) {
-        let now = OffsetDateTime::now_utc();
-        let (date, time) = (now.date(), now.time());
-        // Writing to a vector does not fail.
-        let _ = write!(
-            out,
-            "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z {}{}",
-            date.year(),
-            u8::from(date.month()),
-            date.day(),
-            time.hour(),
-            time.minute(),
-            time.second(),
-            time.microsecond(),
-            self.tag,
-            if self.continues { '+' } else { ' ' },
-        );
+    /// Writes the line that was held back, with this end of it.
+    fn emit(&mut self, time: &str, end: &[u8], unfinished: bool, out: &mut Vec<u8>) {
+        out.extend_from_slice(time.as_bytes());
+        out.extend_from_slice(self.tag.as_bytes());
+        out.push(if self.continues { b'+' } else { b' ' });
         out.append(&mut self.line);
+        out.extend_from_slice(end);
         out.push(b'\n');
         self.continues = unfinished;
     }
+}
+
+/// Returns the current time as the beginning of a line.
+fn now() -> String {
+    let now = OffsetDateTime::now_utc();
+    let (date, time) = (now.date(), now.time());
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:06}Z ",
+        date.year(),
+        u8::from(date.month()),
+        date.day(),
+        time.hour(),
+        time.minute(),
+        time.second(),
+        time.microsecond(),
+    )
 }

@@ -4,10 +4,8 @@
 /// back.
 pub(super) const MAX_GAP: usize = 256;
 
-/// Returns true if an escape sequence may start with this byte.
-pub(super) fn is_escape(byte: u8) -> bool {
-    byte == 0x1b
-}
+/// First byte of an escape sequence.
+pub(super) const ESC: u8 = 0x1b;
 
 /// Result of [`escape`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +22,9 @@ pub(super) enum Escape {
 /// a character set (`ESC ( B`), which many terminals use to reset colors.
 pub(super) fn escape(bytes: &[u8]) -> Escape {
     match bytes {
-        [0x1b] | [0x1b, b'('] => Escape::Partial,
-        [0x1b, b'(', _, ..] => Escape::Length(3),
-        [0x1b, b'[', rest @ ..] => {
+        [ESC] | [ESC, b'('] => Escape::Partial,
+        [ESC, b'(', _, ..] => Escape::Length(3),
+        [ESC, b'[', rest @ ..] => {
             let length = rest.iter().take_while(|byte| matches!(**byte, 0x20..=0x3f)).count();
             match rest.get(length) {
                 _ if length > MAX_GAP => Escape::None,

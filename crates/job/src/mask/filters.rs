@@ -2,21 +2,25 @@
 //! split. The bytes that a filter holds back are at most those of the longest text that it searches for, including escape
 //! sequences inside that text.
 
+use std::sync::Arc;
+
 use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
 use super::phrases::MASKED;
 
 /// A filter of a byte stream.
-pub(super) trait Filter: Send {
+pub(super) trait Filter {
     /// Processes more of the stream, and appends output to `out`.
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
     /// Ends the stream, and appends the bytes that were held back.
     fn finish(&mut self, out: &mut Vec<u8>);
+    /// Returns whether the bytes before do not matter, and none are held back. A piece without candidates would then pass unchanged.
+    fn is_idle(&self) -> bool;
 }
 
 /// Replaces the secret bytes after a prefix, which is kept. Escape sequences do not end the secret, and are kept.
 pub(super) struct PrefixFilter {
-    needles: Needles,
+    needles: Arc<Needles>,
     /// Returns true if a byte can be part of the secret.
     is_secret_byte: fn(u8) -> bool,
     held: Vec<u8>,
@@ -34,12 +38,8 @@ enum State {
 }
 
 impl PrefixFilter {
-    pub(super) fn new(
-        prefixes: impl IntoIterator<Item = Vec<u8>>,
-        ignore_case: bool,
-        is_secret_byte: fn(u8) -> bool,
-    ) -> Self {
-        Self { needles: Needles::new(prefixes, ignore_case), is_secret_byte, held: Vec::new(), state: State::Search }
+    pub(super) fn new(prefixes: Arc<Needles>, is_secret_byte: fn(u8) -> bool) -> Self {
+        Self { needles: prefixes, is_secret_byte, held: Vec::new(), state: State::Search }
     }
 
     fn run(&mut self, last: bool, out: &mut Vec<u8>) {
@@ -102,5 +102,9 @@ impl Filter for PrefixFilter {
     fn finish(&mut self, out: &mut Vec<u8>) {
         self.run(true, out);
         self.state = State::Search;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.state == State::Search
     }
 }

@@ -3,15 +3,28 @@
 //!
 //! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
 //! value do not prevent masking.
+//!
+//! ```text
+//! bytes ---> candidates? --no--> passed on in one piece
+//!                  |
+//!                  yes, or a filter holds back bytes: the next few bytes -> values -> URL parameters -> token prefixes
+//! ```
 
+mod byte_set;
+mod candidates;
 mod escape;
 mod filters;
 mod needles;
 mod phrases;
 mod trie;
 
+use std::sync::{Arc, LazyLock, OnceLock};
+
+use candidates::Candidates;
 use filters::{Filter, PrefixFilter};
-use phrases::Phrases;
+use needles::Needles;
+use phrases::{Phrases, visible};
+use trie::Trie;
 
 /// Query parameters whose values are masked.
 const URL_PARAMETERS: [&str; 6] =
@@ -42,16 +55,46 @@ const TOKEN_PREFIXES: [&str; 14] = [
 /// `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
 const MIN_LINE_CHARS: usize = 8;
 
-/// Secrets to mask in the log of a job.
+/// Secrets to mask in the log of a job. Clones share their memory.
 #[derive(Clone, Default)]
-pub struct Secrets {
+pub struct Secrets(Arc<Texts>);
+
+/// Texts by which secrets are recognized.
+#[derive(Clone, Default)]
+struct Texts {
     phrases: Vec<Vec<u8>>,
     prefixes: Vec<Vec<u8>>,
+    /// The texts, prepared for the search when it starts for the first time.
+    patterns: OnceLock<Patterns>,
+}
+
+/// [`Texts`], prepared for the search.
+#[derive(Clone)]
+struct Patterns {
+    phrases: Arc<Trie>,
+    tokens: Arc<Needles>,
+    candidates: Arc<Candidates>,
+}
+
+/// Query parameters whose values are masked, prepared for the search.
+static URL_NEEDLES: LazyLock<Arc<Needles>> = LazyLock::new(|| {
+    let prefixes = |key| ["?", "&"].map(|separator| format!("{separator}{key}=").into_bytes());
+    Arc::new(Needles::new(URL_PARAMETERS.into_iter().flat_map(prefixes), true))
+});
+
+impl Patterns {
+    fn new(texts: &Texts) -> Self {
+        let phrases: Vec<_> = texts.phrases.iter().flat_map(|phrase| [visible(phrase), phrase.clone()]).collect();
+        let tokens = Needles::new(texts.prefixes.iter().cloned(), false);
+        let candidates = Candidates::new(phrases.iter().map(Vec::as_slice).chain(tokens.texts()));
+        let phrases = Trie::new(phrases.iter().map(Vec::as_slice));
+        Self { phrases: Arc::new(phrases), tokens: Arc::new(tokens), candidates: Arc::new(candidates) }
+    }
 }
 
 impl std::fmt::Debug for Secrets {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Secrets").field("phrases", &self.phrases.len()).finish_non_exhaustive()
+        f.debug_struct("Secrets").field("phrases", &self.0.phrases.len()).finish_non_exhaustive()
     }
 }
 
@@ -75,10 +118,12 @@ impl Secrets {
     }
 
     fn build<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl Iterator<Item = &'a str>) -> Self {
-        Self {
+        let texts = Texts {
             phrases: values.into_iter().flat_map(phrases).collect(),
             prefixes: prefixes.filter_map(trimmed).collect(),
-        }
+            patterns: OnceLock::new(),
+        };
+        Self(Arc::new(texts))
     }
 }
 
@@ -105,7 +150,9 @@ fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
 impl Secrets {
     /// Adds a value to mask, in the same way as the value of a masked variable.
     pub fn add(&mut self, value: &str) {
-        self.phrases.extend(phrases(value));
+        let texts = Arc::make_mut(&mut self.0);
+        texts.phrases.extend(phrases(value));
+        texts.patterns = OnceLock::new();
     }
 
     /// Masks a complete text.
@@ -125,10 +172,13 @@ fn trimmed(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
+/// Number of bytes that the filters process before they are asked whether they are idle.
+const FILTERED_BYTES: usize = 16;
+
 /// Masker for a stream of bytes, which may arrive in pieces of any size.
 pub struct Masker {
-    filters: [Box<dyn Filter>; 3],
-    buffers: [Vec<u8>; 2],
+    candidates: Arc<Candidates>,
+    filters: Filters,
 }
 
 impl std::fmt::Debug for Masker {
@@ -141,42 +191,69 @@ impl Masker {
     /// Creates a masker at the start of a stream.
     #[must_use]
     pub fn new(secrets: &Secrets) -> Self {
-        let parameter_prefixes =
-            URL_PARAMETERS.iter().flat_map(|key| ["?", "&"].map(|separator| format!("{separator}{key}=").into_bytes()));
-        Self {
-            filters: [
-                Box::new(Phrases::new(secrets.phrases.iter().cloned())),
-                Box::new(PrefixFilter::new(parameter_prefixes, true, in_url_value)),
-                Box::new(PrefixFilter::new(secrets.prefixes.iter().cloned(), false, in_token)),
-            ],
-            buffers: [Vec::new(), Vec::new()],
-        }
+        let patterns = secrets.0.patterns.get_or_init(|| Patterns::new(&secrets.0));
+        Self { candidates: Arc::clone(&patterns.candidates), filters: Filters::new(patterns) }
     }
 
     /// Processes more of the stream, and appends masked output to `out`.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
-        self.run(bytes, false, out);
+        let mut scan = self.candidates.scan(bytes);
+        let mut at = 0;
+        while at < bytes.len() {
+            if self.filters.are_idle() {
+                let candidate = scan.next(at);
+                out.extend_from_slice(bytes.get(at..candidate).unwrap_or_default());
+                at = candidate;
+            }
+            let end = bytes.len().min(at + FILTERED_BYTES);
+            self.filters.run(bytes.get(at..end).unwrap_or_default(), false, out);
+            at = end;
+        }
     }
 
     /// Ends the stream, and appends the bytes that were held back.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
-        self.run(&[], true, out);
+        self.filters.run(&[], true, out);
+    }
+}
+
+/// All filters. The output of each one is the input of the next one.
+struct Filters {
+    phrases: Phrases,
+    urls: PrefixFilter,
+    tokens: PrefixFilter,
+    /// Output of the filters but the last one.
+    buffers: [Vec<u8>; 2],
+}
+
+impl Filters {
+    fn new(patterns: &Patterns) -> Self {
+        Self {
+            phrases: Phrases::new(Arc::clone(&patterns.phrases)),
+            urls: PrefixFilter::new(Arc::clone(&URL_NEEDLES), in_url_value),
+            tokens: PrefixFilter::new(Arc::clone(&patterns.tokens), in_token),
+            buffers: [Vec::new(), Vec::new()],
+        }
+    }
+
+    fn are_idle(&self) -> bool {
+        self.phrases.is_idle() && self.urls.is_idle() && self.tokens.is_idle()
     }
 
     fn run(&mut self, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
-        let [phrases, urls, tokens] = &mut self.filters;
         let [first, second] = &mut self.buffers;
         first.clear();
         second.clear();
-        let step = |filter: &mut Box<dyn Filter>, bytes: &[u8], out: &mut Vec<u8>| {
-            filter.push(bytes, out);
-            if last {
-                filter.finish(out);
-            }
-        };
-        step(phrases, bytes, first);
-        step(urls, first, second);
-        step(tokens, second, out);
+        step(&mut self.phrases, bytes, last, first);
+        step(&mut self.urls, first, last, second);
+        step(&mut self.tokens, second, last, out);
+    }
+}
+
+fn step(filter: &mut impl Filter, bytes: &[u8], last: bool, out: &mut Vec<u8>) {
+    filter.push(bytes, out);
+    if last {
+        filter.finish(out);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Finds the longest of a few short texts in a stream, no matter how the stream is split. Escape sequences may occur
 //! between the bytes of a text.
 
-use super::escape::{Escape, MAX_GAP, escape, is_escape};
+use super::byte_set::ByteSet;
+use super::escape::{Escape, MAX_GAP, escape};
 
 /// A set of texts to find.
 #[derive(Debug, Clone)]
@@ -10,27 +11,7 @@ pub(super) struct Needles {
     texts: Vec<Vec<u8>>,
     /// For each byte, whether a text can start with it.
     starts: ByteSet,
-    /// For each byte, whether it can be the second byte of a text. Rules out most positions at which only the first byte matches.
-    seconds: ByteSet,
     ignore_case: bool,
-}
-
-/// A set of bytes.
-type ByteSet = Box<[bool; 256]>;
-
-/// Returns a set of these bytes, in both cases if the case is ignored.
-fn byte_set(bytes: impl Iterator<Item = u8>, ignore_case: bool) -> ByteSet {
-    let mut set = Box::new([false; 256]);
-    for byte in bytes {
-        for variant in [byte, byte.to_ascii_lowercase(), byte.to_ascii_uppercase()] {
-            if (variant == byte || ignore_case)
-                && let Some(member) = set.get_mut(usize::from(variant))
-            {
-                *member = true;
-            }
-        }
-    }
-    set
 }
 
 /// Result of a search.
@@ -51,13 +32,15 @@ impl Needles {
         let mut texts: Vec<Vec<u8>> = texts.into_iter().filter(|text| !text.is_empty()).collect();
         texts.sort_by(|a, b| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
         texts.dedup();
-        let starts = byte_set(texts.iter().filter_map(|text| text.first().copied()), ignore_case);
-        // Every byte can follow a text of one byte.
-        let seconds = match texts.iter().map(|text| text.get(1).copied()).collect::<Option<Vec<_>>>() {
-            Some(seconds) => byte_set(seconds.into_iter(), ignore_case),
-            None => Box::new([true; 256]),
-        };
-        Self { texts, starts, seconds, ignore_case }
+        let cases =
+            |byte: &u8| if ignore_case { [byte.to_ascii_lowercase(), byte.to_ascii_uppercase()] } else { [*byte; 2] };
+        let starts = texts.iter().filter_map(|text| text.first()).flat_map(cases).collect();
+        Self { texts, starts, ignore_case }
+    }
+
+    /// Returns the texts.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &[u8]> {
+        self.texts.iter().map(Vec::as_slice)
     }
 
     /// Finds the first text at or after `from`, or the longest if several start there. `last` means that the stream has
@@ -65,17 +48,11 @@ impl Needles {
     pub(super) fn find(&self, bytes: &[u8], from: usize, last: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
-            let Some(skip) = rest.iter().position(|byte| self.starts.get(usize::from(*byte)) == Some(&true)) else {
+            let Some(skip) = rest.iter().position(|byte| self.starts.contains(*byte)) else {
                 return Found::Nothing;
             };
             at += skip;
             let rest = bytes.get(at..).unwrap_or_default();
-            // An escape sequence may occur between two bytes of a text.
-            let is_mismatch = |next: &u8| !is_escape(*next) && self.seconds.get(usize::from(*next)) == Some(&false);
-            if rest.get(1).is_some_and(is_mismatch) {
-                at += 1;
-                continue;
-            }
             for text in &self.texts {
                 match self.compare(text, rest) {
                     Compared::Equal(length) => {

@@ -5,6 +5,7 @@
 //! of a phrase.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use super::escape::{Escape, MAX_GAP, escape};
 use super::filters::Filter;
@@ -35,7 +36,7 @@ struct Replacement {
 
 /// State of the replacement. Positions count from the start of the stream.
 pub(super) struct Phrases {
-    trie: Trie,
+    trie: Arc<Trie>,
     /// State of the search in the visible text.
     visible_state: TrieState,
     /// State of the search in the raw stream.
@@ -56,10 +57,10 @@ pub(super) struct Phrases {
 }
 
 impl Phrases {
-    pub(super) fn new(phrases: impl IntoIterator<Item = Vec<u8>>) -> Self {
-        let phrases: Vec<Vec<u8>> = phrases.into_iter().flat_map(|phrase| [visible(&phrase), phrase]).collect();
+    /// Creates the state at the start of a stream.
+    pub(super) fn new(trie: Arc<Trie>) -> Self {
         Self {
-            trie: Trie::new(phrases.iter().map(Vec::as_slice)),
+            trie,
             visible_state: START,
             raw_state: START,
             held: VecDeque::new(),
@@ -232,10 +233,14 @@ impl Filter for Phrases {
         self.release_all(out);
         self.close(out);
     }
+
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && self.partial.is_empty() && self.replacement.is_none()
+    }
 }
 
 /// Returns a text without its escape sequences.
-fn visible(text: &[u8]) -> Vec<u8> {
+pub(super) fn visible(text: &[u8]) -> Vec<u8> {
     let mut rest = text;
     let mut visible = Vec::with_capacity(text.len());
     while let Some(byte) = rest.first() {

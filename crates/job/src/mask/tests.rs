@@ -133,6 +133,17 @@ fn masking_ten_megabytes_takes_bounded_memory() {
     }
 }
 
+/// Masks a text byte by byte, with the filters alone. No byte is passed on because it is no candidate.
+fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
+    let mut filters = Filters::new(&Patterns::new(&secrets.0));
+    let mut out = Vec::new();
+    for byte in text.chunks(1) {
+        filters.run(byte, false, &mut out);
+    }
+    filters.run(&[], true, &mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
 /// Returns a text without its escape sequences. An ESC that starts no escape sequence is kept.
 fn without_escapes(text: &str) -> String {
     let mut rest = text;
@@ -168,6 +179,22 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(word, 0..40).prop_map(|words| words.concat().into_bytes())
 }
 
+/// Words of a log, most of which contain no secret.
+fn log() -> impl Strategy<Value = Vec<u8>> {
+    let word = prop_oneof![
+        6 => "[a-z0-9 ]{1,60}",
+        2 => text().prop_map(|text| String::from_utf8(text).unwrap()),
+        1 => (0..200u8, 1..12usize).prop_map(|(number, length)| numbered(number)[..length].to_owned()),
+        1 => (0..200u8, 1..3usize).prop_map(|(number, at)| numbered(number).replace(&numbered(number)[at..=at], "\x1b[m")),
+    ];
+    prop::collection::vec(word, 0..30).prop_map(|words| words.concat().into_bytes())
+}
+
+/// Returns one of many values with different beginnings.
+fn numbered(number: u8) -> String {
+    format!("{number:03}-{:08x}", u32::from(number).wrapping_mul(2_654_435_761))
+}
+
 #[test]
 fn masks_value_with_escapes_as_errors_quote_it() {
     let value = "a \"quoted\" value\\";
@@ -192,6 +219,22 @@ proptest! {
         let expected = mask(&secrets, &[&text]);
         prop_assert_eq!(&mask(&secrets, &pieces), &expected);
         prop_assert_eq!(&mask(&secrets, &single), &expected);
+    }
+
+    #[test]
+    fn search_for_candidates_does_not_change_the_output(
+        log in log(),
+        values in prop::collection::vec(prop_oneof!["[ab]{1,6}", "[a-z]{2,3}", Just("b\x1b[1ma".to_owned())], 0..4),
+        count in prop_oneof![Just(0u8), 1..30u8, 150..200u8],
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+    ) {
+        let numbered: Vec<String> = (0..count).map(numbered).collect();
+        let secrets = Secrets::new(values.iter().chain(&numbered).map(String::as_str), ["ba-", "~"]);
+        let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(log.len() + 1)).collect();
+        cuts.extend([0, log.len()]);
+        cuts.sort_unstable();
+        let pieces: Vec<&[u8]> = cuts.windows(2).map(|pair| &log[pair[0]..pair[1]]).collect();
+        prop_assert_eq!(mask(&secrets, &pieces), mask_with_filters(&secrets, &log));
     }
 
     #[test]

@@ -6,8 +6,6 @@
 
 use std::collections::VecDeque;
 
-use super::escape::is_escape;
-
 /// State of the automaton: the longest suffix of the stream that is a prefix of some text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TrieState(u32);
@@ -35,7 +33,7 @@ struct Node {
 #[derive(Debug, Clone)]
 pub(super) struct Trie {
     nodes: Vec<Node>,
-    /// Child of the root for each byte. 0 means that no text starts with it. For most bytes of a log, this is the only lookup.
+    /// Child of the root for each byte. 0 means that no text starts with it.
     starts: Box<[u32; 256]>,
 }
 
@@ -53,20 +51,9 @@ impl Trie {
         self.nodes.len() == 1
     }
 
-    /// Returns the number of leading bytes that cannot begin a text. Examines each byte and the one after it.
+    /// Returns the number of leading bytes with which no text starts.
     pub(super) fn skippable(&self, bytes: &[u8]) -> usize {
-        let mut at = 0;
-        while let Some(skip) = bytes.get(at..).and_then(|rest| rest.iter().position(|byte| self.start(*byte) != 0)) {
-            at += skip;
-            let start = bytes.get(at).map_or(0, |byte| self.start(*byte));
-            // An escape sequence may occur between two bytes of a text.
-            let is_mismatch = |next: &u8| !is_escape(*next) && self.child(start, *next).is_none();
-            if self.node(start).longest > 0 || !bytes.get(at + 1).is_some_and(is_mismatch) {
-                return at;
-            }
-            at += 1;
-        }
-        bytes.len()
+        bytes.iter().position(|byte| self.start(*byte) != 0).unwrap_or(bytes.len())
     }
 
     /// Returns the state after another byte. Over the whole stream, the number of fallbacks is at most the number of bytes.

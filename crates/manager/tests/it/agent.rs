@@ -194,7 +194,7 @@ impl proto::step_runner_server::StepRunner for Service {
                 return None;
             }
             let offset = offset + data.len();
-            Some((Ok(proto::FollowLogsResponse { data }), (changes, offset, id)))
+            Some((Ok(proto::FollowLogsResponse { data: data.into() }), (changes, offset, id)))
         });
         Ok(Response::new(Box::pin(stream)))
     }

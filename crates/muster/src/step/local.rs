@@ -60,8 +60,9 @@ impl LocalAgent {
         };
         let stream = find_or_start_agent(options).await?.stream;
         stream.set_nonblocking(true).map_err(LocalError::Connect)?;
-        let stream = UnixStream::from_std(stream).map_err(LocalError::Connect)?;
-        let connection = AgentConnection::from_stream("the agent of this command".to_owned(), stream).await?;
+        let mut stream = Some(UnixStream::from_std(stream).map_err(LocalError::Connect)?);
+        let dial = move || std::future::ready(stream.take().ok_or_else(|| io::ErrorKind::BrokenPipe.into()));
+        let connection = AgentConnection::open("the agent of this command".to_owned(), dial).await?;
         Ok(Self { dir, connection })
     }
 

@@ -146,6 +146,7 @@ impl<J: Job> Engine<J> {
         }
     }
 
+    /// Runs the step once. Calls with much state are boxed, so that a simple step takes less memory while it runs.
     async fn run_once(
         &self,
         step: &Step<J>,
@@ -160,7 +161,7 @@ impl<J: Job> Engine<J> {
             return result.failure.map_or(Ok(()), Err);
         }
         if let Call::Delegate(target, steps) = &step.call {
-            return self.delegate(step, &**target, steps, cancellation, nodes).await;
+            return Box::pin(self.delegate(step, &**target, steps, cancellation, nodes)).await;
         }
         let role = step.role();
         if let (Some(cause), false) = (stop.cause(), role == Role::Cleanup) {
@@ -182,8 +183,8 @@ impl<J: Job> Engine<J> {
         user_steps.retry_backoff = self.retry_backoff;
         user_steps.has_section_markers = self.has_section_markers;
         let result = match &step.call {
-            Call::Run(list) => user_steps.run(&step.name, list, nodes).await,
-            Call::StepFile(file) => user_steps.run_file("", file, nodes).await,
+            Call::Run(list) => Box::pin(user_steps.run(&step.name, list, nodes)).await,
+            Call::StepFile(file) => Box::pin(user_steps.run_file("", file, nodes)).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
         result.map_err(|error| user_steps.failure(&error))

@@ -15,7 +15,7 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
@@ -35,8 +35,12 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
-/// Bytes of output to read at once. Below 64 KiB, because freeing 64 KiB or more makes the C library trim its whole heap.
-const READ_BUFFER_BYTES: usize = 32 * 1024;
+/// Bytes of output to read at once.
+const READ_BUFFER_BYTES: usize = 128 * 1024;
+/// Length of a piece of output after which other tasks run. A process that prints such pieces gets a larger pipe, so that it waits less.
+const LARGE_PIECE_BYTES: usize = 32 * 1024;
+/// Size of a large pipe.
+const LARGE_PIPE_BYTES: usize = 256 * 1024;
 
 thread_local! {
     /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
@@ -115,15 +119,15 @@ impl Processes {
         stop: &StopToken,
         grace: Duration,
     ) -> Result<ProcessEnd, RunError> {
-        let StartedProcess { mut child, stdin, drained, report } = self.start(&command, log)?;
+        let StartedProcess { program, mut child, input, drained, report } = self.start(command, log)?;
         let feed = async {
-            if let (Some(mut pipe), Some(bytes)) = (stdin, &command.stdin) {
+            if let Some((mut pipe, bytes)) = input {
                 // A process may end without reading its input.
-                let _ = pipe.write_all(bytes).await;
+                let _ = pipe.write_all(&bytes).await;
             }
         };
         let ended = match wait_for_exec(report, stop).await {
-            Err(source) => Err(RunError::Start { program: command.program.display().to_string(), source }),
+            Err(source) => Err(RunError::Start { program: program.display().to_string(), source }),
             Ok(()) => match self.enter_cgroup(child.pid()) {
                 Err(error) => Err(RunError::Watch(error)),
                 Ok(()) => self.watch(&mut child, feed, stop, grace).await,
@@ -141,7 +145,8 @@ impl Processes {
         Ok(ended)
     }
 
-    fn start(&self, command: &Command, log: &Arc<dyn Log>) -> Result<StartedProcess, RunError> {
+    /// Starts a process. Drops its environment and the script that it has, which would only take memory while it runs.
+    fn start(&self, command: Command, log: &Arc<dyn Log>) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
         // pipes, whose lines can be reordered.
@@ -157,7 +162,7 @@ impl Processes {
         let stdio = [stdin, output.map_err(failed)?, write_end];
         let (pid, report) = {
             let mut awaited = AWAITED.lock();
-            let (pid, report) = self.spawn(command, stdio).map_err(failed)?;
+            let (pid, report) = self.spawn(&command, stdio).map_err(failed)?;
             awaited.insert(pid);
             self.leaders.lock().insert(pid);
             (pid, report)
@@ -165,7 +170,13 @@ impl Processes {
         self.set_nofile_limit(pid);
         let (read, drained) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
-        Ok(StartedProcess { child: Child::new(pid), stdin: feed, drained: OutputProgress(drained), report })
+        Ok(StartedProcess {
+            program: command.program,
+            child: Child::new(pid),
+            input: feed.zip(command.stdin),
+            drained: OutputProgress(drained),
+            report,
+        })
     }
 
     /// Starts the process, in the job's cgroup if there is one. Returns its process ID.
@@ -261,8 +272,10 @@ impl Processes {
 
 /// Process that was started, but may not have executed its program yet.
 struct StartedProcess {
+    program: PathBuf,
     child: Child,
-    stdin: Option<Sender>,
+    /// Pipe to its standard input, and the bytes to write to it.
+    input: Option<(Sender, Vec<u8>)>,
     drained: OutputProgress,
     /// Pipe on which the process reports that it cannot execute its program ([`spawn_in`]).
     report: Option<OwnedFd>,
@@ -330,7 +343,7 @@ impl OutputProgress {
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
 ///
-/// Masking makes writing to the log expensive, so this yields to other tasks after each full buffer.
+/// Masking makes writing to the log expensive, so this yields to other tasks after each large piece.
 async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
@@ -339,6 +352,7 @@ async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) 
             return;
         }
     };
+    let mut is_large = false;
     while pipe.readable().await.is_ok() {
         let length = READ_BUFFER.with_borrow_mut(|buffer| {
             let length = pipe.try_read(buffer)?;
@@ -349,7 +363,12 @@ async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) 
             Ok(0) => return,
             Ok(length) => {
                 read.send_replace(());
-                if length == READ_BUFFER_BYTES {
+                if length >= LARGE_PIECE_BYTES {
+                    if !is_large {
+                        is_large = true;
+                        // Fails if the user's pipes need too much memory already. The pipe then keeps its size.
+                        let _ = fcntl_setpipe_size(&pipe, LARGE_PIPE_BYTES);
+                    }
                     tokio::task::yield_now().await;
                 }
             }

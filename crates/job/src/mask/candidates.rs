@@ -1,0 +1,109 @@
+//! Finds the positions of a stream at which a filter may have work. All bytes before them are passed on as they are, which is most of
+//! a log: this search is much faster than the filters.
+
+use aho_corasick::packed::Searcher;
+use aho_corasick::{AhoCorasick, MatchKind};
+use memchr::memchr3;
+
+use super::byte_set::ByteSet;
+use super::escape::ESC;
+
+/// Number of first bytes of a text by which it is recognized.
+const PREFIX_BYTES: usize = 3;
+
+/// The first bytes of all texts that the filters search for.
+#[derive(Debug)]
+pub(super) struct Candidates {
+    search: Search,
+    /// For each byte, whether a text starts with it.
+    starts: ByteSet,
+}
+
+#[derive(Debug)]
+enum Search {
+    /// Compares many bytes at once. Only for a few dozen texts.
+    Packed(Searcher),
+    /// For any number of texts.
+    Automaton(AhoCorasick),
+    /// There are no texts.
+    Nowhere,
+    /// There are too many texts for an automaton, so every byte is a candidate.
+    Everywhere,
+}
+
+impl Candidates {
+    /// Creates the search for these texts, and for URL parameters, which start with `?` or `&`.
+    pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
+        let texts: Vec<&[u8]> = texts.into_iter().filter(|text| !text.is_empty()).collect();
+        let starts = texts.iter().filter_map(|text| text.first().copied()).collect();
+        let mut prefixes: Vec<&[u8]> = texts.iter().map(|text| text.get(..PREFIX_BYTES).unwrap_or(text)).collect();
+        prefixes.sort_unstable();
+        prefixes.dedup();
+        let search = if prefixes.is_empty() {
+            Search::Nowhere
+        } else if let Some(searcher) = Searcher::new(&prefixes) {
+            Search::Packed(searcher)
+        } else {
+            let automaton = AhoCorasick::builder().match_kind(MatchKind::LeftmostFirst).build(&prefixes);
+            automaton.map_or(Search::Everywhere, Search::Automaton)
+        };
+        Self { search, starts }
+    }
+
+    /// Starts the search in a piece of the stream.
+    pub(super) fn scan<'a>(&'a self, bytes: &'a [u8]) -> Scan<'a> {
+        Scan { candidates: self, bytes, text: None, special: None }
+    }
+}
+
+/// Search in one piece of the stream.
+pub(super) struct Scan<'a> {
+    candidates: &'a Candidates,
+    bytes: &'a [u8],
+    /// Next position at which a text may start. `None` means that it was not searched for yet.
+    text: Option<usize>,
+    /// Next position at which a URL parameter may start, or a text with an escape sequence inside its first bytes.
+    special: Option<usize>,
+}
+
+impl Scan<'_> {
+    /// Returns the first position at or after `from` at which a filter may have work. No filter may hold back bytes before `from`.
+    ///
+    /// The last bytes always are candidates, because the next piece may continue them.
+    pub(super) fn next(&mut self, from: usize) -> usize {
+        let text = self.text.filter(|at| *at >= from).unwrap_or_else(|| self.find_text(from));
+        let special = self.special.filter(|at| *at >= from).unwrap_or_else(|| self.find_special(from));
+        (self.text, self.special) = (Some(text), Some(special));
+        let tail = (self.bytes.len() + 1).saturating_sub(PREFIX_BYTES).max(from);
+        text.min(special).min(tail)
+    }
+
+    fn find_text(&self, from: usize) -> usize {
+        let rest = self.bytes.get(from..).unwrap_or_default();
+        let found = match &self.candidates.search {
+            Search::Packed(searcher) => searcher.find(rest).map(|found| found.start()),
+            Search::Automaton(automaton) => automaton.find(rest).map(|found| found.start()),
+            Search::Nowhere => None,
+            Search::Everywhere => Some(0),
+        };
+        from + found.unwrap_or(rest.len())
+    }
+
+    fn find_special(&self, from: usize) -> usize {
+        let mut at = from;
+        while let Some(skip) = self.bytes.get(at..).and_then(|rest| memchr3(ESC, b'?', b'&', rest)) {
+            at += skip;
+            if self.bytes.get(at) != Some(&ESC) {
+                return at;
+            }
+            // The search for texts does not find those with this escape sequence between their first bytes.
+            let first = (at + 1).saturating_sub(PREFIX_BYTES).max(from);
+            let before = self.bytes.get(first..at).unwrap_or_default();
+            if let Some(start) = before.iter().position(|byte| self.candidates.starts.contains(*byte)) {
+                return first + start;
+            }
+            at += 1;
+        }
+        self.bytes.len()
+    }
+}
