@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use indexmap::IndexMap;
 use muster_agent_api::development::{FakeStep, matches_path};
 use muster_agent_api::result::StepNode;
-use muster_files::Limit;
 use muster_job::{StepLimits, StepReference};
 use serde_json::{Map, Value};
 
@@ -19,12 +18,10 @@ use super::reference::{Target, clean, is_dynamic};
 use super::results::{ExecResult, reference};
 use super::sequence::Sequence;
 use super::user_steps::{Frame, MAX_DEPTH, Record, StepError, UserSteps};
-use crate::definition::{Body, Call, Kind, Outputs, Parameter, Spec, StepEntry, StepFile};
+use crate::definition::{Body, Call, Kind, Outputs, Parameter, STEP_FILE_LIMIT, Spec, StepEntry, StepFile};
 use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
-
-const STEP_FILE_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "split the step into several" };
 
 /// Limits of a rule, with its position in the policy.
 type RuleLimits<'r> = (usize, &'r StepLimits);
@@ -70,7 +67,7 @@ impl UserSteps<'_> {
         record: &mut Record,
     ) -> Result<Map<String, Value>, StepError> {
         if frame.depth >= MAX_DEPTH {
-            return Err(StepError::Step(format!("steps are nested more than {MAX_DEPTH} levels deep")));
+            return Err(StepError::Call(format!("steps are nested more than {MAX_DEPTH} levels deep")));
         }
         let scope = self.entry_scope(entry, frame);
         let inputs = match &entry.call {

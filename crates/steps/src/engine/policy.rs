@@ -186,6 +186,10 @@ impl<J: Job> Engine<J> {
             Call::StepFile(file) => user_steps.run_file("", file, nodes).await,
             Call::Builtin(_) | Call::Delegate(..) | Call::Steps(_) => Ok(()),
         };
+        if stop.cause().is_some() {
+            // A step with a timeout terminates only its own processes. Those that other steps have left behind must also end before after_script.
+            self.job.processes().terminate(self.job.grace()).await;
+        }
         result.map_err(|error| user_steps.failure(&error))
     }
 }

@@ -86,7 +86,10 @@ pub enum StepError {
     /// The limits of the rule that allows the step cannot be enforced.
     #[error("failed to load: the limits of the step policy's rule for this step cannot be enforced here")]
     Limits(#[source] LimitError),
-    /// The step file, its inputs or its outputs are invalid.
+    /// The inputs do not match the step, or the steps are nested too deep.
+    #[error("{0}")]
+    Call(String),
+    /// The step file or its outputs are invalid, or another part of the step failed.
     #[error("{0}")]
     Step(String),
     /// The failure was caused by the machine, not by the job.
@@ -116,6 +119,17 @@ impl StepError {
             Self::Inner { source, .. } => source.cause(),
             other => other,
         }
+    }
+
+    /// Returns whether another attempt of the step may succeed. An invalid expression, for example, fails every time.
+    pub(super) fn may_pass_later(&self) -> bool {
+        let fails_again = match self.cause() {
+            // Expressions inside the step can use outputs of its other steps, which another attempt may change.
+            Self::Expression { .. } => !matches!(self, Self::Inner { .. }),
+            Self::Setting(_) | Self::Reference(_) | Self::Refused(_) | Self::Limits(_) | Self::Call(_) => true,
+            _ => false,
+        };
+        !fails_again
     }
 }
 
