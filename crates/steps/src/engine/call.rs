@@ -9,6 +9,7 @@ use muster_job::{StepLimits, StepReference};
 use serde_json::{Map, Value};
 
 use super::bundled;
+use super::disk_limits::call_with_limits;
 use super::exec::ValueFiles;
 use super::inputs::{
     checked_inputs, expand_key, expand_keys, expand_values, expanded_inputs, expression_error, with_defaults,
@@ -24,7 +25,7 @@ use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
 
 /// Limits of a rule, with its position in the policy.
-type RuleLimits<'r> = (usize, &'r StepLimits);
+pub(super) type RuleLimits<'r> = (usize, &'r StepLimits);
 
 /// Step that is called, with its evaluated inputs.
 pub(super) struct Invocation<'i> {
@@ -118,11 +119,8 @@ impl UserSteps<'_> {
         };
         match limits {
             None => self.call(invocation, record).await,
-            Some((rule, limits)) => {
-                // Boxed, because few steps have their own limits.
-                let called = Box::pin(self.call(invocation, record));
-                self.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
-            }
+            // Boxed, because few steps have their own limits.
+            Some(limits) => Box::pin(call_with_limits(self, invocation, limits, record)).await,
         }
     }
 
@@ -256,7 +254,11 @@ impl UserSteps<'_> {
     }
 
     /// Calls a step, and records its nodes and, for the results file, its result.
-    async fn call(&self, invocation: Invocation<'_>, record: &mut Record) -> Result<Map<String, Value>, StepError> {
+    pub(super) async fn call(
+        &self,
+        invocation: Invocation<'_>,
+        record: &mut Record,
+    ) -> Result<Map<String, Value>, StepError> {
         self.mask_sensitive(&invocation.file.spec.inputs, &invocation.inputs);
         let mut details = Details::default();
         if self.records_results() {

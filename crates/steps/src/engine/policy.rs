@@ -84,6 +84,7 @@ impl<J: Job> Engine<J> {
             };
             // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
             let work = pin!(work);
+            let work = self.run_within_disk_limit(step, &stop, work);
             let work = self.run_with_pauses(step, &stop, work);
             self.run_with_timeouts(step, (!has_inner_steps).then_some(&cancel), &stop, work).await
         };
